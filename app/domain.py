@@ -1,0 +1,106 @@
+"""The vocabulary that every room shares: ids, enums and small frozen values. No third-party imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+SessionId = NewType("SessionId", str)
+Ticket = NewType("Ticket", int)
+"""One per command: every event that answers a command carries the command's ticket."""
+
+
+class SessionState(StrEnum):
+    """Where a session is in its life. `closed` is final."""
+
+    IDLE = "idle"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+class FinishReason(StrEnum):
+    """Why a turn ended. `stop` and `length` mean what they mean in the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen from the logits.
+
+    `temperature` 0 is greedy. `top_k` 0 and `min_p` 0 are off. `seed` is always set: whoever accepts a request
+    without one draws it, so that a turn can be replayed. `logprobs` is the number of alternatives to report per
+    token (0: only the chosen token; None: report nothing). `prompt_logprobs` asks the same of the prompt tokens.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When a turn ends by itself: a token of `stop_token_ids` after at least `min_tokens`, or `max_tokens`.
+
+    `max_tokens` 0 computes the prompt and samples nothing. `ignore_eos` is an empty `stop_token_ids`.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities of one position: the token that stands there, and the `top` alternatives, best
+    first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnUsage:
+    """What one turn cost, in tokens.
+
+    `prompt_tokens` is the whole context the turn started from; `cached_tokens` of them had their KV already;
+    `tokens_recomputed` of them had had it in an earlier turn and lost it.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    tokens_recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the rest of the server needs to know about the loaded model. Sizes in tokens, elements and bytes."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    device: str
+    parameter_bytes: int
+    kv_bytes_per_token: int

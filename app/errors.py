@@ -1,0 +1,107 @@
+"""Every error a client can see, and the one table from exception to HTTP answer.
+
+DjinnError
+├── MalformedRequest      400  the request cannot be understood
+│   └── ContextTooLong    400  more tokens than the model or the pool can hold
+├── Unauthenticated       401  no valid API key
+├── NotFound              404  not there, or not yours
+│   └── UnknownModel      404  no such model here
+├── MethodNotAllowed      405  the path exists, but not for this method
+├── WrongState            409  the session's state does not allow this
+├── TooLarge              413  the body is over the size limit
+├── FieldOutOfRange       422  one field has a value outside its range, or names a feature that is not there
+├── Busy                  429  the queue is full; carries Retry-After
+├── Draining              503  the server is shutting down
+└── EngineError           500  a bug or a device failure
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DjinnError(Exception):
+    """Base of every error that reaches a client. `message` is a sentence; `param` names the field at fault."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON body of every error answer: `{"error": {message, type, code, param}}`, as the OpenAI API has it."""
+        return {"error": {"message": self.message, "type": self.type, "code": self.code, "param": self.param}}
+
+
+class MalformedRequest(DjinnError):
+    status = 400
+    type = "invalid_request_error"
+    code = "malformed_request"
+
+
+class ContextTooLong(MalformedRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthenticated(DjinnError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(DjinnError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class UnknownModel(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(DjinnError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class WrongState(DjinnError):
+    status = 409
+    type = "invalid_request_error"
+    code = "wrong_state"
+
+
+class TooLarge(DjinnError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class FieldOutOfRange(DjinnError):
+    status = 422
+    type = "invalid_request_error"
+    code = "field_out_of_range"
+
+
+class Busy(DjinnError):
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: int, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class Draining(DjinnError):
+    status = 503
+    type = "server_error"
+    code = "draining"
+
+
+class EngineError(DjinnError):
+    code = "engine_error"

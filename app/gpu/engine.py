@@ -1,0 +1,123 @@
+"""The engine thread: take commands, plan a step, run it, sample, emit events."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from app.domain import ModelInfo, TokenLogprobs
+from app.errors import DjinnError, Draining, EngineError
+from app.gpu.commands import CommandHandler
+from app.gpu.runner import Runner
+from app.gpu.sampler import sample, score_prompt
+from app.gpu.scheduler import Scheduler
+from app.gpu.segments import Row
+from app.gpu.sequence import Sequence as EngineSequence
+from app.gpu.turns import Turns, sample_request
+from app.messages import Command, Event, Failed, Started
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Owns every session's tokens and KV. `send` and `stop` may be called from any thread, the rest from one."""
+
+    def __init__(
+        self, info: ModelInfo, scheduler: Scheduler, runner: Runner, turns: Turns, handler: CommandHandler
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._runner = runner
+        self._turns = turns
+        self._handler = handler
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        """None asks the engine to stop."""
+
+    def send(self, command: Command) -> None:
+        """Queue a command; its answer comes through `run`'s `deliver`."""
+        self._inbox.put(command)
+
+    def stop(self) -> None:
+        """Make `run` return after the step that runs now; turns that have not ended fail as `Draining`."""
+        self._inbox.put(None)
+
+    def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+        """Work until `stop`: commands as they come, steps while any turn has tokens to compute."""
+        stopping = False
+        while not stopping:
+            commands, stopping = self._take_commands()
+            events = [event for command in commands for event in self.handle(command)]
+            if self._scheduler.has_work and not stopping:
+                events += self.step()
+            if events:
+                deliver(events)
+        deliver(self._fail(self._handler.sequences, Draining("the server is shutting down")))
+
+    def handle(self, command: Command) -> list[Event]:
+        """Carry out one command; whatever goes wrong is its answer."""
+        try:
+            return self._handler.handle(command)
+        except DjinnError as error:
+            return [Failed(command.ticket, error)]
+        except Exception as error:
+            logger.exception("command %s failed", type(command).__name__)
+            return [Failed(command.ticket, EngineError(f"the command failed: {error}"))]
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """One token for every sequence that decodes, and a part of the prompts."""
+        plan = self._scheduler.plan()
+        events: list[Event] = [
+            Started(sequence.turn.ticket, sequence.turn.cached_tokens or 0)
+            for sequence in plan.started
+            if sequence.turn is not None
+        ]
+        try:
+            logits = self._runner.run(plan)
+            events += self._finish(plan.rows, logits)
+        except Exception as error:
+            logger.exception("a step of %d rows failed", len(plan.rows))
+            events += self._fail((row.sequence for row in plan.rows), EngineError(f"the step failed: {error}"))
+        return events
+
+    def _take_commands(self) -> tuple[list[Command], bool]:
+        """All commands that have come, and whether to stop. Waits for one when no turn has anything to compute."""
+        taken: list[Command] = []
+        while not self._inbox.empty() or not (taken or self._scheduler.has_work):
+            command = self._inbox.get()
+            if command is None:
+                return taken, True
+            taken.append(command)
+        return taken, False
+
+    def _finish(self, rows: Sequence[Row], logits: Tensor) -> list[Event]:
+        """Report scored prompts, sample the rows that reached the end of their tokens, and account for all rows."""
+        events: list[Event] = []
+        last: list[int] = []
+        end = 0
+        for row in rows:
+            start, end = end, end + row.outputs
+            if row.scores_prompt:
+                events += self._turns.score(row, _score(row, logits[start:end]))
+            if row.samples:
+                last.append(end - 1)
+        sampling = [sample_request(row.sequence) for row in rows if row.samples]
+        chosen = iter(sample(logits[last], sampling) if sampling else ())
+        for row in rows:
+            events += self._turns.advance(row, next(chosen) if row.samples else None)
+        return events
+
+    def _fail(self, sequences: Iterable[EngineSequence], error: DjinnError) -> list[Event]:
+        return [self._turns.fail(sequence, error) for sequence in sequences if sequence.turn is not None]
+
+
+def _score(row: Row, logits: Tensor) -> list[TokenLogprobs]:
+    """Log-probabilities of the tokens that follow each of the row's tokens in its history."""
+    sequence = row.sequence
+    assert sequence.turn is not None
+    following = sequence.tokens[row.first + 1 : row.first + row.length + 1]
+    return score_prompt(logits[: len(following)], following, sequence.turn.sampling.prompt_logprobs or 0)

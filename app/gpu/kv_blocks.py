@@ -1,0 +1,133 @@
+"""Book-keeping of KV blocks: who holds them, which are free, and which hold a prefix that another session can reuse.
+
+A block is in exactly one of three places:
+
+    free    nobody holds it and its content means nothing
+    owned   one or more sequences hold it (reference count above 0)
+    cached  nobody holds it, but its content is a published prefix: first in, first evicted
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+BlockId = int
+BlockHash = bytes
+
+
+def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Identity of a full block: its tokens and everything before them.
+
+    The first block's parent is the sequence's namespace, so equal tokens in different namespaces (another tenant,
+    another intervention) have different hashes. 128 bits of BLAKE2b: nobody can craft two prompts that share a block.
+    """
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Reference counts, free list and prefix index over `num_blocks` blocks of `block_size` tokens."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._refs = [0] * num_blocks
+        self._free: deque[BlockId] = deque(range(num_blocks))
+        self._cached: OrderedDict[BlockId, None] = OrderedDict()
+        self._hash_of: dict[BlockId, BlockHash] = {}
+        self._by_hash: dict[BlockHash, BlockId] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can give: the free ones, then the cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that nobody holds and that still serve as a prefix."""
+        return len(self._cached)
+
+    @property
+    def owned(self) -> int:
+        """Blocks that at least one sequence holds."""
+        return self.num_blocks - self.available
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` tokens need."""
+        return -(-tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[BlockId]:
+        """Take `count` blocks with reference count 1. Raises RuntimeError if `available` is less."""
+        if count > self.available:
+            raise RuntimeError(f"{count} blocks asked, {self.available} available")
+        return [self._take() for _ in range(count)]
+
+    def share(self, blocks: Iterable[BlockId]) -> None:
+        """Add one holder to each block; a cached block becomes owned again."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                del self._cached[block]
+            self._refs[block] += 1
+
+    def release(self, blocks: Sequence[BlockId]) -> None:
+        """Drop one holder of each block. The last blocks of a sequence become evictable first, prefixes last."""
+        for block in reversed(blocks):
+            if self._refs[block] <= 0:
+                raise RuntimeError(f"block {block} is released, but nobody holds it")
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                self._park(block)
+
+    def publish(self, block: BlockId, block_hash: BlockHash) -> None:
+        """Offer a full, owned block as a prefix. The first block published under a hash serves it."""
+        if block_hash not in self._by_hash:
+            self._by_hash[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def find(self, block_hash: BlockHash) -> BlockId | None:
+        """The block that holds this prefix, if there is one."""
+        return self._by_hash.get(block_hash)
+
+    def is_shared(self, block: BlockId) -> bool:
+        """Whether writing to the block would be seen by another holder."""
+        return self._refs[block] > 1
+
+    def unpublish(self, block: BlockId) -> None:
+        """Withdraw a block from the prefix index, because its holder is about to write to it again."""
+        block_hash = self._hash_of.pop(block, None)
+        if block_hash is not None:
+            del self._by_hash[block_hash]
+
+    def check_integrity(self, holders: Iterable[Sequence[BlockId]]) -> None:
+        """Raise RuntimeError unless free + owned + cached is the pool and `holders` account for every reference."""
+        counted = [0] * self.num_blocks
+        for blocks in holders:
+            for block in blocks:
+                counted[block] += 1
+        if counted != self._refs:
+            wrong = [block for block in range(self.num_blocks) if counted[block] != self._refs[block]]
+            raise RuntimeError(f"reference counts differ from the holders at blocks {wrong}")
+        unowned = sorted([*self._free, *self._cached])
+        if unowned != [block for block in range(self.num_blocks) if self._refs[block] == 0]:
+            raise RuntimeError("free and cached blocks are not exactly the blocks that nobody holds")
+        if {block: block_hash for block_hash, block in self._by_hash.items()} != self._hash_of:
+            raise RuntimeError("the prefix index and its reverse differ")
+        if not self._cached.keys() <= self._hash_of.keys() or not self._hash_of.keys().isdisjoint(self._free):
+            raise RuntimeError("a cached block is not published, or a free one is")
+
+    def _take(self) -> BlockId:
+        if self._free:
+            block = self._free.popleft()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            self.unpublish(block)
+        self._refs[block] = 1
+        return block
+
+    def _park(self, block: BlockId) -> None:
+        if block in self._hash_of:
+            self._cached[block] = None
+        else:
+            self._free.append(block)

@@ -1,0 +1,53 @@
+"""Cutting a step along the layer axis: inside one segment the set of rows is fixed, so it runs as one batch.
+
+A row that breaks ends at its boundary, a row that resumes begins at its boundary; both are only loop bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+
+from app.gpu.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One sequence's part of a step: `length` tokens from position `first`, through layers `[lo, hi)`.
+
+    `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted.
+    """
+
+    sequence: Sequence
+    first: int
+    length: int
+    lo: int
+    hi: int
+    samples: bool
+    scores_prompt: bool
+
+    @property
+    def outputs(self) -> int:
+        """How many of the row's last tokens need logits."""
+        return self.length if self.scores_prompt else int(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Layers `[lo, hi)` over `rows`, given as indices into the step's rows."""
+
+    lo: int
+    hi: int
+    rows: tuple[int, ...]
+
+
+def cut_segments(rows: Seq[Row]) -> list[Segment]:
+    """Segments from the lowest layer up that cover every row's `[lo, hi)` exactly. Rows keep their order."""
+    bounds = sorted({bound for row in rows for bound in (row.lo, row.hi)})
+    segments = []
+    for lo, hi in pairwise(bounds):
+        members = tuple(i for i, row in enumerate(rows) if row.lo <= lo and hi <= row.hi)
+        if members:
+            segments.append(Segment(lo, hi, members))
+    return segments

@@ -1,0 +1,259 @@
+"""The engine's tokens against Transformers' `generate`, alone, in company, and in a pool that is too small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from app.domain import FinishReason, SamplingParams
+from app.errors import ContextTooLong, MalformedRequest, NotFound, WrongState
+from app.gpu.engine import Engine
+from app.gpu.loader import load_engine
+from app.messages import Cancel, Close, Fork, PromptScored, Rewind
+from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.shapes import shape_config
+from app.settings import EngineSettings
+from tests.gpu.driving import GREEDY, Driver
+
+BLOCK = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ResolvedModel:
+    """A tiny Llama whose weights Transformers has made."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(shape_config("tiny-llama"), dtype=torch.float32).save_pretrained(folder)
+    return resolve(str(folder), cache_dir=folder)
+
+
+@pytest.fixture(scope="module")
+def oracle(model: ResolvedModel) -> Any:
+    assert model.folder is not None
+    return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
+
+
+def make_engine(model: ResolvedModel, blocks: int = 200, max_step_tokens: int = 16) -> Engine:
+    config = model.config
+    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
+    settings = EngineSettings(
+        device="cpu",
+        dtype="float32",
+        kv_bytes=blocks * BLOCK * per_token,
+        block_size=BLOCK,
+        max_step_tokens=max_step_tokens,
+        max_running=8,
+        max_model_len=None,
+    )
+    return load_engine(model, settings)
+
+
+@pytest.fixture
+def driver(model: ResolvedModel) -> Driver:
+    return Driver(make_engine(model))
+
+
+def expected(oracle: Any, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = oracle.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    tokens: list[int] = torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return tokens
+
+
+def test_one_after_the_other(driver: Driver, oracle: Any) -> None:
+    for seed, length in enumerate([1, 3, 4, 5, 30, 41]):
+        assert driver.generate(prompt(seed, length), 12) == expected(oracle, prompt(seed, length), 12)
+
+
+def test_many_at_once_with_prompts_longer_than_a_step(driver: Driver, oracle: Any) -> None:
+    prompts = [prompt(seed, length) for seed, length in enumerate([40, 2, 17, 33, 8, 1, 25, 16, 9, 12])]
+    turns = [driver.submit(driver.open(), tokens, 10) for tokens in prompts]
+    driver.finish(*turns)
+    for turn, tokens in zip(turns, prompts, strict=True):
+        assert driver.tokens(turn) == expected(oracle, tokens, 10)
+
+
+def test_a_shared_prefix_is_computed_once(driver: Driver, oracle: Any) -> None:
+    shared = prompt(1, 24)
+    driver.generate([*shared, 1, 2, 3], 4)
+    session = driver.open()
+    turn = driver.submit(session, [*shared, 7, 8], 8)
+    driver.finish(turn)
+    assert driver.tokens(turn) == expected(oracle, [*shared, 7, 8], 8)
+    assert driver.end(turn).usage.cached_tokens == 24
+
+
+def test_turns_go_on_from_the_history(driver: Driver, oracle: Any) -> None:
+    session = driver.open()
+    history: list[int] = []
+    for seed in range(3):
+        new = prompt(seed, 7)
+        turn = driver.submit(session, new, 6)
+        driver.finish(turn)
+        assert driver.tokens(turn) == expected(oracle, history + new, 6)
+        assert driver.end(turn).usage.tokens_recomputed == 0
+        assert driver.end(turn).usage.cached_tokens == max(0, len(history) - 1)
+        history += new + driver.tokens(turn)
+    assert driver.end(turn).history_tokens == len(history)
+
+
+def test_a_pool_that_is_too_small_slows_turns_down_and_changes_nothing(model: ResolvedModel, oracle: Any) -> None:
+    driver = Driver(make_engine(model, blocks=14))
+    prompts = [prompt(seed, 20) for seed in range(6)]
+    turns = [driver.submit(driver.open(), tokens, 20) for tokens in prompts]
+    driver.finish(*turns)
+    for turn, tokens in zip(turns, prompts, strict=True):
+        assert driver.tokens(turn) == expected(oracle, tokens, 20)
+    assert any(driver.end(turn).usage.tokens_recomputed for turn in turns)
+
+
+def test_replacing_the_history_keeps_the_common_prefix(driver: Driver, oracle: Any) -> None:
+    session = driver.open()
+    first = prompt(2, 30)
+    driver.finish(driver.submit(session, first, 5))
+    wanted = [*first[:22], *prompt(3, 6)]
+    turn = driver.submit(session, wanted, 5, replace=True)
+    driver.finish(turn)
+    assert driver.tokens(turn) == expected(oracle, wanted, 5)
+    assert driver.end(turn).usage.cached_tokens == 22
+
+
+def test_forks_go_their_own_ways_from_shared_blocks(driver: Driver, oracle: Any) -> None:
+    parent = driver.open()
+    start = prompt(4, 18)
+    first = driver.submit(parent, start, 4)
+    driver.finish(first)
+    before = driver.memory().kv_owned_bytes
+    children = [driver.open() for _ in range(3)]
+    for child in children:
+        driver.do(Close(driver.ticket(), child))
+        driver.do(Fork(driver.ticket(), parent, child))
+    assert driver.memory().kv_owned_bytes == before
+    history = start + driver.tokens(first)
+    turns = [driver.submit(child, [k], 6) for k, child in enumerate([parent, *children])]
+    driver.finish(*turns)
+    for k, turn in enumerate(turns):
+        assert driver.tokens(turn) == expected(oracle, [*history, k], 6)
+
+
+def test_rewind_drops_what_came_after(driver: Driver, oracle: Any) -> None:
+    session = driver.open()
+    start = prompt(5, 18)
+    driver.finish(driver.submit(session, start, 9))
+    assert driver.do(Rewind(driver.ticket(), session, 10)) == 10
+    turn = driver.submit(session, [3], 5)
+    driver.finish(turn)
+    assert driver.tokens(turn) == expected(oracle, [*start[:10], 3], 5)
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(model: ResolvedModel) -> None:
+    sampling = SamplingParams(seed=9, temperature=1.0)
+    alone = Driver(make_engine(model)).generate(prompt(6, 10), 15, sampling)
+    crowd = Driver(make_engine(model, blocks=20))
+    turns = [crowd.submit(crowd.open(), prompt(seed, 10), 15, sampling) for seed in (6, 7, 8, 9)]
+    crowd.finish(*turns)
+    assert crowd.tokens(turns[0]) == alone
+    assert crowd.tokens(turns[1]) != alone
+
+
+def test_cancel_keeps_what_it_is_told_to_keep(driver: Driver, oracle: Any) -> None:
+    session = driver.open()
+    turn = driver.submit(session, prompt(7, 6), 50)
+    while len(driver.events.get(turn, [])) < 6:
+        driver.take(driver.engine.step())
+    kept = driver.tokens(turn)[:2]
+    assert driver.do(Cancel(driver.ticket(), session, turn, 2, FinishReason.STOP)) == 8
+    assert driver.end(turn).reason is FinishReason.STOP
+    assert driver.end(turn).usage.completion_tokens == 2
+    after = driver.submit(session, [5], 5)
+    driver.finish(after)
+    assert driver.tokens(after) == expected(oracle, [*prompt(7, 6), *kept, 5], 5)
+
+
+def test_cancel_after_the_end_still_cuts_the_history(driver: Driver) -> None:
+    session = driver.open()
+    turn = driver.submit(session, prompt(7, 6), 9)
+    driver.finish(turn)
+    assert driver.do(Cancel(driver.ticket(), session, turn, 3, FinishReason.STOP)) == 9
+
+
+def test_prompt_logprobs_are_transformers_log_softmax(driver: Driver, oracle: Any) -> None:
+    tokens = prompt(8, 37)
+    session = driver.open()
+    turn = driver.submit(session, tokens, 0, SamplingParams(seed=0, prompt_logprobs=2))
+    driver.finish(turn)
+    [scored] = [event for event in driver.events[turn] if isinstance(event, PromptScored)]
+    with torch.inference_mode():
+        reference = torch.log_softmax(oracle(torch.tensor([tokens])).logits[0], dim=-1)
+    assert [entry.token_id for entry in scored.logprobs] == tokens[1:]
+    for position, entry in enumerate(scored.logprobs):
+        assert entry.logprob == pytest.approx(float(reference[position, tokens[position + 1]]), abs=1e-4)
+        assert entry.top[0][0] == int(reference[position].argmax())
+    assert driver.end(turn).usage.completion_tokens == 0
+
+
+def test_a_context_that_cannot_fit_is_refused_and_the_session_is_as_before(driver: Driver, oracle: Any) -> None:
+    session = driver.open()
+    limit = driver.engine.info.max_model_len
+    driver.finish(driver.submit(session, prompt(1, 5), 3))
+    with pytest.raises(ContextTooLong, match=str(limit)):
+        driver.submit(session, [1] * limit, 1)
+    history = [*prompt(1, 5), *expected(oracle, prompt(1, 5), 3)]
+    turn = driver.submit(session, [2], 3)
+    driver.finish(turn)
+    assert driver.tokens(turn) == expected(oracle, [*history, 2], 3)
+
+
+def test_the_end_of_the_context_ends_the_turn(driver: Driver) -> None:
+    limit = driver.engine.info.max_model_len
+    session = driver.open()
+    turn = driver.submit(session, prompt(1, limit - 4), 100)
+    driver.finish(turn)
+    assert driver.end(turn).reason is FinishReason.LENGTH
+    assert driver.end(turn).history_tokens == limit
+
+
+def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
+    session = driver.open()
+    with pytest.raises(MalformedRequest):
+        driver.submit(session, [], 1)
+    turn = driver.submit(session, [1, 2], 50)
+    with pytest.raises(WrongState):
+        driver.submit(session, [3], 1)
+    with pytest.raises(WrongState):
+        driver.do(Rewind(driver.ticket(), session, 0))
+    driver.do(Close(driver.ticket(), session))
+    assert driver.end(turn).reason is FinishReason.CANCELLED
+    with pytest.raises(NotFound):
+        driver.submit(session, [1], 1)
+    assert driver.memory().kv_owned_bytes == 0
+
+
+def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
+    driver: Driver, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = driver.open()
+    turn = driver.submit(session, prompt(3, 6), 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.engine._runner.stack, "layer", lambda *_: 1 / 0)
+        [failed] = driver.engine.step()[-1:]
+    assert "division" in str(failed)
+    assert turn not in [event for event in driver.events if driver.ended(event)]
+    again = driver.submit(session, [4], 5, GREEDY)
+    driver.finish(again)
+    assert driver.tokens(again) == expected(oracle, [*prompt(3, 6), 4], 5)
