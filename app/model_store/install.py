@@ -1,0 +1,62 @@
+"""Putting a model folder in place at once: it is absent or whole, whoever else pulls or is killed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.model_store.errors import StoreFull
+
+
+def install_once(folder: Path, build: Callable[[Path], None]) -> bool:
+    """Have `build` fill a scratch folder and rename it to `folder`, unless `folder` is there already.
+
+    One process builds at a time; another one waits for it and then finds the result. The scratch folder is on
+    the same file system, and one that a killed process left is cleared. Returns whether `build` ran. Raises
+    StoreFull if the disk is full, and whatever `build` raises.
+    """
+    if folder.is_dir():
+        return False
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_name(f".{folder.name}.lock")):
+        if folder.is_dir():
+            return False
+        scratch = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            with _disk_full_named(folder.parent):
+                build(scratch)
+            scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return True
+
+
+def require_free_space(folder: Path, needed: int) -> None:
+    """Raise StoreFull unless the file system of `folder`, which must exist, has `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreFull(f"{folder} has {free / 1e9:.2f} GB free, and this needs {needed / 1e9:.2f} GB")
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """An exclusive lock between processes and threads; the kernel drops it when its holder dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _disk_full_named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StoreFull(f"the disk of {folder} is full") from error

@@ -1,0 +1,78 @@
+"""From what the operator wrote after `--model` to a config and a folder of weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from app.errors import UnknownModel
+from app.model_store.catalog import CATALOG
+from app.model_store.errors import BrokenModel
+from app.model_store.gguf import cached_gguf
+from app.model_store.hub import download_from_hub
+from app.model_store.pull import pull_model
+from app.model_store.shapes import SHAPE_NAMES, shape_config
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_RANDOM = "random:"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model that is ready to load: `folder` holds weights and tokenizer; None: random weights from `seed`."""
+
+    name: str
+    config: PretrainedConfig
+    folder: Path | None
+    seed: int
+
+
+def resolve(spec: str, *, cache_dir: Path, seed: int = 0) -> ResolvedModel:
+    """Find, and if need be fetch and convert, the model that `spec` names.
+
+    `spec` is, in this order: `random:SHAPE`, a catalogue name, a `.gguf` file, a local Transformers folder, a hub
+    id `org/name`. Progress goes to stderr. Raises UnknownModel if it is none of these, ModelStoreError if the
+    model cannot be fetched, converted or read.
+    """
+    if spec.startswith(_RANDOM):
+        shape = spec.removeprefix(_RANDOM)
+        return ResolvedModel(shape, shape_config(shape), None, seed)
+    name, folder = _find(spec, cache_dir)
+    return ResolvedModel(name, _read_config(folder), folder, seed)
+
+
+def _find(spec: str, cache_dir: Path) -> tuple[str, Path]:
+    """The name and the folder of a model with real weights."""
+    path = Path(spec).expanduser()
+    if spec in CATALOG:
+        return spec, pull_model(CATALOG[spec], cache_dir, Console(stderr=True))
+    if path.suffix == ".gguf":
+        return path.stem, cached_gguf(path, cache_dir)
+    if spec and path.is_dir():
+        return path.resolve().name, path.resolve()
+    if _HUB_ID.fullmatch(spec):
+        return spec.split("/")[1], download_from_hub(spec)
+    known = ", ".join([*CATALOG, *(f"{_RANDOM}{shape}" for shape in SHAPE_NAMES)])
+    raise UnknownModel(
+        f"no model {spec!r}; use a Transformers folder, a .gguf file, a hub id org/name, or one of: {known}",
+        param="model",
+    )
+
+
+def _read_config(folder: Path) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    if not any(folder.glob("*.safetensors")):
+        raise BrokenModel(f"{folder} holds no .safetensors weights")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise BrokenModel(f"Transformers cannot read config.json in {folder}: {error}") from error
+    return config

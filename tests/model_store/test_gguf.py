@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
+
+from app.errors import UnknownModel
+from app.model_store.errors import ConversionFailed
+from app.model_store.gguf import cached_gguf, convert_gguf
+from tests.model_store.conftest import TinyModel
+from tests.model_store.tiny_gguf import CHAT_TEMPLATE, rounded, write_gguf
+
+TEXTS = ["the cat sat on the mat", "in 1999  and 2024", "a  1   2\n\n3", "naïve 東京 🙂", "hello<|im_end|>\n"]
+
+
+@pytest.fixture(scope="module")
+def converted(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted")
+    convert_gguf(tiny.gguf, folder)
+    return folder
+
+
+def _assert_same_logits(folder: Path, expected: LlamaForCausalLM) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    token_ids = torch.randint(3, 300, (1, 48), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(model(token_ids).logits, expected(token_ids).logits, rtol=0, atol=0)
+
+
+def test_converted_model_has_the_logits_of_the_original(tiny: TinyModel, converted: Path) -> None:
+    _assert_same_logits(converted, tiny.model)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
+def test_quantised_weights_are_kept_without_loss(tiny: TinyModel, tmp_path: Path, kind: GGMLQuantizationType) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, kind=kind)
+    convert_gguf(tmp_path / "m.gguf", tmp_path)
+    _assert_same_logits(tmp_path, rounded(tiny.model, kind))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_converted_tokenizer_cuts_text_like_the_original(tiny: TinyModel, converted: Path, text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(converted)
+    token_ids = tokenizer.encode(text)
+    assert token_ids == tiny.tokenizer.encode(text).ids
+    assert tokenizer.decode(token_ids) == text
+
+
+def test_chat_ends_with_im_end(converted: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(converted)
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert tokenizer.encode("<|im_start|>") == [1]
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert GenerationConfig.from_pretrained(converted).eos_token_id == 2
+
+
+def test_file_is_converted_once_until_it_changes(tiny: TinyModel, tmp_path: Path) -> None:
+    source = tmp_path / "m.gguf"
+    shutil.copy(tiny.gguf, source)
+    first = cached_gguf(source, tmp_path / "cache")
+    written = (first / "config.json").stat().st_mtime_ns
+    assert cached_gguf(source, tmp_path / "cache") == first
+    assert (first / "config.json").stat().st_mtime_ns == written
+    os.utime(source, ns=(1, 1))
+    assert cached_gguf(source, tmp_path / "cache") != first
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match=r"there is no GGUF file .*gone\.gguf"):
+        cached_gguf(tmp_path / "gone.gguf", tmp_path / "cache")
+
+
+def test_not_a_gguf_file(tmp_path: Path) -> None:
+    source = tmp_path / "noise.gguf"
+    source.write_bytes(b"noise" * 100)
+    with pytest.raises(ConversionFailed, match=r"noise\.gguf cannot be converted"):
+        cached_gguf(source, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "gguf").glob("noise*"))
+
+
+def test_missing_tensor_is_named(tiny: TinyModel, tmp_path: Path) -> None:
+    gone = "model.layers.1.mlp.up_proj.weight"
+    write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, without=gone)
+    with pytest.raises(ConversionFailed, match=gone):
+        convert_gguf(tmp_path / "m.gguf", tmp_path)
+
+
+def test_scaled_rotary_embedding_is_refused(tiny: TinyModel, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, rope_scaling="yarn")
+    with pytest.raises(ConversionFailed, match="rotary"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path)
+
+
+def test_unknown_pre_tokenizer_is_refused(tiny: TinyModel, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, split="klingon")
+    with pytest.raises(ConversionFailed, match="klingon"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path)

@@ -1,0 +1,133 @@
+"""A small Llama and the GGUF file that llama.cpp's own converter would make of it."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TensorNameMap
+from gguf.quants import dequantize, quantize
+from tokenizers import Tokenizer, models, trainers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CORPUS = ["the cat sat on the mat in 1999 and 2024", "a  b   c    d", "naïve café 12345 déjà vu", "hello hello"]
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """A byte-level BPE with SmolLM2's pre-tokenizer, trained on a few words."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=SPECIAL, initial_alphabet=ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def tiny_llama(vocab_size: int) -> LlamaForCausalLM:
+    """Two layers with grouped-query attention and tied embeddings, as SmolLM2 has them. Always the same weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def rounded(model: LlamaForCausalLM, kind: GGMLQuantizationType) -> LlamaForCausalLM:
+    """A copy of `model` with the weights that it has after quantisation to `kind` and back."""
+    copy = deepcopy(model)
+    with torch.no_grad():
+        for weight in copy.parameters():
+            if weight.ndim == 2:
+                weight.copy_(torch.from_numpy(dequantize(quantize(weight.numpy(), kind), kind)))
+    return copy
+
+
+def write_gguf(
+    path: Path,
+    model: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    *,
+    split: str = "smollm",
+    without: str = "",
+    rope_scaling: str | None = None,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+) -> None:
+    """Write `model`, its matrices as `kind`. `without` leaves out one tensor; the others go into the metadata."""
+    config: Any = model.config
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    if rope_scaling is not None:
+        writer.add_string("llama.rope.scaling.type", rope_scaling)
+    _add_tokenizer(writer, tokenizer, split)
+    _add_tensors(writer, model, without, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, split: str) -> None:
+    state = json.loads(tokenizer.to_str())["model"]
+    texts = sorted(state["vocab"], key=state["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(split)
+    writer.add_token_list(texts)
+    writer.add_token_types([3 if text in SPECIAL else 1 for text in texts])
+    writer.add_token_merges([" ".join(pair) for pair in state["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _add_tensors(writer: GGUFWriter, model: LlamaForCausalLM, without: str, kind: GGMLQuantizationType) -> None:
+    config: Any = model.config
+    names = TensorNameMap(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name in ("lm_head.weight", without):
+            continue
+        values = tensor.numpy()
+        if name.endswith("q_proj.weight"):
+            values = _interleave(values, config.num_attention_heads)
+        if name.endswith("k_proj.weight"):
+            values = _interleave(values, config.num_key_value_heads)
+        gguf_name = names.get_name(name, try_suffixes=(".weight",))
+        assert gguf_name is not None
+        if values.ndim == 2 and kind != GGMLQuantizationType.F32:
+            writer.add_tensor(gguf_name, quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(gguf_name, values)
+
+
+def _interleave(weights: np.ndarray, heads: int) -> np.ndarray:
+    """From Transformers' rotary layout (halves) to GGUF's (pairs): `permute` of llama.cpp's convert_hf_to_gguf.py."""
+    halves = weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
