@@ -7,7 +7,8 @@ silence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from app.domain import FinishReason, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs, TurnUsage
 from app.errors import DjinnError
@@ -126,10 +127,11 @@ class MemoryMap:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The turn left the queue; `cached_tokens` of its context already had their KV."""
+    """The turn left the queue at `at` (`time.perf_counter`); `cached_tokens` of its context already had their KV."""
 
     ticket: Ticket
     cached_tokens: int
+    at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,38 +12,18 @@ draws the same.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from app.domain import SamplingParams, TokenLogprobs
+from app.gpu.sampling import Sampled, SampleRequest
 
 CANDIDATES = 1024
 """Tokens that are sorted first; nearly always enough to reach `top_p`, and 40 times cheaper than sorting a
 vocabulary.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """One row's wish: its parameters, its history so far, where the generated part begins, and tokens not allowed
-    yet.
-    """
-
-    params: SamplingParams
-    tokens: Seq[int]
-    prompt_tokens: int
-    forbidden: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The chosen token, with its log-probabilities if the row asked for them."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
 
 
 def sample(logits: Tensor, requests: Seq[SampleRequest]) -> list[Sampled]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from app.domain import FinishReason, TokenLogprobs
 from app.errors import DjinnError
-from app.gpu.sampler import Sampled, SampleRequest
+from app.gpu.sampling import Sampled, SampleRequest
 from app.gpu.scheduler import Scheduler
 from app.gpu.segments import Row
 from app.gpu.sequence import Sequence, TurnState

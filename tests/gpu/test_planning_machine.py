@@ -22,7 +22,7 @@ from app.domain import FinishReason, SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.commands import CommandHandler
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.kv_cache import KVCache
-from app.gpu.sampler import Sampled
+from app.gpu.sampling import Sampled
 from app.gpu.scheduler import Scheduler, StepPlan
 from app.gpu.turns import Turns
 from app.messages import (

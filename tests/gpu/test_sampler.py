@@ -17,7 +17,8 @@ from transformers.generation.logits_process import (
 )
 
 from app.domain import SamplingParams
-from app.gpu.sampler import Sampled, SampleRequest, sample, score_prompt
+from app.gpu.sampler import sample, score_prompt
+from app.gpu.sampling import Sampled, SampleRequest
 
 VOCAB = 2000
 

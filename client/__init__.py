@@ -1,0 +1,57 @@
+"""The Python client of a Djinn server: `Djinn` blocks, `AsyncDjinn` is for asyncio. docs/client.md shows both."""
+
+from client.async_client import AsyncDjinn, AsyncSession, AsyncSessions, AsyncTurnStream
+from client.errors import (
+    APIError,
+    BadRequest,
+    Conflict,
+    ConnectionFailed,
+    ConnectionLost,
+    DjinnError,
+    InvalidAnswer,
+    NotFound,
+    RateLimited,
+    ServerError,
+    StreamBroken,
+    Timeout,
+    TooLarge,
+    TransportError,
+    Unauthorized,
+    Unprocessable,
+)
+from client.models import Health, MemoryMap, Model, SessionInfo, TokenEvent, Turn, Usage
+from client.sync_client import Djinn, Session, Sessions, TurnStream
+
+__all__ = [
+    "APIError",
+    "AsyncDjinn",
+    "AsyncSession",
+    "AsyncSessions",
+    "AsyncTurnStream",
+    "BadRequest",
+    "Conflict",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "Djinn",
+    "DjinnError",
+    "Health",
+    "InvalidAnswer",
+    "MemoryMap",
+    "Model",
+    "NotFound",
+    "RateLimited",
+    "ServerError",
+    "Session",
+    "SessionInfo",
+    "Sessions",
+    "StreamBroken",
+    "Timeout",
+    "TokenEvent",
+    "TooLarge",
+    "TransportError",
+    "Turn",
+    "TurnStream",
+    "Unauthorized",
+    "Unprocessable",
+    "Usage",
+]

@@ -1,0 +1,126 @@
+"""Every route as a value: what to send and how to read the answer. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypedDict, TypeVar
+from urllib.parse import quote
+
+from client.models import Health, MemoryMap, Model, ModelList, SessionInfo, SessionPage, SessionState, Turn
+
+T = TypeVar("T")
+
+PAGE_SIZE = 100
+"""The most that the server gives at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, and `parse`, which reads the body of its answer and raises `ValueError` if it cannot."""
+
+    method: str
+    path: str
+    parse: Callable[[bytes], T]
+    params: Mapping[str, str | int] = field(default_factory=dict)
+    json: Mapping[str, Any] | None = None
+
+
+class TurnOptions(TypedDict, total=False):
+    """What a turn runs on (exactly one of `prompt`, `messages` and `token_ids`) and how it samples.
+
+    Only what is new since the last turn is sent: the server keeps the history. It also has the defaults.
+    """
+
+    prompt: str
+    messages: Sequence[Mapping[str, Any]]
+    token_ids: Sequence[int]
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logit_bias: Mapping[int, float]
+    logprobs: int
+
+
+def create_session(metadata: Mapping[str, str] | None, ttl_s: int | None) -> Call[SessionInfo]:
+    """`POST /v1/sessions`."""
+    body = _given(metadata=metadata, ttl_s=ttl_s)
+    return Call("POST", "/v1/sessions", SessionInfo.model_validate_json, json=body)
+
+
+def get_session(session: str) -> Call[SessionInfo]:
+    """`GET /v1/sessions/{id}`."""
+    return Call("GET", _session_path(session), SessionInfo.model_validate_json)
+
+
+def list_sessions(state: SessionState | None, after: str) -> Call[SessionPage]:
+    """`GET /v1/sessions`: the page that follows session `after`, or with an empty one the first."""
+    params = _given(state=state, after=after, limit=PAGE_SIZE)
+    return Call("GET", "/v1/sessions", SessionPage.model_validate_json, params=params)
+
+
+def close_session(session: str) -> Call[None]:
+    """`DELETE /v1/sessions/{id}`."""
+    return Call("DELETE", _session_path(session), _nothing)
+
+
+def generate(session: str, options: TurnOptions, *, stream: bool) -> Call[Turn]:
+    """`POST /v1/sessions/{id}/generate`. A streamed answer is for `TurnDecoder`, not for `parse`."""
+    body = {**options, "stream": stream}
+    return Call("POST", _session_path(session, "generate"), Turn.model_validate_json, json=body)
+
+
+def cancel_turn(session: str) -> Call[SessionInfo]:
+    """`POST /v1/sessions/{id}/cancel`."""
+    return Call("POST", _session_path(session, "cancel"), SessionInfo.model_validate_json)
+
+
+def fork_session(session: str) -> Call[SessionInfo]:
+    """`POST /v1/sessions/{id}/fork`."""
+    return Call("POST", _session_path(session, "fork"), SessionInfo.model_validate_json)
+
+
+def rewind_session(session: str, to_token: int) -> Call[SessionInfo]:
+    """`POST /v1/sessions/{id}/rewind`."""
+    path = _session_path(session, "rewind")
+    return Call("POST", path, SessionInfo.model_validate_json, json={"to_token": to_token})
+
+
+def memory() -> Call[MemoryMap]:
+    """`GET /v1/memory`."""
+    return Call("GET", "/v1/memory", MemoryMap.model_validate_json)
+
+
+def models() -> Call[tuple[Model, ...]]:
+    """`GET /v1/models`."""
+    return Call("GET", "/v1/models", lambda body: ModelList.model_validate_json(body).data)
+
+
+def health() -> Call[Health]:
+    """`GET /health`."""
+    return Call("GET", "/health", Health.model_validate_json)
+
+
+def _session_path(session: str, action: str | None = None) -> str:
+    """The path of a session or of something under it; a `/` in an id must not become structure."""
+    path = f"/v1/sessions/{quote(session, safe='')}"
+    return path if action is None else f"{path}/{action}"
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields that have a value: what is not sent takes the server's default."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _nothing(_body: bytes) -> None:
+    """For answers without content."""

@@ -1,0 +1,195 @@
+"""Every error the client raises.
+
+DjinnError
+├── APIError              the server answered with an error; has status, type, code, param
+│   ├── BadRequest        400  the request cannot be understood, or does not fit in the context
+│   ├── Unauthorized      401  no valid API key
+│   ├── NotFound          404  no such session or model, or not yours
+│   ├── Conflict          409  the session's state does not allow this
+│   ├── TooLarge          413  the body is over the server's limit
+│   ├── Unprocessable     422  a field is outside its range; `param` names it
+│   ├── RateLimited       429  the queue is full; try again in `retry_after` seconds
+│   └── ServerError       5xx  a bug, a device failure, or the server is shutting down
+└── TransportError        there was no whole answer
+    ├── ConnectionFailed  the request never reached the server: repeating it is safe
+    ├── ConnectionLost    the connection broke after the request was sent: it may have taken effect
+    │   └── StreamBroken  the event stream ended before the turn did
+    ├── Timeout           the server was silent for too long: the request may have taken effect
+    └── InvalidAnswer     the answer is not Djinn's: another server, a proxy, or another version
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class DjinnError(Exception):
+    """Base of every error of this package.
+
+    `message` is a sentence; `request_id` is the server's `X-Request-Id`, to be named in a bug report.
+    """
+
+    def __init__(self, message: str, *, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request_id = request_id
+
+
+class APIError(DjinnError):
+    """The server answered with an error.
+
+    `status` is the HTTP status, None when the error came inside an event stream. `type` and `code` are the server's
+    words for it, `param` is the field at fault. `retry_after` is in seconds, None unless the server said so.
+    A status without a class of its own raises this one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        type: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        status: int | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, request_id=request_id)
+        self.type = type
+        self.code = code
+        self.param = param
+        self.status = status
+        self.retry_after = retry_after
+
+
+class BadRequest(APIError):
+    """400: the request cannot be understood, or does not fit in the context."""
+
+
+class Unauthorized(APIError):
+    """401: no valid API key."""
+
+
+class NotFound(APIError):
+    """404: no such session or model, or not yours."""
+
+
+class Conflict(APIError):
+    """409: the session's state does not allow this."""
+
+
+class TooLarge(APIError):
+    """413: the body is over the server's limit."""
+
+
+class Unprocessable(APIError):
+    """422: a field is outside its range; `param` names it."""
+
+
+class RateLimited(APIError):
+    """429: the queue is full; try again in `retry_after` seconds."""
+
+
+class ServerError(APIError):
+    """5xx: a bug, a device failure, or the server is shutting down."""
+
+
+class TransportError(DjinnError):
+    """There was no whole answer."""
+
+
+class ConnectionFailed(TransportError):
+    """The request never reached the server: repeating it is safe."""
+
+
+class ConnectionLost(TransportError):
+    """The connection broke after the request was sent: it may have taken effect."""
+
+
+class StreamBroken(ConnectionLost):
+    """The event stream ended before the turn did; the server cancels a turn whose reader is gone."""
+
+
+class Timeout(TransportError):
+    """The server was silent for too long: the request may have taken effect."""
+
+
+class InvalidAnswer(TransportError):
+    """The answer is not Djinn's: another server, a proxy, or another version."""
+
+
+BY_STATUS: Mapping[int, type[APIError]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    422: Unprocessable,
+    429: RateLimited,
+}
+BY_CODE: Mapping[str, type[APIError]] = {
+    "context_length_exceeded": BadRequest,
+    "malformed_request": BadRequest,
+    "invalid_api_key": Unauthorized,
+    "model_not_found": NotFound,
+    "not_found": NotFound,
+    "wrong_state": Conflict,
+    "request_too_large": TooLarge,
+    "field_out_of_range": Unprocessable,
+    "queue_full": RateLimited,
+    "draining": ServerError,
+    "engine_error": ServerError,
+    "internal_error": ServerError,
+}
+"""What an error inside an event stream is, where there is no status to tell."""
+
+
+class _Fields(BaseModel):
+    """What is under `error`. Servers that imitate OpenAI's body may have a number for `code`."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    message: str
+    type: str | None = None
+    code: str | None = None
+    param: str | None = None
+
+
+class _Body(BaseModel):
+    error: _Fields
+
+
+def error_from_answer(status: int, headers: Mapping[str, str], body: bytes) -> APIError:
+    """The error that an answer with a status outside 200-299 stands for.
+
+    A body that is not an error body (a proxy's page, say) becomes the message, cut to 200 characters.
+    """
+    kind = BY_STATUS.get(status, ServerError if status >= 500 else APIError)
+    try:
+        fields = _Body.model_validate_json(body).error
+    except ValidationError:
+        fields = _Fields(message=f"HTTP {status} {body.decode('utf-8', 'replace')[:200]}".strip())
+    return kind(
+        **fields.model_dump(),
+        status=status,
+        request_id=headers.get("x-request-id"),
+        retry_after=_seconds(headers.get("retry-after")),
+    )
+
+
+def error_from_event(data: str, *, request_id: str | None) -> DjinnError:
+    """The error that an `error` event stands for; its class follows from the `code` it carries."""
+    try:
+        fields = _Body.model_validate_json(data).error
+    except ValidationError:
+        return InvalidAnswer(f"an error event without an error body: {data[:200]}", request_id=request_id)
+    return BY_CODE.get(fields.code or "", APIError)(**fields.model_dump(), request_id=request_id)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """`Retry-After` in seconds; its other form, a date, reads as absent: Djinn does not use it."""
+    if retry_after is None or not retry_after.isdecimal():
+        return None
+    return float(retry_after)

@@ -1,0 +1,158 @@
+"""What the server answers, as frozen values. Fields that a newer server adds are passed over."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+SessionState = Literal["idle", "queued", "running", "paused", "closed"]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class Answer(BaseModel):
+    """Base of everything that is read from an answer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Usage(Answer):
+    """What one turn cost, in tokens.
+
+    `prompt_tokens` is the whole context the turn started from; `cached_tokens` of them had their KV already;
+    `tokens_recomputed` of them had had it in an earlier turn and lost it.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    tokens_recomputed: int
+
+
+class Alternative(Answer):
+    """A token that could stand at a position, with its natural-log probability."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprobs(Alternative):
+    """The token that stands at a position, and the most likely ones there, best first."""
+
+    top: tuple[Alternative, ...]
+
+
+class TokenEvent(Answer):
+    """Newly generated tokens, and the text that they made certain.
+
+    `text` lags behind while a character or a possible stop string is incomplete, so either field can be empty.
+    `logprobs` has one entry per token if the turn asked for them, else it is None.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class Turn(Answer):
+    """A turn that is over: everything it generated, why it ended, and what it cost."""
+
+    status: Literal["finished"]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class KV(Answer):
+    """Where a session's KV is; `tier` is None when it has none."""
+
+    tier: Literal["device", "host", "disk"] | None
+    blocks: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+
+class ResumeTimes(Answer):
+    """What the last turn's time to first token was made of, in milliseconds."""
+
+    queue: float
+    restore: float
+    prefill: float
+
+
+class SessionUsage(Usage):
+    """Totals over a session's turns, in tokens and in bytes moved out of the device and back."""
+
+    bytes_out: int
+    bytes_in: int
+    restores: int
+    resume_ms: ResumeTimes
+
+
+class SessionInfo(Answer):
+    """A session as it was when the server answered. `tokens` is the length of its history; times are Unix seconds."""
+
+    id: str
+    state: SessionState
+    phase: Literal["compute", "io_wait", "ready", "idle"]
+    tokens: int
+    kv: KV
+    usage: SessionUsage
+    metadata: dict[str, str]
+    created_at: float
+    expires_at: float | None
+
+
+class SessionPage(Answer):
+    """One page of the list of sessions."""
+
+    data: tuple[SessionInfo, ...]
+    has_more: bool
+
+    @property
+    def next_after(self) -> str | None:
+        """The `after` that asks for the next page; None if there is none."""
+        return self.data[-1].id if self.has_more and self.data else None
+
+
+class Health(Answer):
+    """The server is alive."""
+
+    status: str
+
+
+class Model(Answer):
+    """A model that the server runs: its name in the OpenAI routes, and how many tokens fit in a session."""
+
+    id: str
+    max_model_len: int
+
+
+class ModelList(Answer):
+    """The models that the server runs."""
+
+    data: tuple[Model, ...]
+
+
+class KVPool(Answer):
+    """The KV pool, in bytes: what sessions hold, and what only serves as a prefix and gives way."""
+
+    total_bytes: int
+    owned_bytes: int
+    cached_bytes: int
+    block_bytes: int
+    block_tokens: int
+
+
+class MemoryMap(Answer):
+    """The server's memory: weights (`text`), KV (`data`), and who uses it. A session is resident while it holds KV."""
+
+    text_bytes: int
+    data: KVPool
+    sessions: int
+    sessions_resident: int
+    turns_running: int
+    turns_waiting: int

@@ -1,0 +1,115 @@
+"""What the runner needs of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pydantic import BaseModel
+
+from client.calls import Call
+from client.edge import DEFAULT_TIMEOUT_S, Connection
+from client.transport import AsyncTransport
+from loadgen.errors import LoadgenError
+from loadgen.prompts import TokenIds
+from loadgen.records import TurnClock, TurnCost
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpec:
+    """Where a server is. With a `model` it is spoken to as an OpenAI-compatible server, without one as Djinn."""
+
+    name: str
+    url: str
+    model: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> TargetSpec:
+        """Read `NAME=URL` (Djinn's own protocol) or `NAME=URL#MODEL` (OpenAI's). Raises `LoadgenError`."""
+        name, _, address = text.partition("=")
+        url, _, model = address.partition("#")
+        if not name or not url:
+            raise LoadgenError(f"a target is NAME=URL or NAME=URL#MODEL, not {text!r}")
+        return cls(name, url, model or None)
+
+    def transport(self) -> AsyncTransport:
+        """A pool of connections to the server. Raises `LoadgenError` if the address is not HTTP."""
+        try:
+            return AsyncTransport(Connection(self.url, self.api_key, DEFAULT_TIMEOUT_S))
+        except ValueError as error:
+            raise LoadgenError(f"target {self.name}: {error}") from error
+
+
+class Agent(Protocol):
+    """One agent's conversation with a server."""
+
+    async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
+        """Add `new_ids` to the conversation and generate exactly `completion_tokens`, greedily.
+
+        Tells `clock` of every event with tokens, and when the turn is over. Raises `client.DjinnError`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the conversation. Raises `client.DjinnError`."""
+        ...
+
+
+class Target(Protocol):
+    """One server."""
+
+    @property
+    def spec(self) -> TargetSpec:
+        """Where it is."""
+        ...
+
+    async def prepare(self, tokens: int) -> None:
+        """Find out what the server can do. Raises `LoadgenError` unless its context holds `tokens` tokens."""
+        ...
+
+    async def tokenize(self, text: str, special: bool) -> TokenIds:
+        """The ids of `text` in the server's model, with its special tokens in front if `special`."""
+        ...
+
+    def new_agent(self) -> Agent:
+        """A new conversation, of which the server learns with the first turn."""
+        ...
+
+    async def close(self) -> None:
+        """Close every connection."""
+        ...
+
+
+class _Tokens(BaseModel):
+    tokens: tuple[int, ...]
+
+
+def tokenize_call(text: str, special: bool, model: str | None = None) -> Call[TokenIds]:
+    """`POST /tokenize`, which vLLM and Djinn both have."""
+    body = {"prompt": text, "add_special_tokens": special} | ({} if model is None else {"model": model})
+    return Call("POST", "/tokenize", lambda answer: _Tokens.model_validate_json(answer).tokens, json=body)
+
+
+class _Model(BaseModel):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(BaseModel):
+    data: tuple[_Model, ...]
+
+
+MODELS = Call("GET", "/v1/models", lambda answer: _Models.model_validate_json(answer).data)
+"""What a server runs; vLLM and Djinn also say how many tokens fit in a model's context."""
+
+
+def check_context(spec: TargetSpec, models: tuple[_Model, ...], tokens: int) -> None:
+    """Raise `LoadgenError` unless the target runs the model it is to run, with room for `tokens` tokens."""
+    wanted = [model for model in models if spec.model in (None, model.id)]
+    if not wanted:
+        names = ", ".join(model.id for model in models)
+        raise LoadgenError(f"target {spec.name} has no model {spec.model}, only {names}")
+    room = wanted[0].max_model_len
+    if room is not None and tokens > room:
+        raise LoadgenError(f"the last turn ends at {tokens} tokens, but target {spec.name} has room for {room}")

@@ -1,0 +1,74 @@
+"""The events of one streamed OpenAI completion. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from httpx_sse import ServerSentEvent
+from pydantic import BaseModel, ValidationError
+
+from client.errors import InvalidAnswer, StreamBroken, error_from_event
+from loadgen.prompts import TokenIds
+from loadgen.records import TurnCost
+
+DONE = "[DONE]"
+
+
+class _Choice(BaseModel):
+    text: str = ""
+    token_ids: tuple[int, ...] | None = None
+
+
+class _PromptDetails(BaseModel):
+    cached_tokens: int | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Chunk(BaseModel):
+    choices: tuple[_Choice, ...] = ()
+    usage: _Usage | None = None
+    error: object = None
+
+
+class CompletionDecoder:
+    """Fed a completion's events in order, collects its text, its usage, and its token ids if the server tells them."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: TokenIds = ()
+        self._usage: _Usage | None = None
+        self._done = False
+
+    def feed(self, event: ServerSentEvent) -> bool:
+        """Take one event; whether it brought tokens. Raises the error in it, or `InvalidAnswer`."""
+        if event.data == DONE:
+            self._done = True
+            return False
+        try:
+            chunk = _Chunk.model_validate_json(event.data)
+        except ValidationError as error:
+            raise InvalidAnswer(f"not a chunk of a completion: {event.data[:200]}") from error
+        if chunk.error is not None:
+            raise error_from_event(event.data, request_id=None)
+        self._usage = chunk.usage or self._usage
+        for choice in chunk.choices:
+            self.text += choice.text
+            self.token_ids += choice.token_ids or ()
+        return any(choice.text or choice.token_ids for choice in chunk.choices)
+
+    def cost(self) -> TurnCost:
+        """What the turn cost. Raises `StreamBroken` if the completion did not end, `InvalidAnswer` without usage."""
+        if not self._done:
+            raise StreamBroken("the stream ended before the completion did")
+        if self._usage is None:
+            raise InvalidAnswer("the completion came without usage")
+        details = self._usage.prompt_tokens_details
+        return TurnCost(
+            prompt_tokens=self._usage.prompt_tokens,
+            completion_tokens=self._usage.completion_tokens,
+            cached_tokens=None if details is None else details.cached_tokens,
+            recomputed_tokens=None,
+        )

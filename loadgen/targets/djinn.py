@@ -1,0 +1,66 @@
+"""A Djinn server through its own protocol: only the new tokens of a turn travel."""
+
+from __future__ import annotations
+
+from client import AsyncSession, AsyncSessions
+from loadgen.prompts import TokenIds
+from loadgen.records import TurnClock, TurnCost
+from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
+
+
+class DjinnTarget:
+    """A Djinn server."""
+
+    def __init__(self, spec: TargetSpec) -> None:
+        self.spec = spec
+        self._transport = spec.transport()
+        self._sessions = AsyncSessions(self._transport)
+
+    async def prepare(self, tokens: int) -> None:
+        """See `Target`."""
+        check_context(self.spec, await self._transport.send(MODELS), tokens)
+
+    async def tokenize(self, text: str, special: bool) -> TokenIds:
+        """See `Target`."""
+        return await self._transport.send(tokenize_call(text, special))
+
+    def new_agent(self) -> DjinnAgent:
+        """An agent whose session is opened with its first turn, and counts as part of it."""
+        return DjinnAgent(self._sessions)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._transport.close()
+
+
+class DjinnAgent:
+    """An agent whose history is a session on the server."""
+
+    def __init__(self, sessions: AsyncSessions) -> None:
+        self._sessions = sessions
+        self._session: AsyncSession | None = None
+
+    async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
+        """Send the new tokens and read the events of the turn."""
+        if self._session is None:
+            self._session = await self._sessions.create()
+        running = self._session.stream(
+            token_ids=new_ids, max_tokens=completion_tokens, ignore_eos=True, temperature=0.0
+        )
+        async with running as turn:
+            async for event in turn:
+                if event.token_ids:
+                    clock.tokens()
+        clock.over()
+        usage = turn.turn.usage
+        return TurnCost(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            recomputed_tokens=usage.tokens_recomputed,
+        )
+
+    async def close(self) -> None:
+        """Close the session, if there is one: the server frees what it held."""
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,46 @@
+"""Clients of the shared server, and servers that answer wrongly."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from client import Djinn
+
+AnswerWith = Callable[[bytes], str]
+
+
+@pytest.fixture
+def djinn(server_url: str) -> Iterator[Djinn]:
+    with Djinn(server_url, timeout=30) as djinn:
+        yield djinn
+
+
+@pytest.fixture
+def answer_with() -> Iterator[AnswerWith]:
+    """Start a server that sends these bytes in answer to any request, and closes the connection; returns its URL."""
+    with ExitStack() as servers:
+        yield lambda answer: servers.enter_context(_answering(answer))
+
+
+@contextmanager
+def _answering(answer: bytes) -> Iterator[str]:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += self.rfile.readline()
+            length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0")
+            self.rfile.read(int(length.split(b":")[1]))
+            self.wfile.write(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,155 @@
+"""When the other side is not a healthy Djinn. Each case for both clients, whose transports are written twice."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+import client
+from client.edge import Connection
+from client.models import SessionInfo
+from client.transport import AsyncTransport, Transport
+from tests.client.conftest import AnswerWith
+
+SESSION = SessionInfo.model_validate_json("""{
+    "id": "ses_1", "state": "idle", "phase": "compute", "tokens": 0,
+    "kv": {"tier": null, "blocks": 0, "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0},
+    "usage": {
+        "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "tokens_recomputed": 0,
+        "bytes_out": 0, "bytes_in": 0, "restores": 0, "resume_ms": {"queue": 0, "restore": 0, "prefill": 0}
+    },
+    "metadata": {}, "created_at": 0, "expires_at": null
+}""")
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Request-Id: req_1\r\nConnection: close\r\n\r\n"
+TOKEN = b'event: token\ndata: {"text": "a", "token_ids": [1]}\n\n'
+BUSY = (
+    b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nConnection: close\r\n\r\n"
+    b'{"error": {"message": "the queue is full", "type": "rate_limit_error", "code": "queue_full", "param": null}}'
+)
+
+Ask = Callable[[str], object]
+
+
+def health(url: str) -> object:
+    with client.Djinn(url, timeout=0.5) as djinn:
+        return djinn.health()
+
+
+def health_async(url: str) -> object:
+    async def ask() -> object:
+        async with client.AsyncDjinn(url, timeout=0.5) as djinn:
+            return await djinn.health()
+
+    return asyncio.run(ask())
+
+
+def stream(url: str) -> object:
+    """Read a turn's events from whatever the server answers."""
+    transport = Transport(Connection(url, None, timeout=0.5))
+    try:
+        with client.Session(transport, SESSION).stream(prompt="x") as turn:
+            return list(turn)
+    finally:
+        transport.close()
+
+
+def stream_async(url: str) -> object:
+    async def ask() -> object:
+        transport = AsyncTransport(Connection(url, None, timeout=0.5))
+        try:
+            async with client.AsyncSession(transport, SESSION).stream(prompt="x") as turn:
+                return [event async for event in turn]
+        finally:
+            await transport.close()
+
+    return asyncio.run(ask())
+
+
+any_call = pytest.mark.parametrize("ask", [health, health_async, stream, stream_async])
+plain_call = pytest.mark.parametrize("ask", [health, health_async])
+streamed_call = pytest.mark.parametrize("ask", [stream, stream_async])
+
+
+@any_call
+def test_nobody_listens(ask: Ask, unused_tcp_port: int) -> None:
+    with pytest.raises(client.ConnectionFailed, match=f"http://127.0.0.1:{unused_tcp_port}/"):
+        ask(f"http://127.0.0.1:{unused_tcp_port}")
+
+
+@any_call
+def test_silence(ask: Ask) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(client.Timeout):
+        ask(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+@any_call
+def test_the_connection_closes_without_an_answer(ask: Ask, answer_with: AnswerWith) -> None:
+    with pytest.raises(client.ConnectionLost):
+        ask(answer_with(b""))
+
+
+@any_call
+def test_an_error_answer_with_all_that_it_says(ask: Ask, answer_with: AnswerWith) -> None:
+    with pytest.raises(client.RateLimited, match="the queue is full") as caught:
+        ask(answer_with(BUSY))
+    assert (caught.value.status, caught.value.retry_after, caught.value.code) == (429, 7.0, "queue_full")
+
+
+@any_call
+def test_a_proxys_error_page(ask: Ask, answer_with: AnswerWith) -> None:
+    page = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 15\r\n\r\n<h1>no luck</h1>"
+    with pytest.raises(client.ServerError, match="HTTP 502 <h1>no luck"):
+        ask(answer_with(page))
+
+
+@any_call
+def test_an_answer_that_is_not_djinns(ask: Ask, answer_with: AnswerWith) -> None:
+    with pytest.raises(client.InvalidAnswer):
+        ask(answer_with(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nhello"))
+
+
+@plain_call
+def test_an_answer_cut_short(ask: Ask, answer_with: AnswerWith) -> None:
+    with pytest.raises(client.ConnectionLost) as caught:
+        ask(answer_with(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"status"'))
+    assert not isinstance(caught.value, client.StreamBroken)
+
+
+@streamed_call
+@pytest.mark.parametrize("events", [b"", TOKEN, TOKEN + b"event: token\nda"])
+def test_a_stream_that_ends_before_the_turn(ask: Ask, answer_with: AnswerWith, events: bytes) -> None:
+    with pytest.raises(client.StreamBroken):
+        ask(answer_with(STREAM + events))
+
+
+@streamed_call
+def test_a_stream_that_breaks_off(ask: Ask, answer_with: AnswerWith) -> None:
+    cut = STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked") + b"100\r\n" + TOKEN
+    with pytest.raises(client.StreamBroken):
+        ask(answer_with(cut))
+
+
+@streamed_call
+def test_an_error_inside_a_stream(ask: Ask, answer_with: AnswerWith) -> None:
+    error = (
+        b'event: error\ndata: {"error": {"message": "lost a device", "type": "server_error", "code": "engine_error"}}'
+    )
+    with pytest.raises(client.ServerError, match="lost a device") as caught:
+        ask(answer_with(STREAM + TOKEN + error + b"\n\n"))
+    assert (caught.value.status, caught.value.request_id) == (None, "req_1")
+
+
+@streamed_call
+def test_an_event_that_is_not_djinns(ask: Ask, answer_with: AnswerWith) -> None:
+    with pytest.raises(client.InvalidAnswer, match="token event"):
+        ask(answer_with(STREAM + b'event: token\ndata: {"choices": []}\n\n'))
+
+
+@pytest.mark.parametrize("kind", [client.Djinn, client.AsyncDjinn])
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://localhost", "http://", "http://a:b"])
+def test_an_address_that_cannot_be_one(kind: Callable[[str], object], url: str) -> None:
+    with pytest.raises(ValueError, match="base_url"):
+        kind(url)

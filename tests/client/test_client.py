@@ -1,0 +1,174 @@
+"""Both clients against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+import client
+from client import Djinn
+from tests.serving import serve
+
+
+def test_a_turn_whole_and_streamed_are_the_same(djinn: Djinn) -> None:
+    with djinn.sessions.create() as one, djinn.sessions.create() as other:
+        whole = one.generate(prompt="Hello", max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=1)
+        with other.stream(prompt="Hello", max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=1) as stream:
+            events = list(stream)
+    assert stream.turn.model_copy(update={"usage": whole.usage}) == whole
+    assert "".join(event.text for event in events) == whole.text
+    assert tuple(token_id for event in events for token_id in event.token_ids) == whole.token_ids
+    assert len(whole.token_ids) == whole.usage.completion_tokens == 12
+    assert [found.token_id for found in whole.logprobs or ()] == list(whole.token_ids)
+
+
+async def test_the_asyncio_client_streams_the_same(djinn: Djinn, server_url: str) -> None:
+    with djinn.sessions.create() as session:
+        whole = session.generate(token_ids=[1, 2, 3], max_tokens=12, temperature=0.0, ignore_eos=True)
+    async with client.AsyncDjinn(server_url, timeout=30) as adjinn, await adjinn.sessions.create() as session_:
+        async with session_.stream(token_ids=[1, 2, 3], max_tokens=12, temperature=0.0, ignore_eos=True) as stream:
+            token_ids = [token_id async for event in stream for token_id in event.token_ids]
+        again = await session_.generate(token_ids=[], max_tokens=1)
+    assert tuple(token_ids) == stream.turn.token_ids == whole.token_ids
+    assert again.usage.prompt_tokens == 15
+
+
+def test_a_conversation_sends_only_what_is_new(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        first = session.generate(token_ids=[5] * 40, max_tokens=8, ignore_eos=True)
+        second = session.generate(token_ids=[6] * 10, max_tokens=2, ignore_eos=True)
+    assert first.usage.prompt_tokens == 40
+    assert second.usage.prompt_tokens == 40 + 8 + 10
+    assert second.usage.cached_tokens >= 40
+
+
+def test_messages(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        turn = session.generate(messages=[{"role": "user", "content": "hi"}], max_tokens=2, ignore_eos=True)
+    assert turn.finish_reason == "length"
+
+
+def test_leaving_a_stream_cancels_its_turn(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        with session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream:
+            next(iter(stream))
+        assert _wait_until_idle(session).tokens < 400
+        with pytest.raises(RuntimeError):
+            _ = stream.turn
+
+
+async def test_leaving_an_asyncio_stream_cancels_its_turn(djinn: Djinn, server_url: str) -> None:
+    async with client.AsyncDjinn(server_url, timeout=30) as adjinn, await adjinn.sessions.create() as session:
+        async with session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream:
+            async for _event in stream:
+                break
+        assert (await asyncio.to_thread(_wait_until_idle, djinn.sessions.get(session.id))).tokens < 400
+
+
+def _wait_until_idle(session: client.Session) -> client.SessionInfo:
+    deadline = time.monotonic() + 10
+    while session.refresh().state != "idle":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return session.info
+
+
+def test_cancelling_from_elsewhere_ends_the_stream_with_what_there_is(djinn: Djinn, server_url: str) -> None:
+    with (
+        djinn.sessions.create() as session,
+        Djinn(server_url, timeout=30) as elsewhere,
+        session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream,
+    ):
+        events = iter(stream)
+        seen = list(next(events).token_ids)
+        assert elsewhere.sessions.get(session.id).cancel().state == "idle"
+        seen += [token_id for event in events for token_id in event.token_ids]
+    assert stream.turn.finish_reason == "cancelled"
+    assert 0 < len(seen) < 400
+    assert stream.turn.token_ids == tuple(seen)
+
+
+def test_fork_and_rewind(djinn: Djinn) -> None:
+    with djinn.sessions.create(metadata={"name": "parent"}) as parent:
+        parent.generate(token_ids=[7] * 20, max_tokens=4, ignore_eos=True)
+        with parent.fork() as child:
+            assert child.id != parent.id
+            assert child.info.tokens == 24
+            assert child.rewind(10).tokens == child.info.tokens == 10
+        assert parent.refresh().tokens == 24
+
+
+def test_listing_walks_all_pages(djinn: Djinn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.calls.PAGE_SIZE", 3)
+    sessions = [djinn.sessions.create(metadata={"number": str(number)}) for number in range(7)]
+    try:
+        mine = {session.id for session in sessions}
+        listed = [session for session in djinn.sessions.list(state="idle") if session.id in mine]
+        assert [session.info.metadata["number"] for session in listed] == [str(number) for number in range(7)]
+        assert not mine & {session.id for session in djinn.sessions.list(state="running")}
+    finally:
+        for session in sessions:
+            session.close()
+
+
+async def test_listing_walks_all_pages_asyncio(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.calls.PAGE_SIZE", 2)
+    async with client.AsyncDjinn(server_url, timeout=30) as djinn:
+        mine = [await djinn.sessions.create() for _ in range(5)]
+        listed = {session.id async for session in djinn.sessions.list()}
+        for session in mine:
+            await session.close()
+        assert {session.id for session in mine} <= listed
+
+
+def test_what_the_server_says_about_itself(djinn: Djinn) -> None:
+    assert djinn.health().status == "ok"
+    (model,) = djinn.models()
+    assert (model.id, model.max_model_len) == ("tiny-llama", 1024)
+    with djinn.sessions.create() as session:
+        session.generate(token_ids=[1] * 40, max_tokens=1)
+        assert session.refresh().kv.tier == "device"
+        assert djinn.memory().data.owned_bytes >= session.info.kv.device_bytes > 0
+
+
+def test_errors_that_the_server_tells(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        with pytest.raises(client.Unprocessable, match="temperature") as unprocessable:
+            session.generate(prompt="x", temperature=-1.0)
+        assert (unprocessable.value.status, unprocessable.value.param) == (422, "temperature")
+        assert unprocessable.value.code == "field_out_of_range"
+        assert unprocessable.value.request_id
+        with pytest.raises(client.BadRequest) as too_long, session.stream(token_ids=[1] * 2000):
+            pytest.fail("a turn that does not fit has begun")
+        assert too_long.value.code == "context_length_exceeded"
+        with pytest.raises(client.Conflict):
+            session.cancel()
+    with pytest.raises(client.NotFound):
+        session.refresh()
+    with pytest.raises(client.NotFound):
+        djinn.sessions.get("ses_none")
+
+
+def test_a_second_turn_at_the_same_time_is_a_conflict(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session, session.stream(prompt="x", max_tokens=400, ignore_eos=True) as stream:
+        next(iter(stream))
+        with pytest.raises(client.Conflict, match="running"):
+            session.generate(prompt="y", max_tokens=1)
+
+
+def test_keys() -> None:
+    with serve(api_keys=("secret",)) as url, Djinn(url) as stranger, Djinn(url, api_key="secret") as known:
+        with pytest.raises(client.Unauthorized):
+            stranger.sessions.create()
+        assert stranger.health().status == "ok"
+        with known.sessions.create() as session:
+            assert session.generate(prompt="x", max_tokens=1).usage.completion_tokens == 1
+
+
+def test_a_full_server_says_when_to_come_back() -> None:
+    with serve(max_sessions=1) as url, Djinn(url) as djinn, djinn.sessions.create():
+        with pytest.raises(client.RateLimited) as limited:
+            djinn.sessions.create()
+        assert limited.value.retry_after is not None

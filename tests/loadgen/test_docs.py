@@ -1,0 +1,24 @@
+"""The documentation knows every option and every figure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from loadgen.cli import main
+from loadgen.tables import LATENCIES
+
+TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")
+
+
+def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["density", "--help"])
+    options = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"}
+    assert options == set(re.findall(r"--[a-z][a-z-]*", TEXT))
+
+
+def test_every_figure_is_documented() -> None:
+    assert all(label.partition(" of ")[0] in TEXT for label in LATENCIES)

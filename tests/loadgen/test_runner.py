@@ -1,0 +1,127 @@
+"""The runner keeps its clock and its books, whatever a server does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+import client
+from loadgen import runner
+from loadgen.prompts import TokenIds
+from loadgen.records import Run, TurnClock, TurnCost
+from loadgen.runner import Runner
+from loadgen.targets import TargetSpec
+from loadgen.workload import AgentPlan
+
+COMPLETION = 2
+TURN_S = 0.2
+
+
+class Server:
+    """Takes `TURN_S` for each turn; a new token id can ask it to misbehave. It is its own agent."""
+
+    FAIL, STUTTER, SILENT, HANG, KEEP_OPEN, CLOSE_BADLY = range(-6, 0)
+
+    def __init__(self) -> None:
+        self.spec = TargetSpec("server", "http://nowhere")
+        self.seen: list[TokenIds] = []
+        self.open = 0
+
+    def new_agent(self) -> ScriptedAgent:
+        return ScriptedAgent(self)
+
+    async def prepare(self, tokens: int) -> None:
+        raise NotImplementedError
+
+    async def tokenize(self, text: str, special: bool) -> TokenIds:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+class ScriptedAgent:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._last = 0
+        server.open += 1
+        self._close_s = 0.03 * server.open  # each is slower to close than the one before
+
+    async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
+        self._server.seen.append(new_ids)
+        (self._last,) = new_ids
+        await asyncio.sleep(TURN_S if self._last != Server.HANG else 3600)
+        if self._last == Server.FAIL:
+            raise client.RateLimited("the queue is full")
+        if self._last != Server.SILENT:
+            clock.tokens()
+        clock.over()
+        return TurnCost(1, completion_tokens - (self._last == Server.STUTTER), None, None)
+
+    async def close(self) -> None:
+        if self._last == Server.KEEP_OPEN:
+            await asyncio.sleep(3600)
+        if self._last == Server.CLOSE_BADLY:
+            raise client.NotFound("no such session")
+        await asyncio.sleep(self._close_s)
+        self._server.open -= 1
+
+
+async def run(server: Server, plans: Sequence[AgentPlan], turns: Sequence[Sequence[int]]) -> Run:
+    prompts = [[(token_id,) for token_id in agent] for agent in turns]
+    return await Runner(server, COMPLETION, lambda _run: None).execute(plans, prompts)
+
+
+async def test_agents_arrive_on_time_however_long_the_others_take() -> None:
+    arrivals = [0.0, 0.02, 0.04, 0.06]
+    found = await run(Server(), [AgentPlan(at, ()) for at in arrivals], [[agent] for agent in range(4)])
+    assert [record.due_s for record in sorted(found.turns, key=lambda record: record.agent)] == arrivals
+    assert all(record.due_s <= record.sent_s < TURN_S for record in found.turns)
+
+
+async def test_an_agent_thinks_from_the_end_of_its_turn() -> None:
+    found = await run(Server(), [AgentPlan(0.0, (0.3, 0.1))], [[1, 2, 3]])
+    first, second, third = found.turns
+    assert second.due_s == pytest.approx(first.sent_s + first.latency_s + 0.3, abs=0.03)
+    assert third.due_s == pytest.approx(second.sent_s + second.latency_s + 0.1, abs=0.03)
+    assert [record.turn for record in found.turns] == [0, 1, 2]
+    assert found.duration_s >= third.sent_s + third.latency_s
+
+
+@pytest.mark.parametrize(
+    ("token_id", "kind"),
+    [(Server.FAIL, "RateLimited"), (Server.STUTTER, "WrongTokenCount"), (Server.SILENT, "WrongTokenCount")],
+)
+async def test_a_failed_turn_ends_its_agent_and_no_other(token_id: int, kind: str) -> None:
+    server = Server()
+    plans = [AgentPlan(0.0, (0.0, 0.0)), AgentPlan(0.0, (0.0, 0.0))]
+    found = await run(server, plans, [[1, token_id, 2], [3, 4, 5]])
+    assert [(failure.agent, failure.turn, failure.kind) for failure in found.failures] == [(0, 1, kind)]
+    assert sorted((record.agent, record.turn) for record in found.turns) == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert (2,) not in server.seen
+    assert server.open == 0
+
+
+async def test_a_conversation_that_cannot_be_closed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CLOSE_TIMEOUT_S", 0.05)
+    found = await run(Server(), 2 * [AgentPlan(0.0, ())], [[Server.KEEP_OPEN], [Server.CLOSE_BADLY]])
+    assert len(found.turns) == 2
+    assert {(failure.agent, failure.turn, failure.kind) for failure in found.failures} == {
+        (0, None, "Timeout"),
+        (1, None, "NotFound"),
+    }
+
+
+async def test_cancelled_it_gives_what_it_has_and_closes_what_is_open() -> None:
+    server = Server()
+    turns = [[1, Server.HANG], [2, Server.HANG], [3, Server.HANG], [4, 5]]
+    task = asyncio.create_task(run(server, 4 * [AgentPlan(0.0, (0.0,))], turns))
+    await asyncio.sleep(3.5 * TURN_S)
+    task.cancel()
+    found = await task
+    assert found.interrupted
+    assert sorted((record.agent, record.turn) for record in found.turns) == [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1)]
+    assert found.failures == []
+    assert server.open == 0
