@@ -1,0 +1,68 @@
+"""The command line: `djinn serve`, `djinn models pull`, `djinn models list`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from app.errors import DjinnError
+from app.settings import Settings
+
+USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the process's exit status. What the user got wrong is a message and status 2."""
+    parser = _parser()
+    arguments, flags = parser.parse_known_args(argv)
+    if flags and arguments.command != "serve":
+        parser.error(f"unrecognized arguments: {' '.join(flags)}")
+    try:
+        if arguments.command == "serve":
+            _serve(Settings(_cli_parse_args=flags))
+        else:
+            _models(arguments.action, getattr(arguments, "name", ""))
+    except ValidationError as error:
+        for problem in error.errors():
+            name = "-".join(map(str, problem["loc"])).replace("_", "-")
+            print(f"djinn: --{name}: {problem['msg']}", file=sys.stderr)
+        return USAGE_ERROR
+    except DjinnError as error:
+        print(f"djinn: {error.message}", file=sys.stderr)
+        return USAGE_ERROR
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("djinn", description="A server for language-model sessions.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    # Settings reads the flags of `serve`, --help among them.
+    commands.add_parser("serve", add_help=False, help="load a model and serve it over HTTP")
+    models = commands.add_parser("models", help="the models that Djinn knows by name")
+    actions = models.add_subparsers(dest="action", required=True)
+    actions.add_parser("pull", help="fetch a model").add_argument("name")
+    actions.add_parser("list", help="what there is, and what is here already")
+    return parser
+
+
+def _serve(settings: Settings) -> None:
+    from app.server import Server, bind
+
+    with bind(settings.host, settings.port) as bound:
+        # Importing PyTorch and Transformers takes seconds: --help and a wrong flag need not wait for it.
+        from app.main import load_app
+
+        Server(load_app(settings)).run([bound])
+
+
+def _models(action: str, name: str) -> None:
+    from app.model_store import commands
+
+    cache_dir = Settings().cache_dir.expanduser()
+    if action == "pull":
+        commands.pull(name, cache_dir)
+    else:
+        commands.list_models(cache_dir)

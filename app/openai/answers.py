@@ -1,0 +1,129 @@
+"""What whole and streamed answers of both generating routes have in common: both are made of the same chunks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+import orjson
+
+from app.domain import FinishReason, ModelInfo, TurnUsage
+from app.error_handlers import error_body
+from app.errors import DjinnError
+from app.generation import TextItem
+from app.messages import TurnFinished
+from app.openai.fields import Usage
+
+logger = logging.getLogger(__name__)
+
+Items = AsyncIterator[tuple[int, TextItem]]
+"""What `Choices` yields: an item and the index of its choice."""
+
+Entry = dict[str, Any]
+"""One entry of a chunk's `choices`."""
+
+
+class ChunkWriter(Protocol):
+    """Turns items into the chunks of one kind of answer."""
+
+    def entries(self, index: int, item: TextItem) -> Iterable[Entry]:
+        """What choice `index`'s next item gives, each for a chunk of its own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The fields that open an answer and each of its chunks.
+
+    `system_fingerprint` changes with what can make equal seeds give other results.
+    """
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def new(cls, prefix: Literal["chatcmpl", "cmpl"], info: ModelInfo) -> Head:
+        """The head of a new answer."""
+        configuration = hashlib.sha256(repr(info).encode()).hexdigest()
+        return cls(
+            id=f"{prefix}-{secrets.token_hex(16)}",
+            created=int(time.time()),
+            model=info.name,
+            system_fingerprint=f"fp_{configuration[:10]}",
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """The head as JSON fields."""
+        return asdict(self)
+
+
+class UsageCount:
+    """Adds up what a call's choices cost; `n` choices in a row share a prompt."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._usages: dict[int, TurnUsage] = {}
+
+    def take(self, index: int, item: TextItem) -> None:
+        """Take choice `index`'s next item."""
+        if isinstance(item, TurnFinished):
+            self._usages[index] = item.usage
+
+    def total(self) -> Usage:
+        """The sum over the choices that have finished."""
+        firsts = (usage for index, usage in self._usages.items() if index % self._n == 0)
+        return Usage.of(firsts, self._usages.values())
+
+
+def openai_finish_reason(finished: TurnFinished) -> Literal["stop", "length"]:
+    """Why the turn ended, in OpenAI's words."""
+    return "stop" if finished.reason is FinishReason.STOP else "length"
+
+
+async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> tuple[list[list[Entry]], Usage]:
+    """Read all `count` choices to their ends; returns each one's entries, and the usage."""
+    usage = UsageCount(n)
+    collected: list[list[Entry]] = [[] for _ in range(count)]
+    async for index, item in items:
+        usage.take(index, item)
+        collected[index].extend(writer.entries(index, item))
+    return collected, usage.total()
+
+
+async def stream(
+    items: Items, writer: ChunkWriter, head: dict[str, Any], *, n: int, include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """The server-sent events of a streamed answer, in OpenAI's framing.
+
+    With `include_usage`, every chunk has a `usage`, null but in the last. An error after the stream has begun is an
+    event too; no `[DONE]` follows it.
+    """
+    if include_usage:
+        head = {**head, "usage": None}
+    usage = UsageCount(n)
+    try:
+        async for index, item in items:
+            usage.take(index, item)
+            for entry in writer.entries(index, item):
+                yield _event(orjson.dumps({**head, "choices": [entry]}))
+    except DjinnError as error:
+        yield _event(error_body(error))
+        return
+    except Exception:
+        logger.exception("a streamed answer failed")
+        yield _event(error_body(DjinnError("internal error; the server's log has the details")))
+        return
+    if include_usage:
+        yield _event(orjson.dumps({**head, "choices": [], "usage": usage.total().model_dump()}))
+    yield _event(b"[DONE]")
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: %b\n\n" % data

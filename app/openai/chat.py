@@ -1,0 +1,117 @@
+"""The bodies of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
+
+from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, NullIsAbsent, Usage
+from app.openai.messages import Message
+from app.schemas import Metadata
+
+
+def _refuse(value: object) -> None:
+    raise ValueError("not supported")
+
+
+NotSupported = Annotated[None, BeforeValidator(_refuse)]
+"""A field that clients may name as long as they ask nothing of it."""
+
+
+class ResponseFormat(NullIsAbsent):
+    """The form of the answer; so far only plain text."""
+
+    type: Literal["text"]
+
+
+class ChatBody(GenerationFields):
+    """A chat to answer."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=0, description="the newer name of max_tokens")
+    logprobs: bool = Field(False, description="report each token's log-probability")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token; only with logprobs"
+    )
+    response_format: ResponseFormat | None = None
+    metadata: Metadata | None = Field(None, description="the caller's own labels; the answer returns them")
+    store: Literal[False] = Field(False, description="answers are not stored")
+    tools: NotSupported = None
+    tool_choice: NotSupported = None
+    parallel_tool_calls: NotSupported = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, top_logprobs: int, info: ValidationInfo) -> int:
+        if info.data.get("logprobs") is False:
+            raise ValueError("only allowed with logprobs")
+        return top_logprobs
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _is_the_only_limit(cls, max_completion_tokens: int, info: ValidationInfo) -> int:
+        if info.data.get("max_tokens") is not None:
+            raise ValueError("is the same field as max_tokens; give only one of them")
+        return max_completion_tokens
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_tokens` under either name."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to report per token; None to report nothing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenAlternative(BaseModel):
+    """A token that could stand at a position. `bytes` are its UTF-8 bytes: a character can span tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenAlternative):
+    """The token that stands at a position, and the most likely ones there, best first."""
+
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(BaseModel):
+    """One entry for each generated token, those that ended the answer included."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(BaseModel):
+    """What the model says."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(BaseModel):
+    """The answers to one chat. `system_fingerprint` changes when equal seeds may give other results."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    metadata: Metadata | None

@@ -1,0 +1,129 @@
+"""The turns behind one call: `n` choices for each prompt, run at the same time, their items merged as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+from app.domain import FinishReason, SamplingParams, StopRule
+from app.errors import DjinnError, Draining, WrongState
+from app.generation import TextChunk, TextItem, TextTurn
+from app.messages import TurnFinished
+from app.schemas import MAX_SEED
+from app.session import Session
+from app.sessions import SessionRegistry
+from app.tokens import Tokens
+
+OpenSession = Callable[[], AbstractAsyncContextManager[Session]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a call wants generated. `stop_rules` has one entry per prompt."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    sampling: SamplingParams
+    stop_rules: tuple[StopRule, ...]
+    stop_strings: tuple[str, ...]
+
+
+class Choices:
+    """Runs an `Ask`. Choice `index` is number `index % n` of prompt `index // n`.
+
+    Every choice has a session of its own. The first of a prompt computes it; the others are submitted once it has, so
+    they find all full blocks of the prompt in the prefix cache. A fork of the first would share the last, partly
+    filled block too, but the first is generating by then, and only idle sessions can be forked.
+    """
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        tokens: Tokens,
+        ask: Ask,
+        open_session: OpenSession,
+        cleanup: AsyncExitStack,
+    ) -> None:
+        """`cleanup` must be unwound when nobody reads any more: it ends what still runs and closes the sessions."""
+        self._registry = registry
+        self._tokens = tokens
+        self._ask = ask
+        self._open_session = open_session
+        self._cleanup = cleanup
+        self._merged: asyncio.Queue[tuple[int, TextItem | Exception]] = asyncio.Queue(maxsize=1)
+        self._to_finish = len(ask.prompts) * ask.n
+
+    async def start(self) -> None:
+        """Submit the first choice of every prompt. Raises what `SessionRegistry.start_turn` raises."""
+        for prompt in range(len(self._ask.prompts)):
+            await self._start_choice(prompt * self._ask.n)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
+        """The items of all choices, each with its index, until every choice has finished.
+
+        Raises the error of the first turn that fails; for one that was cancelled from elsewhere, `WrongState`, or
+        `Draining` if the server did it.
+        """
+        computed: set[int] = set()
+        while self._to_finish:
+            index, item = await self._merged.get()
+            if isinstance(item, Exception):
+                raise item
+            if index % self._ask.n == 0 and isinstance(item, TextChunk | TurnFinished) and index not in computed:
+                computed.add(index)
+                for other in range(index + 1, index + self._ask.n):
+                    await self._start_choice(other)
+            if isinstance(item, TurnFinished):
+                self._to_finish -= 1
+                if item.reason is FinishReason.CANCELLED:
+                    raise self._cancelled()
+            yield index, item
+
+    async def _start_choice(self, index: int) -> None:
+        prompt, number = divmod(index, self._ask.n)
+        session = await self._cleanup.enter_async_context(self._open_session())
+        turn = self._registry.start_turn(
+            session,
+            self._ask.prompts[prompt],
+            _sampling_of(self._ask.sampling, number),
+            self._ask.stop_rules[prompt],
+            replace=True,
+        )
+        self._cleanup.callback(self._registry.release, session, turn)
+        text = TextTurn(
+            turn,
+            self._tokens.stream(),
+            self._ask.stop_strings,
+            partial(self._registry.cancel, session, turn, reason=FinishReason.STOP),
+            self._ask.stop_rules[prompt].min_tokens,
+        )
+        task = asyncio.create_task(self._pump(index, text))
+        self._cleanup.push_async_callback(_end, task)
+
+    def _cancelled(self) -> DjinnError:
+        if self._registry.draining:
+            return Draining("the server is shutting down; the turn was cancelled")
+        return WrongState("the turn was cancelled")
+
+    async def _pump(self, index: int, text: TextTurn) -> None:
+        """Move one choice's items to the reader, no faster than it reads."""
+        try:
+            async for item in text:
+                await self._merged.put((index, item))
+        except Exception as error:  # the reader raises it
+            await self._merged.put((index, error))
+
+
+def _sampling_of(sampling: SamplingParams, number: int) -> SamplingParams:
+    """The choices of a prompt differ in their seeds; only the first reports the prompt's log-probabilities."""
+    if number == 0:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + number) % (MAX_SEED + 1), prompt_logprobs=None)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

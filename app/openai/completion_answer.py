@@ -1,0 +1,76 @@
+"""Continuations of a prompt, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from app.domain import TokenLogprobs
+from app.generation import TextChunk, TextItem
+from app.messages import PromptScored, TurnFinished
+from app.openai.answers import Entry, openai_finish_reason
+from app.openai.completion import CompletionChoice, CompletionLogprobs
+from app.openai.completion_logprobs import LogprobsWriter, joined
+from app.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as it is given back: its text, and the tokens that it became."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class CompletionChunkWriter:
+    """Writes the entries of `text_completion` chunks; the first of each choice brings the echo, if one is wanted."""
+
+    def __init__(self, tokens: Tokens, *, n: int, echoes: Sequence[Echo] | None, logprobs: bool) -> None:
+        """`echoes` has one entry per prompt; choice `index` belongs to prompt `index // n`."""
+        self._tokens = tokens
+        self._n = n
+        self._echoes = echoes
+        self._logprobs = logprobs
+        self._scored: dict[int, Sequence[TokenLogprobs]] = {}
+        self._writers: dict[int, LogprobsWriter] = {}
+
+    def entries(self, index: int, item: TextItem) -> Iterable[Entry]:
+        """See `ChunkWriter`."""
+        if isinstance(item, PromptScored):
+            self._scored[index // self._n] = item.logprobs
+        if not isinstance(item, TextChunk | TurnFinished):
+            return
+        if index not in self._writers:
+            self._writers[index] = LogprobsWriter(self._tokens)
+            if self._echoes is not None:
+                yield self._echo(index, self._echoes[index // self._n])
+        if isinstance(item, TurnFinished):
+            yield _entry(index, finish_reason=openai_finish_reason(item))
+        elif self._logprobs:
+            yield _entry(index, item.text, self._writers[index].generated(item.logprobs))
+        elif item.text:
+            yield _entry(index, item.text)
+
+    def _echo(self, index: int, echo: Echo) -> Entry:
+        if not self._logprobs:
+            return _entry(index, echo.text)
+        scored = self._scored.get(index // self._n, ())
+        return _entry(index, echo.text, self._writers[index].prompt(echo.text, echo.token_ids[0], scored))
+
+
+def whole_choice(index: int, entries: Sequence[Entry]) -> CompletionChoice:
+    """Put one choice together from its entries."""
+    scored = [CompletionLogprobs(**entry["logprobs"]) for entry in entries if entry["logprobs"] is not None]
+    return CompletionChoice(
+        index=index,
+        text="".join(entry["text"] for entry in entries),
+        logprobs=joined(scored) if scored else None,
+        finish_reason=entries[-1]["finish_reason"],
+    )
+
+
+def _entry(
+    index: int, text: str = "", logprobs: CompletionLogprobs | None = None, finish_reason: str | None = None
+) -> Entry:
+    shown = None if logprobs is None else logprobs.model_dump()
+    return {"index": index, "text": text, "logprobs": shown, "finish_reason": finish_reason}

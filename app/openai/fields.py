@@ -1,0 +1,96 @@
+"""What requests and answers of the OpenAI surface have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from app.domain import TurnUsage
+from app.schemas import SamplingFields, WireModel
+
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    """Say in the JSON schema what `NullIsAbsent` does."""
+    fields: dict[str, dict[str, Any]] = schema["properties"]
+    for name in fields.keys() - set(schema.get("required", ())):
+        about = {key: value for key, value in fields[name].items() if key in ("title", "description", "default")}
+        rest = {key: value for key, value in fields[name].items() if key not in about}
+        fields[name] = about | {"anyOf": [rest, {"type": "null"}]}
+
+
+class NullIsAbsent(WireModel):
+    """A body whose optional fields may also be null, which means the same as leaving them out.
+
+    The OpenAI API documents nearly all of its fields so, and SDK users pass `None` to them.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_allow_null)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in body.items() if value is not None or name not in optional}
+
+
+class StreamOptions(NullIsAbsent):
+    """Options of a streamed answer."""
+
+    include_usage: bool = Field(False, description="end with a chunk that has the usage and no choices")
+
+
+class GenerationFields(NullIsAbsent, SamplingFields):
+    """The fields that both generating routes share."""
+
+    model: str = Field(description="the served model's name, as /v1/models gives it")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="choices per prompt")
+    stream: bool = Field(False, description="answer with server-sent events")
+    stream_options: StreamOptions | None = Field(None, description="only with stream")
+    user: str | None = Field(None, max_length=512, description="the caller's name for its end user, for its own use")
+
+    @field_validator("stream_options")
+    @classmethod
+    def _needs_stream(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if info.data.get("stream") is False:
+            raise ValueError("only allowed with stream")
+        return options
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class PromptTokensDetails(BaseModel):
+    """Where the prompt's KV came from."""
+
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens of one call. A prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, prompts: Iterable[TurnUsage], choices: Iterable[TurnUsage]) -> Self:
+        """Sum up a call. `prompts` are the usages of each prompt's first choice, `choices` those of all choices."""
+        first = list(prompts)
+        prompt_tokens = sum(usage.prompt_tokens for usage in first)
+        completion_tokens = sum(usage.completion_tokens for usage in choices)
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(usage.cached_tokens for usage in first)),
+        )

@@ -1,0 +1,24 @@
+"""The bodies of `/v1/models`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+
+class Model(BaseModel):
+    """A served model. `created` is when the server loaded it, in Unix seconds; `max_model_len` is vLLM's addition."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["djinn"] = "djinn"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """All served models: one."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]

@@ -1,0 +1,64 @@
+"""The bodies of `/tokenize` and `/detokenize`, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from app.openai.fields import NullIsAbsent
+from app.openai.messages import Message
+from app.schemas import TokenId
+
+
+class TokenizeBody(NullIsAbsent):
+    """A text or a chat to tokenize."""
+
+    model: str | None = Field(None, description="the served model's name")
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = Field(
+        None, description="only with prompt: put around it what the model expects (default true)"
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="only with messages: open the assistant's turn (default: unless the last one continues)"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="only with messages: leave the last one open (default false)"
+    )
+    return_token_strs: bool = Field(False, description="also give each token's text")
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        only_chat = self.add_generation_prompt is not None or self.continue_final_message is not None
+        if self.messages is None and only_chat:
+            raise ValueError("add_generation_prompt and continue_final_message are only allowed with messages")
+        if self.prompt is None and self.add_special_tokens is not None:
+            raise ValueError("add_special_tokens is only allowed with prompt: the chat template has its own")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("add_generation_prompt and continue_final_message cannot both be true")
+        return self
+
+
+class TokenizeAnswer(BaseModel):
+    """The tokens, and how many the model's context has room for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeBody(NullIsAbsent):
+    """Tokens to turn into text."""
+
+    model: str | None = Field(None, description="the served model's name")
+    tokens: list[TokenId]
+
+
+class DetokenizeAnswer(BaseModel):
+    """The text, special tokens included. Bytes that are not UTF-8 become U+FFFD."""
+
+    prompt: str

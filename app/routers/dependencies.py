@@ -1,0 +1,70 @@
+"""What every route needs: the server's parts, the caller, the session of the path, and the documented errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from app.domain import ModelInfo
+from app.metrics import Metrics
+from app.openai.bound_sessions import BoundSessions
+from app.session import Session
+from app.sessions import SessionRegistry
+from app.settings import Settings
+from app.tokens import Tokens
+from app.views import ErrorBody
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of one running server."""
+
+    settings: Settings
+    info: ModelInfo
+    tokens: Tokens
+    metrics: Metrics
+    sessions: SessionRegistry
+    bound_sessions: BoundSessions
+    started_at: int
+    """Unix seconds."""
+
+
+async def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+async def _owner(request: Request) -> str | None:
+    owner: str | None = request.state.owner
+    return owner
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
+OwnerDep = Annotated[str | None, Depends(_owner)]
+"""Who calls: the API key's fingerprint, or None on a server without keys."""
+
+
+async def _session(session_id: str, services: ServicesDep, owner: OwnerDep) -> Session:
+    return services.sessions.get(session_id, owner)
+
+
+async def _cleanup() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+SessionDep = Annotated[Session, Depends(_session)]
+"""The caller's session that the path names."""
+
+CleanupDep = Annotated[AsyncExitStack, Depends(_cleanup)]
+"""Unwound after the response, streamed or not, has been sent or has failed: where a turn's release belongs."""
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that can fail with `statuses` beside those that every route can fail with."""
+    every = (401, 413, 422, 500)
+    return {status: {"model": ErrorBody} for status in sorted({*every, *statuses})}

@@ -1,0 +1,62 @@
+"""The server itself: alive, ready, metrics, version, memory."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from app.errors import Draining
+from app.routers.dependencies import ServicesDep, errors
+from app.schemas import EstimateQuery
+from app.views import MemoryEstimate, MemoryView, Status, Version
+
+router = APIRouter(tags=["system"])
+
+
+@router.get("/health", operation_id="getHealth")
+async def get_health() -> Status:
+    """Whether the process is alive. Needs no API key."""
+    return Status(status="ok")
+
+
+@router.get("/ready", operation_id="getReady", responses=errors(503))
+async def get_ready(services: ServicesDep) -> Status:
+    """Whether new work is taken: 503 while the server shuts down, 500 if the engine has failed."""
+    if services.sessions.draining:
+        raise Draining("the server is shutting down")
+    services.sessions.executor.check()
+    return Status(status="ready")
+
+
+@router.get(
+    "/metrics",
+    operation_id="getMetrics",
+    response_class=Response,
+    responses={**errors(), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def get_metrics(services: ServicesDep) -> Response:
+    """Metrics for Prometheus."""
+    memory = await services.sessions.memory()
+    return Response(services.metrics.render(memory), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/version", operation_id="getVersion", responses=errors())
+async def get_version(services: ServicesDep) -> Version:
+    """What runs here."""
+    info = services.info
+    return Version(version=version("djinn"), model=info.name, device=info.device, dtype=info.dtype)
+
+
+@router.get("/v1/memory", operation_id="getMemory", responses=errors())
+async def get_memory(services: ServicesDep) -> MemoryView:
+    """Budgets and use of the memory segments, in bytes."""
+    return MemoryView.of(await services.sessions.memory())
+
+
+@router.get("/v1/memory/estimate", operation_id="estimateMemory", responses=errors())
+async def estimate_memory(query: Annotated[EstimateQuery, Query()], services: ServicesDep) -> MemoryEstimate:
+    """What a session of `tokens` tokens takes, and how many such sessions the device holds at once."""
+    return MemoryEstimate.of(await services.sessions.memory(), query.tokens)

@@ -1,0 +1,51 @@
+"""`/tokenize` and `/detokenize`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+
+from app.openai.messages import template_messages
+from app.openai.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from app.routers.dependencies import ServicesDep, errors
+from app.routers.openai_call import check_model
+from app.schemas import check_token_ids
+from app.tokens import Tokens
+
+router = APIRouter(tags=["openai"])
+
+
+@router.post("/tokenize", operation_id="tokenize", responses=errors(400, 404))
+async def tokenize(body: TokenizeBody, services: ServicesDep) -> TokenizeAnswer:
+    """The tokens that a prompt or a chat becomes."""
+    if body.model is not None:
+        check_model(services, body.model)
+    token_ids = await asyncio.to_thread(_encode, body, services.tokens)
+    texts = [services.tokens.token_text(token_id) for token_id in token_ids]
+    return TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=services.info.max_model_len,
+        tokens=token_ids,
+        token_strs=texts if body.return_token_strs else None,
+    )
+
+
+@router.post("/detokenize", operation_id="detokenize", responses=errors(400, 404))
+async def detokenize(body: DetokenizeBody, services: ServicesDep) -> DetokenizeAnswer:
+    """The text of tokens."""
+    if body.model is not None:
+        check_model(services, body.model)
+    check_token_ids(body.tokens, services.info.vocab_size, param="tokens")
+    return DetokenizeAnswer(prompt=services.tokens.decode(body.tokens, skip_special_tokens=False))
+
+
+def _encode(body: TokenizeBody, tokens: Tokens) -> list[int]:
+    if body.messages is None:
+        assert body.prompt is not None
+        return tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    continues = bool(body.continue_final_message)
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    return tokens.render_chat(
+        template_messages(body.messages), add_generation_prompt=opens, continue_final_message=continues
+    )

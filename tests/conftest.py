@@ -1,0 +1,48 @@
+"""Fixtures for every test that needs a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from app.routers.dependencies import Services
+from tests.serving import running_services, serve
+
+ServeWith = Callable[..., httpx.Client]
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """Base URL of a server that all tests share, without API keys."""
+    with serve() as url:
+        yield url
+
+
+@pytest.fixture
+def http(server_url: str) -> Iterator[httpx.Client]:
+    """A plain HTTP client of the shared server."""
+    with httpx.Client(base_url=server_url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def serve_with() -> Iterator[ServeWith]:
+    """Starts a server with settings of one's own and returns a client of it; both end with the test."""
+    with ExitStack() as ends:
+
+        def start(**changed: Any) -> httpx.Client:
+            url = ends.enter_context(serve(**changed))
+            return ends.enter_context(httpx.Client(base_url=url, timeout=30))
+
+        yield start
+
+
+@pytest.fixture
+async def services() -> AsyncIterator[Services]:
+    """The parts of a running server, without HTTP in front."""
+    async with running_services() as running:
+        yield running

@@ -1,0 +1,23 @@
+"""The one shape that every error answer has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+
+def assert_error(response: httpx.Response, status: int, code: str, *, param: str | None = None) -> str:
+    """Check the error body, status, code and field; returns the message."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body: dict[str, Any] = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "code", "param"}
+    assert body["error"]["code"] == code
+    assert body["error"]["param"] == param
+    message = body["error"]["message"]
+    assert isinstance(message, str)
+    assert message
+    return message

@@ -1,0 +1,67 @@
+"""The oracle: Transformers' own model and tokenizer, on the weights that the server runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.shapes import shape_config
+
+_MODELS: Any = AutoModelForCausalLM
+_TOKENIZERS: Any = AutoTokenizer
+
+
+class Reference:
+    """A model folder, read by Transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = _MODELS.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = _TOKENIZERS.from_pretrained(folder)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt."""
+        token_ids: list[int] = self.tokenizer(text)["input_ids"]
+        return token_ids
+
+    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a chat, the assistant's turn opened."""
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        token_ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of generated tokens."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """The most likely continuation, of at most `count` tokens."""
+        with torch.inference_mode():
+            given = torch.tensor([prompt])
+            found = self.model.generate(
+                given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False, pad_token_id=0
+            )
+        token_ids: list[int] = found[0, len(prompt) :].tolist()
+        return token_ids
+
+    def logprobs(self, token_ids: list[int]) -> Tensor:
+        """Log-probabilities `[len(token_ids), vocab]`: row i is about token i + 1."""
+        with torch.inference_mode():
+            logits = self.model(torch.tensor([token_ids])).logits[0]
+        return torch.log_softmax(logits, dim=-1)
+
+
+def save_tiny_model(folder: Path) -> None:
+    """A small Llama of random weights with a byte-level tokenizer, as Transformers saves them."""
+    config = shape_config("tiny-llama")
+    config.initializer_range = 0.2  # at the default, all tokens are nearly equally likely
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        _MODELS.from_config(config).save_pretrained(folder)
+    byte_tokenizer(config.vocab_size).save_pretrained(folder)

@@ -1,0 +1,162 @@
+"""`X-Session-ID`: an unmodified OpenAI client keeps its session's KV from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.openai.conftest import MODEL
+from tests.openai.reference import Reference
+from tests.serving import serve
+
+LONG: Any = {"model": MODEL, "prompt": "x", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+
+
+def bound(name: str) -> Any:
+    return {"extra_headers": {"X-Session-ID": name}}
+
+
+def session_of(http: httpx.Client, headers: Any) -> Any:
+    return http.get(f"/v1/sessions/{headers['x-session-id']}").json()
+
+
+def test_only_what_is_new_is_computed(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    messages: list[Any] = [{"role": "user", "content": "The first question is this one, and it is long."}]
+    first = sdk.chat.completions.with_raw_response.create(
+        model=MODEL, messages=messages, max_tokens=30, **bound("agent-1")
+    )
+    answer = first.parse()
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "And the second?"}]
+    second = sdk.chat.completions.with_raw_response.create(
+        model=MODEL, messages=messages, max_tokens=5, **bound("agent-1")
+    )
+    usage = second.parse().usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    # Every token up to the question, not just full blocks; what was generated may be tokenized another way.
+    assert (usage.prompt_tokens_details.cached_tokens or 0) >= answer.usage.prompt_tokens
+    assert first.headers["x-session-id"] == second.headers["x-session-id"]
+    assert session_of(http, second.headers)["tokens"] == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_the_answer_does_not_depend_on_what_the_session_holds(sdk: openai.OpenAI, reference: Reference) -> None:
+    for prompt in ("A story about a fox", "A story about a bear", "A st"):
+        bound_answer = sdk.completions.create(
+            model=MODEL, prompt=prompt, temperature=0, max_tokens=12, **bound("storyteller")
+        )
+        expected = reference.decode(reference.greedy(reference.encode(prompt), 12))
+        assert bound_answer.choices[0].text == expected
+
+
+def test_the_session_can_also_be_named_by_its_id(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    session = http.post("/v1/sessions", json={"metadata": {"for": "openai"}}).json()["id"]
+    answer = sdk.completions.with_raw_response.create(
+        model=MODEL, prompt="Hello", max_tokens=4, user="me", extra_body={"ignore_eos": True}, **bound(session)
+    )
+    assert answer.headers["x-session-id"] == session
+    view = http.get(f"/v1/sessions/{session}").json()
+    assert view["tokens"] == 10
+    assert view["metadata"] == {"for": "openai", "user": "me"}
+
+
+@pytest.mark.parametrize("max_tokens", [3, 4, 50], ids=["ends with it", "ends just after", "goes on"])
+def test_after_a_stop_string_the_session_keeps_the_tokens_up_to_it(
+    sdk: openai.OpenAI, http: httpx.Client, max_tokens: int
+) -> None:
+    answer = sdk.completions.with_raw_response.create(
+        model=MODEL, prompt="Hello", max_tokens=max_tokens, logit_bias={"90": 100}, stop="ZZZ", **bound("stopper")
+    )
+    [choice] = answer.parse().choices
+    assert (choice.text, choice.finish_reason) == ("", "stop")
+    assert session_of(http, answer.headers)["tokens"] == len("Hello") + 1 + 3
+
+
+def test_a_closed_session_begins_anew(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    first = sdk.completions.with_raw_response.create(model=MODEL, prompt="x", max_tokens=1, **bound("reborn")).headers[
+        "x-session-id"
+    ]
+    assert http.delete(f"/v1/sessions/{first}").status_code == 204
+    second = sdk.completions.with_raw_response.create(model=MODEL, prompt="x", max_tokens=1, **bound("reborn")).headers[
+        "x-session-id"
+    ]
+    assert first != second
+
+
+def test_two_calls_at_once_in_a_session_conflict(sdk: openai.OpenAI) -> None:
+    running: Any = sdk.completions.create(**LONG, stream=True, **bound("busy"))
+    next(iter(running))
+    with pytest.raises(openai.ConflictError, match="running"):
+        sdk.completions.create(model=MODEL, prompt="x", **bound("busy"))
+    running.close()
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_stream_whose_session_is_taken_away_ends_with_an_error(
+    sdk: openai.OpenAI, http: httpx.Client, end: str
+) -> None:
+    with sdk.completions.with_streaming_response.create(**LONG, stream=True, **bound(end)) as response:
+        session = response.headers["x-session-id"]
+        running = response.parse()
+        next(iter(running))
+        if end == "cancel":
+            assert http.post(f"/v1/sessions/{session}/cancel").json()["state"] == "idle"
+        else:
+            assert http.delete(f"/v1/sessions/{session}").status_code == 204
+        with pytest.raises(openai.APIError, match="cancelled"):
+            list(running)
+
+
+def test_a_call_whose_session_is_taken_away_conflicts(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    session = sdk.completions.with_raw_response.create(model=MODEL, prompt="x", max_tokens=1, **bound("taken")).headers[
+        "x-session-id"
+    ]
+    with ThreadPoolExecutor(1) as background:
+        call = background.submit(lambda: sdk.completions.create(**LONG, **bound("taken")))
+        while http.get(f"/v1/sessions/{session}").json()["state"] != "running":
+            assert not call.done()
+        http.post(f"/v1/sessions/{session}/cancel")
+        with pytest.raises(openai.ConflictError, match="cancelled"):
+            call.result(timeout=10)
+
+
+@pytest.mark.parametrize(("many", "param"), [({"n": 2}, "n"), ({"prompt": ["a", "b"]}, "prompt")])
+def test_a_session_takes_one_choice_of_one_prompt(sdk: openai.OpenAI, many: Any, param: str) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as caught:
+        sdk.completions.create(**{"model": MODEL, "prompt": "x", **many, **bound("single")})
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["", "n" * 257])
+def test_a_name_has_a_sane_length(http: httpx.Client, name: str) -> None:
+    answer = http.post("/v1/completions", json={"model": MODEL, "prompt": "x"}, headers={"X-Session-ID": name})
+    assert answer.status_code == 422
+    assert "X-Session-ID" in answer.json()["error"]["message"]
+
+
+@pytest.fixture
+def tenants(reference: Reference) -> Iterator[list[openai.OpenAI]]:
+    """Clients of one server with keys of their own."""
+    with serve(model=str(reference.folder), api_keys=("one", "two")) as url:
+        yield [openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in ("one", "two")]
+
+
+def test_a_name_means_another_session_to_another_key(tenants: list[openai.OpenAI]) -> None:
+    prompt = "A secret that is long enough to fill more than one block of the cache."
+    usages, ids = [], []
+    for tenant in tenants:
+        answer = tenant.completions.with_raw_response.create(model=MODEL, prompt=prompt, max_tokens=1, **bound("mine"))
+        ids.append(answer.headers["x-session-id"])
+        usages.append(answer.parse().usage)
+        tenant.close()
+    assert ids[0] != ids[1]
+    assert usages[1] is not None
+    assert usages[1].prompt_tokens_details is not None
+    assert usages[1].prompt_tokens_details.cached_tokens == 0

@@ -1,0 +1,196 @@
+"""`/v1/completions` through the official SDK, against Transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Completion
+from openai.types.completion_choice import Logprobs
+
+from tests.openai.conftest import MODEL
+from tests.openai.reference import Reference
+
+PROMPT = "Once upon a time"
+EVERY_LIST = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+def logprobs_of(answer: Completion, index: int = 0) -> Logprobs:
+    logprobs = answer.choices[index].logprobs
+    assert logprobs is not None
+    return logprobs
+
+
+def test_the_greedy_text_is_what_transformers_generates(sdk: openai.OpenAI, reference: Reference) -> None:
+    expected = reference.greedy(reference.encode(PROMPT), 20)
+    answer = sdk.completions.create(model=MODEL, prompt=PROMPT, temperature=0, max_tokens=20)
+    assert answer.choices[0].text == reference.decode(expected)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.id.startswith("cmpl-")
+
+
+def test_sixteen_tokens_are_the_default(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model=MODEL, prompt=PROMPT, extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 16
+
+
+def test_token_ids_are_a_prompt_as_they_are(sdk: openai.OpenAI, reference: Reference) -> None:
+    token_ids = reference.encode(PROMPT)
+    by_text, by_ids = (
+        sdk.completions.create(model=MODEL, prompt=prompt, temperature=0) for prompt in (PROMPT, token_ids)
+    )
+    assert by_text.choices[0].text == by_ids.choices[0].text
+    assert by_ids.usage is not None
+    assert by_ids.usage.prompt_tokens == len(token_ids)
+
+
+@pytest.mark.parametrize("as_token_ids", [False, True])
+def test_a_batch_has_n_choices_per_prompt_in_order(
+    sdk: openai.OpenAI, reference: Reference, as_token_ids: bool
+) -> None:
+    texts = ["One", "Two, three", "Four"]
+    prompts: Any = [reference.encode(text) for text in texts] if as_token_ids else texts
+    answer = sdk.completions.create(model=MODEL, prompt=prompts, n=2, temperature=0, max_tokens=10)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3, 4, 5]
+    expected = [reference.decode(reference.greedy(reference.encode(text), 10)) for text in texts]
+    assert [choice.text for choice in answer.choices] == [text for text in expected for _ in range(2)]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(len(reference.encode(text)) for text in texts)
+    assert answer.usage.completion_tokens == 60
+
+
+def test_an_echo_is_scored_as_transformers_scores_it(sdk: openai.OpenAI, reference: Reference) -> None:
+    """The call that evaluation harnesses make: what is the likelihood of this text."""
+    token_ids = reference.encode(PROMPT)
+    expected = reference.logprobs(token_ids)
+    answer = sdk.completions.create(model=MODEL, prompt=token_ids, echo=True, logprobs=1, max_tokens=0, temperature=0)
+    assert answer.choices[0].text == PROMPT
+    found = logprobs_of(answer)
+    scores: Any = found.token_logprobs
+    tops: Any = found.top_logprobs
+    assert (scores[0], tops[0]) == (None, None)
+    target = [float(row[token_id]) for row, token_id in zip(expected, token_ids[1:], strict=False)]
+    assert scores[1:] == pytest.approx(target, abs=1e-3)
+    assert [max(top.values()) for top in tops[1:]] == pytest.approx(expected[:-1].max(-1).values.tolist(), abs=1e-3)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(token_ids), 0)
+
+
+def test_an_echo_with_more_tokens_goes_on_where_the_prompt_ends(sdk: openai.OpenAI, reference: Reference) -> None:
+    asked: Any = {"model": MODEL, "prompt": [PROMPT, "Twice"], "logprobs": 2, "max_tokens": 6, "seed": 3, "n": 2}
+    asked["extra_body"] = {"ignore_eos": True}
+    with_echo, without = (sdk.completions.create(**asked, echo=echo) for echo in (True, False))
+    for index, prompt in enumerate([PROMPT, PROMPT, "Twice", "Twice"]):
+        assert with_echo.choices[index].text == prompt + without.choices[index].text
+        scores: Any = logprobs_of(with_echo, index).token_logprobs
+        assert scores[-6:] == pytest.approx(logprobs_of(without, index).token_logprobs, abs=1e-3)
+        assert len(scores) == len(reference.encode(prompt)) + 6
+
+
+def test_text_offsets_point_at_the_tokens(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model=MODEL, prompt=PROMPT, echo=True, logprobs=0, max_tokens=12, seed=8)
+    found = logprobs_of(answer)
+    text = answer.choices[0].text
+    assert found.tokens is not None
+    assert found.text_offset is not None
+    assert found.text_offset == sorted(found.text_offset)
+    for token, offset in zip(found.tokens, found.text_offset, strict=True):
+        if not token.startswith(("bytes:", "<bos>")):
+            # Bytes before it that turned out to be no character were decided together with it.
+            assert text[offset:].lstrip("\N{REPLACEMENT CHARACTER}").startswith(token)
+
+
+def test_a_single_token_can_be_echoed(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model=MODEL, prompt=[65], echo=True, logprobs=1, max_tokens=0)
+    assert answer.choices[0].text == "A"
+    nothing: Any = [None]
+    assert logprobs_of(answer).token_logprobs == nothing
+
+
+def test_a_stream_is_the_plain_answer_in_pieces(sdk: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "logprobs": 2, "max_tokens": 12, "seed": 6, "echo": True}
+    plain = sdk.completions.create(**asked)
+    *chunks, last = sdk.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert "".join(chunk.choices[0].text for chunk in chunks) == plain.choices[0].text
+    assert chunks[-1].choices[0].finish_reason == plain.choices[0].finish_reason
+    pieces = [chunk.choices[0].logprobs for chunk in chunks]
+    for name in EVERY_LIST:
+        streamed = [entry for piece in pieces if piece is not None for entry in getattr(piece, name)]
+        assert streamed == getattr(logprobs_of(plain), name)
+    assert last.usage is not None
+    assert plain.usage is not None
+    assert last.usage.total_tokens == plain.usage.total_tokens
+
+
+def test_the_prompt_of_many_choices_is_computed_once(sdk: openai.OpenAI) -> None:
+    prompt = "This prompt is long enough to fill several blocks of the cache. " * 4
+
+    def tokens_computed() -> float:
+        metrics = sdk.with_options(base_url=str(sdk.base_url).removesuffix("v1/")).get("metrics", cast_to=str)
+        values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+        return float(values["djinn_prefix_cache_queries_total"]) - float(values["djinn_prefix_cache_hits_total"])
+
+    before = tokens_computed()
+    answer = sdk.completions.create(model=MODEL, prompt=prompt, n=4, max_tokens=4)
+    assert answer.usage is not None
+    block_tokens = 16
+    assert tokens_computed() - before <= answer.usage.prompt_tokens + 3 * block_tokens
+
+
+def test_a_second_call_finds_the_prompt_in_the_cache(sdk: openai.OpenAI) -> None:
+    prompt = "A prefix that two calls share, and that nobody else has sent before. " * 2
+    first, second = (sdk.completions.create(model=MODEL, prompt=prompt, max_tokens=1).usage for _ in range(2))
+    assert first is not None
+    assert first.prompt_tokens_details is not None
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert second is not None
+    assert second.prompt_tokens_details is not None
+    assert second.prompt_tokens_details.cached_tokens == (first.prompt_tokens - 1) // 16 * 16
+
+
+def test_logit_bias_decides_the_token(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model=MODEL, prompt=PROMPT, logit_bias={"90": 100}, max_tokens=5)
+    assert answer.choices[0].text == "ZZZZZ"
+
+
+def test_a_stop_token_ends_the_text_unless_it_comes_too_early(sdk: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "logit_bias": {"90": 100}, "max_tokens": 9}
+    stopped = sdk.completions.create(**asked, extra_body={"stop_token_ids": [90]})
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.usage is not None
+    assert stopped.usage.completion_tokens == 1
+    later = sdk.completions.create(**asked, extra_body={"stop_token_ids": [90], "min_tokens": 4})
+    assert later.usage is not None
+    assert later.usage.completion_tokens == 4
+
+
+def test_the_end_token_ends_the_text_unless_ignored(sdk: openai.OpenAI, reference: Reference) -> None:
+    end = reference.tokenizer.eos_token_id
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "logit_bias": {str(end): 100}, "max_tokens": 5}
+    ended = sdk.completions.create(**asked)
+    assert (ended.choices[0].text, ended.choices[0].finish_reason) == ("", "stop")
+    ignored = sdk.completions.create(**asked, extra_body={"ignore_eos": True})
+    assert ignored.choices[0].finish_reason == "length"
+    assert ignored.usage is not None
+    assert ignored.usage.completion_tokens == 5
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}])
+def test_a_filter_that_leaves_one_token_is_greedy(sdk: openai.OpenAI, narrow: dict[str, float]) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 10}
+    greedy = sdk.completions.create(**asked, temperature=0)
+    filtered = sdk.completions.create(**asked, extra_body=narrow)
+    assert filtered.choices[0].text == greedy.choices[0].text
+
+
+@pytest.mark.parametrize("penalty", [{"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 10}])
+def test_penalties_keep_tokens_from_coming_again(sdk: openai.OpenAI, penalty: dict[str, float]) -> None:
+    bias = {"90": 3, "89": 2, "88": 1}
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 0}
+    repeated = logprobs_of(sdk.completions.create(**asked, logit_bias=bias)).tokens
+    penalised = logprobs_of(sdk.completions.create(**asked, logit_bias=bias, extra_body=penalty)).tokens
+    assert repeated is not None
+    assert penalised is not None
+    assert len(set(penalised)) > len(set(repeated))

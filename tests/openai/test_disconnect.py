@@ -1,0 +1,57 @@
+"""A client that goes away: its turns end, and what they held is free."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.openai.conftest import MODEL
+
+LONG: Any = {"model": MODEL, "prompt": ["x", "y"], "n": 2, "max_tokens": 1000, "ignore_eos": True}
+
+
+def memory(client: httpx.Client) -> Any:
+    return client.get("/v1/memory").json()
+
+
+def wait_until_idle(client: httpx.Client, *, sessions: int) -> None:
+    deadline = time.monotonic() + 10
+    while (found := memory(client))["turns_running"] or found["turns_waiting"] or found["sessions"] != sessions:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+
+
+def test_a_stream_that_is_closed_frees_everything(openai_url: str) -> None:
+    with httpx.Client(base_url=openai_url, timeout=10) as client:
+        before = memory(client)
+        with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: {")
+            assert memory(client)["turns_running"] > 0
+        wait_until_idle(client, sessions=before["sessions"])
+        assert memory(client)["data"]["owned_bytes"] == before["data"]["owned_bytes"]
+
+
+def test_a_call_that_does_not_stream_is_given_up_too(openai_url: str) -> None:
+    with httpx.Client(base_url=openai_url, timeout=10) as client:
+        before = memory(client)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=LONG, timeout=0.3)
+        wait_until_idle(client, sessions=before["sessions"])
+        assert memory(client)["data"]["owned_bytes"] == before["data"]["owned_bytes"]
+
+
+def test_a_bound_session_outlives_its_client(openai_url: str) -> None:
+    call: Any = {**LONG, "prompt": "x", "n": 1, "stream": True}
+    with httpx.Client(base_url=openai_url, timeout=10, headers={"X-Session-ID": "left"}) as client:
+        before = memory(client)
+        with client.stream("POST", "/v1/completions", json=call) as stream:
+            session = stream.headers["x-session-id"]
+            next(stream.iter_lines())
+        wait_until_idle(client, sessions=before["sessions"] + 1)
+        view = client.get(f"/v1/sessions/{session}").json()
+        assert view["state"] == "idle"
+        assert 2 < view["tokens"] < 1000

@@ -1,0 +1,151 @@
+"""What goes wrong comes back as the SDK's typed exceptions, and says which field and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.openai.conftest import MODEL
+from tests.openai.reference import Reference
+from tests.serving import serve
+
+CHAT: Any = [{"role": "user", "content": "Hello"}]
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def test_an_unknown_model_is_not_found(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.chat.completions.create(model="gpt-4o", messages=CHAT)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.NotFoundError):
+        sdk.completions.create(model="gpt-4o", prompt="x")
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("gpt-4o")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("size", "max_tokens"), [(2000, None), (1, 5000), (2000, 0)])
+def test_more_than_the_context_is_a_bad_request(
+    sdk: openai.OpenAI, stream: bool, size: int, max_tokens: int | None
+) -> None:
+    asked: Any = {"model": MODEL, "stream": stream, "max_tokens": max_tokens}
+    with pytest.raises(openai.BadRequestError, match="1024") as caught:
+        sdk.chat.completions.create(**asked, messages=[{"role": "user", "content": "x" * size}])
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == ("messages" if size > 1 else "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop"),
+        ({"store": True}, "store"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"extra_body": {"best_of": 2}}, "best_of"),
+        ({"extra_body": {"min_tokens": 9}, "max_tokens": 5}, "min_tokens"),
+        ({"extra_body": {"stop_token_ids": [512]}}, "stop_token_ids"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+            "messages.0.content.0.type",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "no json"}}
+                        ],
+                    }
+                ]
+            },
+            "messages.0.tool_calls.0.function.arguments",
+        ),
+    ],
+)
+def test_a_bad_chat_field_is_named(sdk: openai.OpenAI, wrong: Any, param: str) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as caught:
+        sdk.chat.completions.create(**{"model": MODEL, "messages": CHAT, **wrong})
+    assert str(caught.value.param).startswith(param)
+    assert param.rsplit(".", 1)[-1] in caught.value.message or param == "messages.0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1, 2], []]}, "prompt.1"),
+        ({"prompt": [1, -2]}, "prompt.1"),
+        ({"prompt": [1, 512]}, "prompt"),
+        ({"prompt": [1, "two"]}, "prompt.1"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"suffix": "x"}, "suffix"),
+    ],
+)
+def test_a_bad_completion_field_is_named(sdk: openai.OpenAI, wrong: Any, param: str) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as caught:
+        sdk.completions.create(**{"model": MODEL, "prompt": "x", **wrong})
+    assert caught.value.param == param
+
+
+@pytest.fixture
+def guarded(reference: Reference) -> Iterator[str]:
+    """Base URL of a server with keys and a queue for one turn."""
+    with serve(model=str(reference.folder), api_keys=("one", "two"), max_queue=1, max_running=1) as url:
+        yield f"{url}/v1"
+
+
+def test_a_key_is_needed_where_keys_are_set(guarded: str) -> None:
+    for key in ("", "wrong"):
+        with openai.OpenAI(base_url=guarded, api_key=key or "none", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
+            with pytest.raises(openai.AuthenticationError):
+                client.chat.completions.create(model=MODEL, messages=CHAT)
+    with openai.OpenAI(base_url=guarded, api_key="two", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+
+
+def test_a_full_queue_is_a_rate_limit_and_the_sdk_tries_again(guarded: str) -> None:
+    with openai.OpenAI(base_url=guarded, api_key="one", max_retries=0) as client:
+        asked: Any = {"model": MODEL, "prompt": "x", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+        running = client.completions.create(**asked, stream=True)
+        next(iter(running))
+        waiting = client.completions.create(**asked, stream=True)
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.completions.create(**asked)
+        assert caught.value.response.headers["retry-after"] == "1"
+        running.close()
+        waiting.close()
+        patient = client.with_options(max_retries=5)
+        assert patient.completions.create(model=MODEL, prompt="x", max_tokens=1).choices
+
+
+def test_no_server_is_a_connection_error() -> None:
+    with (
+        openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.APIConnectionError),
+    ):
+        client.models.list()

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from httpx_sse import ServerSentEvent, connect_sse
+
+from tests.errors import assert_error
+
+PROMPT: dict[str, Any] = {"token_ids": [5, 6, 7, 8], "ignore_eos": True}
+GREEDY = {**PROMPT, "temperature": 0}
+
+
+@pytest.fixture
+def session(http: httpx.Client) -> Iterator[str]:
+    """Path of a session of one's own."""
+    path = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    yield path
+    http.delete(path)
+
+
+@contextmanager
+def streaming(http: httpx.Client, session: str, **body: Any) -> Iterator[Iterator[ServerSentEvent]]:
+    with connect_sse(http, "POST", f"{session}/generate", json={"stream": True, **body}) as source:
+        assert source.response.status_code == 200
+        yield source.iter_sse()
+
+
+def wait_until_idle(http: httpx.Client, session: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        found: dict[str, Any] = http.get(session).json()
+        if found["state"] == "idle":
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"still {found['state']}")
+
+
+def test_a_turn_answers_whole(http: httpx.Client, session: str) -> None:
+    turn = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 6}).json()
+    assert turn["status"] == "finished"
+    assert turn["finish_reason"] == "length"
+    assert len(turn["token_ids"]) == 6
+    assert turn["checkpoint"] is None
+    assert turn["usage"] == {
+        "prompt_tokens": 4,
+        "cached_tokens": 0,
+        "completion_tokens": 6,
+        "tokens_recomputed": 0,
+    }
+    assert "logprobs" not in turn
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(http: httpx.Client, session: str) -> None:
+    whole = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 12, "logprobs": 2}).json()
+    http.post(f"{session}/rewind", json={"to_token": 0})
+    with streaming(http, session, **GREEDY, max_tokens=12, logprobs=2) as stream:
+        *tokens, finished = list(stream)
+    assert [event.event for event in tokens] == ["token"] * len(tokens)
+    assert finished.event == "finished"
+    last = finished.json()
+    parts = [event.json() for event in tokens]
+    assert "".join(part["text"] for part in parts) == last["text"] == whole["text"]
+    assert [token for part in parts for token in part["token_ids"]] == last["token_ids"] == whole["token_ids"]
+    streamed = [entry for part in parts for entry in part["logprobs"]]
+    assert [entry["token_id"] for entry in streamed] == last["token_ids"]
+    assert all(len(entry["top"]) == 2 and entry["top"][0]["logprob"] <= 0 for entry in streamed)
+    assert streamed == last["logprobs"]
+
+
+def test_only_new_tokens_travel(http: httpx.Client, session: str) -> None:
+    """Two turns leave and see the same history as one turn with everything."""
+    first = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 4}).json()
+    second = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 4}).json()
+    assert second["usage"]["prompt_tokens"] == 4 + 4 + 4
+    assert second["usage"]["cached_tokens"] >= 7
+    other = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    everything = [*PROMPT["token_ids"], *first["token_ids"], *PROMPT["token_ids"]]
+    fresh = http.post(f"{other}/generate", json={**GREEDY, "token_ids": everything, "max_tokens": 4}).json()
+    assert fresh["token_ids"] == second["token_ids"]
+
+
+def test_no_new_tokens_goes_on_where_the_turn_before_stopped(http: httpx.Client, session: str) -> None:
+    whole = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 8}).json()["token_ids"]
+    http.post(f"{session}/rewind", json={"to_token": 4})
+    parts = [
+        http.post(f"{session}/generate", json={**GREEDY, "token_ids": [], "max_tokens": 4}).json()["token_ids"]
+        for _ in range(2)
+    ]
+    assert parts[0] + parts[1] == whole
+
+
+def test_max_tokens_0_computes_the_prompt_and_samples_nothing(http: httpx.Client, session: str) -> None:
+    turn = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 0}).json()
+    assert turn["token_ids"] == []
+    assert turn["finish_reason"] == "length"
+    assert http.get(session).json()["tokens"] == 4
+
+
+def test_without_max_tokens_a_turn_fills_the_context(http: httpx.Client, session: str) -> None:
+    turn = http.post(f"{session}/generate", json={**PROMPT, "token_ids": [5] * 1000}).json()
+    assert len(turn["token_ids"]) == 24
+    full = http.post(f"{session}/generate", json={"prompt": "more"})
+    message = assert_error(full, 400, "context_length_exceeded", param="prompt")
+    assert "1024" in message
+
+
+def test_the_same_seed_gives_the_same_tokens(http: httpx.Client, session: str) -> None:
+    def tokens(seed: int) -> list[int]:
+        turn = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 16, "seed": seed}).json()
+        http.post(f"{session}/rewind", json={"to_token": 0})
+        found: list[int] = turn["token_ids"]
+        return found
+
+    assert tokens(1) == tokens(1)
+    assert tokens(1) != tokens(2)
+
+
+def test_a_stop_token_ends_the_turn(http: httpx.Client, session: str) -> None:
+    whole = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 12}).json()["token_ids"]
+    http.post(f"{session}/rewind", json={"to_token": 0})
+    stop = next(token for token in whole if token != whole[0])
+    turn = http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 12, "stop_token_ids": [stop]}).json()
+    assert turn["finish_reason"] == "stop"
+    assert turn["token_ids"] == whole[: whole.index(stop) + 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_cuts_text_and_history_and_the_session_goes_on(
+    http: httpx.Client, session: str, stream: bool
+) -> None:
+    bias = {"logit_bias": {str(ord(letter)): 100 for letter in "ab"}}
+    body = {**PROMPT, **bias, "max_tokens": 900, "stop": ["ab", "ba"], "seed": 3}
+    if stream:
+        with streaming(http, session, **body) as events:
+            *parts, finished = list(events)
+        turn = finished.json()
+        assert "".join(part.json()["text"] for part in parts) == turn["text"]
+    else:
+        turn = http.post(f"{session}/generate", json=body).json()
+    assert turn["finish_reason"] == "stop"
+    assert set(turn["text"]) <= {"a"} or set(turn["text"]) <= {"b"}
+    found = http.get(session).json()
+    assert found["state"] == "idle"
+    assert found["tokens"] == 4 + len(turn["token_ids"]) < 900
+    assert turn["usage"]["completion_tokens"] == len(turn["token_ids"])
+    assert http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": -1}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a", ""]}, "stop.1"),
+        ({"stop_token_ids": [512]}, "stop_token_ids"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"logit_bias": {"512": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"token_ids": [512]}, "token_ids"),
+        ({"token_ids": [-1]}, "token_ids.0"),
+        ({"token_ids": "5"}, "token_ids"),
+        ({"stream": "yes"}, "stream"),
+        ({"token_ids": None, "messages": []}, "messages"),
+        ({"token_ids": None, "messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
+        ({"token_ids": None, "messages": [{"role": "user", "content": "", "mood": 1}]}, "messages.0.mood"),
+        ({"beam_width": 2}, "beam_width"),
+    ],
+)
+def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, object], param: str) -> None:
+    response = http.post(f"{session}/generate", json={**PROMPT, **body})
+    message = assert_error(response, 422, "field_out_of_range", param=param)
+    assert param in message
+    assert http.get(session).json()["tokens"] == 0
+
+
+@pytest.mark.parametrize("extra", [{}, {"prompt": "a", "token_ids": [5]}])
+def test_exactly_one_kind_of_input_is_taken(http: httpx.Client, session: str, extra: dict[str, object]) -> None:
+    response = http.post(f"{session}/generate", json={"max_tokens": 1, **extra})
+    assert "exactly one of prompt, messages and token_ids" in assert_error(response, 422, "field_out_of_range")
+
+
+def test_an_empty_session_cannot_go_on_from_nothing(http: httpx.Client, session: str) -> None:
+    response = http.post(f"{session}/generate", json={"token_ids": []})
+    assert "at least 1 token" in assert_error(response, 422, "field_out_of_range", param="prompt")
+
+
+def test_too_many_tokens_are_refused_with_the_numbers(http: httpx.Client, session: str) -> None:
+    response = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1021})
+    message = assert_error(response, 400, "context_length_exceeded", param="max_tokens")
+    assert "1024" in message
+    assert "4" in message
+    assert "1021" in message
+
+
+def test_a_second_turn_on_a_busy_session_is_refused_by_state(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
+        next(stream)
+        response = http.post(f"{session}/generate", json=PROMPT)
+        assert "is running" in assert_error(response, 409, "wrong_state")
+
+
+def test_cancel_ends_the_stream_and_keeps_what_was_generated(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
+        next(stream)
+        cancelled = http.post(f"{session}/cancel").json()
+        assert cancelled["state"] == "idle"
+        *_, last = stream
+    turn = last.json()
+    assert last.event == "finished"
+    assert turn["finish_reason"] == "cancelled"
+    assert cancelled["tokens"] == 4 + len(turn["token_ids"]) < 904
+
+
+def test_a_client_that_leaves_a_stream_cancels_its_turn(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=1000) as stream:
+        next(stream)
+    assert wait_until_idle(http, session)["tokens"] < 1004
+
+
+def test_a_client_that_leaves_a_whole_answer_cancels_its_turn(http: httpx.Client, session: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1000}, timeout=0.05)
+    assert wait_until_idle(http, session)["tokens"] < 1004
+
+
+def test_a_session_that_is_closed_ends_its_stream(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
+        next(stream)
+        assert http.delete(session).status_code == 204
+        *_, last = stream
+    assert last.json()["finish_reason"] == "cancelled"
+
+
+def test_a_slow_reader_loses_nothing(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=300, logprobs=20) as stream:
+        events = [next(stream)]
+        wait_until_idle(http, session)
+        events += list(stream)
+    last = events.pop().json()
+    assert [token for event in events for token in event.json()["token_ids"]] == last["token_ids"]
+    assert len(last["token_ids"]) == 300
+
+
+def test_sessions_generate_at_the_same_time_and_apart(http: httpx.Client) -> None:
+    """Every one of 8 concurrent greedy turns gives what it gives alone."""
+    paths = [f"/v1/sessions/{http.post('/v1/sessions').json()['id']}" for _ in range(8)]
+    answers: dict[int, list[int]] = {}
+
+    def run(index: int) -> None:
+        body = {**GREEDY, "token_ids": [10 + index, 20, 30], "max_tokens": 20}
+        answers[index] = http.post(f"{paths[index]}/generate", json=body).json()["token_ids"]
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    together = dict(answers)
+    for index in range(8):
+        http.post(f"{paths[index]}/rewind", json={"to_token": 0})
+        run(index)
+    assert answers == together

@@ -1,0 +1,54 @@
+"""Servers for tests, with a tiny model of random weights: a real uvicorn in a thread, or only the parts behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+
+from app.main import load_app
+from app.routers.dependencies import Services
+from app.settings import Settings
+
+START_TIMEOUT_S = 30
+
+
+def tiny_settings(**changed: Any) -> Settings:
+    """Settings of a model that loads in no time, with room for 256 blocks of 16 tokens."""
+    values: dict[str, Any] = {"model": "random:tiny-llama", "kv_device": 4 << 20, "max_model_len": 1024}
+    return Settings(**{**values, **changed})
+
+
+@contextmanager
+def serve(**changed: Any) -> Iterator[str]:
+    """A server on a free port; yields its base URL. In-process ASGI clients buffer streams and cannot disconnect."""
+    app = load_app(tiny_settings(**changed))
+    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="test-server")
+    thread.start()
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError("the server did not start")
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=START_TIMEOUT_S)
+        if thread.is_alive():
+            raise RuntimeError("the server did not stop")
+
+
+@asynccontextmanager
+async def running_services(**changed: Any) -> AsyncIterator[Services]:
+    """The parts of a running server, without HTTP in front."""
+    app = load_app(tiny_settings(**changed))
+    async with app.router.lifespan_context(app):
+        yield app.state.services

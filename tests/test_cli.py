@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from httpx_sse import connect_sse
+
+from app.cli import main
+from tests.errors import assert_error
+
+READY = re.compile(r"Djinn serves (\S+) on (http://\S+:\d+)\n")
+TINY = ("--model", "random:tiny-llama", "--kv-device", "4MiB", "--port", "0")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
+    """Exit status, stdout and stderr of one command."""
+    try:
+        status: int | str | None = main(arguments)
+    except SystemExit as leave:  # argparse
+        status = leave.code
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A `djinn serve` process and the URL that it prints."""
+    command = [sys.executable, "-m", "app", "serve", *TINY, *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            ready = READY.fullmatch(process.stdout.readline())
+            assert ready, process.stderr and process.stderr.read()
+            assert ready[1] == "tiny-llama"
+            yield process, ready[2]
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "required"),
+        (("fly",), "invalid choice"),
+        (("models",), "required"),
+        (("models", "pull"), "required"),
+        (("models", "list", "--port", "1"), "unrecognized arguments: --port 1"),
+        (("serve", "--bogus", "1"), "unrecognized arguments: --bogus"),
+        (("serve", "--port", "99999"), "--port"),
+        (("serve", "--kv-device", "much"), "--kv-device"),
+        (("serve", "--dtype", "int3"), "dtype"),
+        (("serve", "--model", "random:huge"), "tiny-llama"),
+        (("serve", "--model", "no-such-model"), "smollm2-135m-instruct"),
+        (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
+        (("serve", *TINY, "--kv-device", "1"), "at least one block"),
+        (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),
+    ],
+)
+def test_what_the_user_got_wrong_is_a_message_and_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert status == 2
+    assert says in err
+    assert out == ""
+
+
+def test_help_shows_flags_and_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "serve", "--help")
+    assert status == 0
+    assert "--kv-device" in out
+    assert "127.0.0.1" in out
+
+
+def test_models_list_shows_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "models", "list")
+    assert status == 0
+    assert "smollm2-135m-instruct" in out
+
+
+def test_a_port_that_cannot_be_had_is_said_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, err = run(capsys, "serve", "--model", "no-such-model", "--port", str(port))
+    assert status == 2
+    assert f"port {port}" in err
+    assert "in use" in err
+
+
+def test_an_idle_server_leaves_at_once_with_0() -> None:
+    with serving() as (process, url):
+        assert httpx.get(f"{url}/ready").status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+def test_sigterm_refuses_new_work_and_ends_running_turns_in_time() -> None:
+    body = {"token_ids": [5, 6], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with serving("--drain-timeout-s", "0.5") as (process, url), httpx.Client(base_url=url, timeout=30) as http:
+        session = http.post("/v1/sessions").json()["id"]
+        other = http.post("/v1/sessions").json()["id"]
+        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
+            stream = source.iter_sse()
+            next(stream)
+            os.kill(process.pid, signal.SIGTERM)
+            while (ready := httpx.get(f"{url}/ready")).status_code == 200:
+                pass
+            assert_error(ready, 503, "draining")
+            assert_error(httpx.post(f"{url}/v1/sessions"), 503, "draining")
+            refused = httpx.post(f"{url}/v1/sessions/{other}/generate", json={"prompt": "a"})
+            assert_error(refused, 503, "draining")
+            *_, last = stream
+        assert last.event == "finished"
+        assert last.json()["finish_reason"] == "cancelled"
+        assert process.wait(15) == 0
+
+
+def test_a_turn_that_ends_in_time_is_not_cut_short() -> None:
+    body = {"token_ids": [5, 6], "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with serving("--drain-timeout-s", "30") as (process, url), httpx.Client(base_url=url, timeout=30) as http:
+        session = http.post("/v1/sessions").json()["id"]
+        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
+            stream = source.iter_sse()
+            next(stream)
+            process.terminate()
+            *_, last = stream
+        assert last.json()["finish_reason"] == "length"
+        assert process.wait(15) == 0

@@ -1,0 +1,99 @@
+"""Which part may import which: read from the source, so that an import inside a function counts too."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WEB = ("fastapi", "starlette", "uvicorn", "asyncio", "pydantic", "pydantic_settings")
+PLANNING = (
+    "scheduler.py",
+    "segments.py",
+    "sequence.py",
+    "kv_blocks.py",
+    "kv_cache.py",
+    "sampling.py",
+    "turns.py",
+    "commands.py",
+)
+ENGINE_MAY_IMPORT = ("app.gpu", "app.domain", "app.messages", "app.errors", "app.settings", "app.model_store")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of the modules that the file imports anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files(folder: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, f"no files in {folder}"
+    return found
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def offences(paths: list[Path], *forbidden: str) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in paths
+        for module in imports(path)
+        if within(module, *forbidden)
+    ]
+
+
+def test_http_code_never_touches_tensors_or_the_engine() -> None:
+    paths = [*files("app/routers"), *files("app/middleware"), *files("app/openai")]
+    paths += [path for path in (ROOT / "app").glob("*.py") if path.name != "main.py"]
+    assert not offences(paths, "torch", "app.gpu")
+
+
+def test_the_engine_knows_nothing_of_the_web() -> None:
+    assert not offences(files("app/gpu"), *WEB)
+
+
+def test_the_engine_imports_only_the_shared_vocabulary() -> None:
+    others = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in files("app/gpu")
+        for module in imports(path)
+        if within(module, "app") and module != "app" and not within(module, *ENGINE_MAY_IMPORT)
+    ]
+    assert not others
+
+
+def test_planning_is_free_of_tensors() -> None:
+    assert not offences([ROOT / "app/gpu" / name for name in PLANNING], "torch", "numpy")
+
+
+@pytest.mark.parametrize("package", ["client", "loadgen"])
+def test_clients_stand_alone(package: str) -> None:
+    assert not offences(files(package), "app", "torch")
+
+
+def test_the_shared_vocabulary_stands_on_itself() -> None:
+    third_party = [
+        module
+        for name in ("domain.py", "messages.py", "errors.py")
+        for module in imports(ROOT / "app" / name)
+        if not within(module, "app.domain", "app.errors", *sys.stdlib_module_names)
+    ]
+    assert not third_party
+
+
+def test_nothing_imports_the_wiring_but_the_ways_in() -> None:
+    paths = [path for path in files("app") if path.name not in ("main.py", "cli.py", "__main__.py")]
+    assert not offences(paths, "app.main", "app.cli")

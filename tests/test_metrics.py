@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.conftest import ServeWith
+
+# What dashboards for vLLM read, by the names on the wire.
+VLLM_SERIES = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_sum",
+    "vllm:request_queue_time_seconds_count",
+    "vllm:request_success_total",
+}
+
+
+def scrape(http: httpx.Client) -> dict[str, float]:
+    """Every series by name, the sum over its labels."""
+    response = http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    series: dict[str, float] = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            series[sample.name] = series.get(sample.name, 0.0) + sample.value
+    return series
+
+
+def test_turns_are_counted_under_both_names(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    for _ in range(2):
+        http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True})
+    found = scrape(http)
+    assert found.keys() >= VLLM_SERIES
+    assert found["djinn_sessions"] == 1
+    assert found["djinn_generation_tokens_total"] == found["vllm:generation_tokens_total"] == 10
+    assert found["vllm:prompt_tokens_total"] == 20 + 45
+    assert found["vllm:prefix_cache_hits_total"] >= 24
+    assert found["vllm:time_to_first_token_seconds_count"] == 2
+    assert found["vllm:inter_token_latency_seconds_count"] == 8
+    assert found["vllm:request_success_total"] == 2
+    assert 0 < found["vllm:kv_cache_usage_perc"] < 1
+
+
+def test_aliases_carry_the_labels_that_dashboards_filter_by(http: httpx.Client) -> None:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    aliases = [sample for family in families for sample in family.samples if sample.name.startswith("vllm:")]
+    assert aliases
+    assert all(sample.labels["model_name"] == "tiny-llama" and sample.labels["engine"] == "0" for sample in aliases)

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from app.domain import FinishReason, SamplingParams, SessionState, StopRule
+from app.errors import Busy, ContextTooLong, Draining, FieldOutOfRange, NotFound, WrongState
+from app.messages import TurnFinished
+from app.routers.dependencies import Services
+from app.session import Session
+from app.sessions import SessionRegistry
+from app.stream import Turn
+from tests.serving import running_services
+
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+LONG = StopRule(max_tokens=900)
+PROMPT = [5, 6, 7]
+
+
+async def finish(turn: Turn) -> TurnFinished:
+    *_, last = [item async for item in turn]
+    assert isinstance(last, TurnFinished)
+    return last
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (there is no event for every condition)
+            await asyncio.sleep(0.005)
+
+
+async def assert_nothing_is_held(registry: SessionRegistry) -> None:
+    memory = await registry.memory()
+    assert memory.kv_owned_bytes == 0
+    assert memory.running == memory.waiting == 0
+
+
+async def test_state_follows_the_turn_though_nobody_reads_it(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4))
+    assert session.state is SessionState.QUEUED
+    await until(lambda: session.state is SessionState.IDLE)
+    assert len(session.history) == 7
+
+
+async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    with pytest.raises(WrongState, match="queued"):
+        registry.start_turn(session, PROMPT, GREEDY, LONG)
+    await anext(turn)
+    for refused in (registry.fork(session), registry.rewind(session, 0)):
+        with pytest.raises(WrongState, match="running"):
+            await refused
+    registry.release(session, turn)
+
+
+async def test_a_turn_that_its_reader_abandons_ends_and_frees_the_session(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    await anext(turn)
+    registry.release(session, turn)
+    await asyncio.wait_for(turn.ended.wait(), 10)
+    assert session.state is SessionState.IDLE
+    assert len(session.history) < 900
+    finished = await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=2)))
+    assert finished.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services: Services, late: bool) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=20) if late else LONG)
+    await until(lambda: len(session.history) >= 3 + 5)
+    if late:
+        await finish(turn)
+    registry.cancel(session, turn, keep=2, reason=FinishReason.STOP)
+    if not late:
+        assert (await finish(turn)).reason is FinishReason.STOP
+    memory = await registry.session_memory(session)
+    assert len(session.history) == memory.tokens == 5
+
+
+async def test_a_closed_session_is_gone_and_its_turn_ends_as_cancelled(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    await anext(turn)
+    await registry.close(session)
+    assert (await finish(turn)).reason is FinishReason.CANCELLED
+    with pytest.raises(NotFound, match=session.id):
+        registry.get(session.id)
+    await assert_nothing_is_held(registry)
+
+
+async def test_another_owner_sees_nothing_of_a_session(services: Services) -> None:
+    registry = services.sessions
+    mine = registry.create("me")
+    with pytest.raises(NotFound):
+        registry.get(mine.id, "you")
+    with pytest.raises(NotFound):
+        registry.get(mine.id)
+    assert registry.page("you", limit=10) == []
+    assert registry.get(mine.id, "me") is mine
+
+
+async def test_pages_hold_all_sessions_once_in_order(services: Services) -> None:
+    registry = services.sessions
+    created = {registry.create().id for _ in range(7)}
+    seen: list[str] = []
+    while page := registry.page(limit=3, after=seen[-1] if seen else ""):
+        seen += [session.id for session in page]
+        await registry.close(page[-1])  # a cursor may point at a session that has gone
+    assert seen == sorted(created)
+    assert registry.page(limit=10, state=SessionState.RUNNING) == []
+
+
+async def test_a_fork_has_the_history_and_goes_its_own_way(services: Services) -> None:
+    registry = services.sessions
+    parent = registry.create("me", metadata={"name": "a"})
+    await finish(registry.start_turn(parent, list(range(3, 43)), GREEDY, StopRule(max_tokens=4)))
+    child = await registry.fork(parent)
+    assert child.history == parent.history
+    assert (child.owner, child.metadata) == ("me", {"name": "a"})
+    first, second = [
+        await finish(registry.start_turn(each, PROMPT, GREEDY, StopRule(max_tokens=8))) for each in (parent, child)
+    ]
+    assert second.usage.cached_tokens >= 40
+    assert parent.history == child.history  # greedy, same context: the shared KV is the right one
+    assert first.history_tokens == second.history_tokens
+
+
+async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4)))
+    with pytest.raises(FieldOutOfRange, match="from 0 to 7"):
+        await registry.rewind(session, 8)
+    await registry.rewind(session, 2)
+    assert (await registry.session_memory(session)).tokens == len(session.history) == 2
+
+
+async def test_a_turn_needs_a_token_to_start_from(services: Services) -> None:
+    session = services.sessions.create()
+    with pytest.raises(FieldOutOfRange, match="at least 1 token"):
+        services.sessions.start_turn(session, [], GREEDY, LONG)
+    assert session.state is SessionState.IDLE
+
+
+async def test_room_is_what_is_left_of_the_context(services: Services) -> None:
+    registry = services.sessions
+    assert registry.room(1000, None) == 24
+    assert registry.room(1024, 0) == 0
+    with pytest.raises(ContextTooLong, match=r"1024 tokens, but there are 1000 and at least 25") as too_long:
+        registry.room(1000, 25)
+    assert too_long.value.param == "max_tokens"
+    with pytest.raises(ContextTooLong) as too_long:
+        registry.room(1024, None, param="messages")
+    assert too_long.value.param == "messages"
+
+
+async def test_a_full_queue_and_too_many_sessions_are_busy() -> None:
+    async with running_services(max_queue=2, max_sessions=3, max_running=1) as services:
+        registry = services.sessions
+        sessions = [registry.create() for _ in range(3)]
+        with pytest.raises(Busy, match="3 sessions") as busy:
+            registry.create()
+        assert busy.value.retry_after_s >= 1
+        turns = [registry.start_turn(session, PROMPT, GREEDY, LONG) for session in sessions[:2]]
+        with pytest.raises(Busy, match="queue is full"):
+            registry.start_turn(sessions[2], PROMPT, GREEDY, LONG)
+        await anext(turns[0])
+        turns.append(registry.start_turn(sessions[2], PROMPT, GREEDY, LONG))
+        for session, turn in zip(sessions, turns, strict=True):
+            registry.release(session, turn)
+            await finish(turn)
+
+
+async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Services) -> None:
+    registry = services.sessions
+    unused, used = registry.create(ttl_s=1), registry.create(ttl_s=1)
+    end = asyncio.get_running_loop().time() + 2
+    while asyncio.get_running_loop().time() < end:
+        await finish(registry.start_turn(used, PROMPT, GREEDY, StopRule(max_tokens=1), replace=True))
+    assert unused.state is SessionState.CLOSED
+    assert registry.get(used.id) is used
+    with pytest.raises(NotFound):
+        registry.get(unused.id)
+    await until(lambda: used.state is SessionState.CLOSED)
+    await assert_nothing_is_held(registry)
+
+
+async def use_and_fail(session: Session, registry: SessionRegistry) -> None:
+    await anext(registry.start_turn(session, PROMPT, GREEDY, LONG))
+    raise ValueError("the caller's own")
+
+
+async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(services: Services) -> None:
+    registry = services.sessions
+    with pytest.raises(ValueError, match="own"):
+        async with registry.ephemeral() as session:
+            await use_and_fail(session, registry)
+    assert session.state is SessionState.CLOSED
+    assert registry.page(limit=1) == []
+    await assert_nothing_is_held(registry)
+
+
+async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(services: Services) -> None:
+    registry = services.sessions
+    long, short = registry.create(), registry.create()
+    endless = registry.start_turn(long, PROMPT, GREEDY, LONG)
+    brief = registry.start_turn(short, PROMPT, GREEDY, StopRule(max_tokens=2))
+    await registry.drain(timeout_s=0.1)
+    assert (await finish(brief)).reason is FinishReason.LENGTH
+    assert (await finish(endless)).reason is FinishReason.CANCELLED
+    with pytest.raises(Draining):
+        registry.start_turn(short, PROMPT, GREEDY, LONG)
+    with pytest.raises(Draining):
+        registry.create()
+    with pytest.raises(Draining):
+        await registry.fork(short)
+
+
+async def one_random_step(registry: SessionRegistry, session: Session, choose: random.Random) -> None:
+    """A turn that ends by itself, is cancelled or is cut, or a rewind or a fork."""
+    action = choose.choice(["finish", "cancel", "cut", "cut late", "rewind", "fork"])
+    if action == "rewind":
+        await registry.rewind(session, choose.randint(0, len(session.history)))
+    elif action == "fork":
+        await registry.close(await registry.fork(session))
+    else:
+        tokens = [choose.randint(3, 200) for _ in range(choose.randint(1, 40))]
+        replace = choose.random() < 0.3 or len(session.history) > 600
+        rule = StopRule(max_tokens=choose.randint(4, 40))
+        turn = registry.start_turn(session, tokens, SamplingParams(seed=1), rule, replace=replace)
+        start = len(session.history)
+        if action != "cut late":
+            await until(lambda: len(session.history) >= start + 3)
+        else:
+            await turn.ended.wait()
+        if action == "cancel":
+            registry.cancel(session, turn)
+        elif action != "finish":
+            registry.cancel(session, turn, keep=choose.randint(0, 3), reason=FinishReason.STOP)
+        await finish(turn)
+
+
+async def test_the_history_here_is_the_engines_through_random_use(services: Services) -> None:
+    registry, choose = services.sessions, random.Random(0)
+    sessions = [registry.create() for _ in range(3)]
+    for _ in range(60):
+        session = choose.choice(sessions)
+        await one_random_step(registry, session, choose)
+        assert len(session.history) == (await registry.session_memory(session)).tokens
+    for session in sessions:
+        await registry.close(session)
+    await assert_nothing_is_held(registry)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings
+
+
+def from_flags(*flags: str) -> Settings:
+    return Settings(_cli_parse_args=list(flags))
+
+
+def test_it_listens_on_loopback_and_asks_no_key_unless_told() -> None:
+    settings = from_flags()
+    assert settings.host == "127.0.0.1"
+    assert settings.api_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64MiB", 64 << 20), ("2GiB", 2 << 30), ("1000", 1000), ("1.5KiB", 1536), ("2MB", 2_000_000)]
+)
+def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
+    settings = from_flags("--kv-device", text, "--max-request-bytes", text)
+    assert settings.engine().kv_bytes == size
+    assert settings.max_request_bytes == size
+
+
+def test_keys_come_one_by_one_or_together() -> None:
+    assert from_flags("--api-key", "a", "--api-key", "b").api_keys == ("a", "b")
+    assert from_flags("--api-keys", "a,b").api_keys == ("a", "b")
+
+
+def test_the_environment_counts_and_a_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJINN_PORT", "1234")
+    monkeypatch.setenv("DJINN_API_KEYS", "x,y")
+    assert from_flags().port == 1234
+    assert from_flags().api_keys == ("x", "y")
+    assert from_flags("--port", "99").port == 99
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (["--port", "70000"], "port"),
+        (["--port", "x"], "port"),
+        (["--kv-device", "much"], "kv_device"),
+        (["--dtype", "int3"], "dtype"),
+        (["--block-size", "0"], "block_size"),
+        (["--drain-timeout-s", "-1"], "drain_timeout_s"),
+        (["--api-key", ""], "api_keys"),
+        (["--api-keys", "a,"], "api_keys"),
+    ],
+)
+def test_a_bad_value_names_its_setting(flags: list[str], field: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        from_flags(*flags)
+    assert refused.value.errors()[0]["loc"][0] == field
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        from_flags().port = 1  # type: ignore[misc]
+
+
+def test_every_setting_says_what_it_is_for() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
