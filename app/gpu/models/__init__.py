@@ -1,0 +1,63 @@
+"""The one way to a model: from its name, config and weights to a `LayerStack`."""
+
+from __future__ import annotations
+
+import torch
+
+from app.errors import DjinnError, FieldOutOfRange
+from app.gpu.attention.base import Attention
+from app.gpu.models.base import LayerStack
+from app.gpu.models.gpt2 import Gpt2Stack
+from app.gpu.models.llama import LlamaStack
+from app.gpu.models.transformers_modules import load_transformers_stack
+from app.gpu.weights import weights_of
+from app.model_store.resolve import ResolvedModel
+
+_STACKS: dict[str, type[LlamaStack | Gpt2Stack]] = {
+    "llama": LlamaStack,
+    "mistral": LlamaStack,
+    "qwen2": LlamaStack,
+    "qwen3": LlamaStack,
+    "smollm3": LlamaStack,
+    "gpt2": Gpt2Stack,
+}
+
+
+def load_stack(
+    model: ResolvedModel,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: Attention,
+    max_model_len: int | None = None,
+) -> LayerStack:
+    """Load `model` onto `device` as `dtype`, for sequences of up to `max_model_len` tokens (None: the model's own).
+
+    A model type without a stack of its own runs on Transformers' modules. Raises FieldOutOfRange for an architecture
+    that cannot, or a length the model was not made for; BrokenModel if the weights do not fit the config.
+    """
+    stack = _STACKS.get(model.config.model_type)
+    if stack is not None:
+        return stack(model.config, weights_of(model, device, dtype), attention, _length(model, max_model_len))
+    try:
+        return load_transformers_stack(model, device, dtype, attention, _length(model, max_model_len))
+    except DjinnError:
+        raise
+    except Exception as error:
+        # Whatever a foreign architecture trips over, it is this architecture that cannot be run.
+        raise FieldOutOfRange(
+            f"model type {model.config.model_type!r} cannot be run layer by layer: {error}. "
+            f"Known are {', '.join(sorted(_STACKS))}, and decoders whose Transformers modules use its attention "
+            "interface with full or sliding causal attention, such as gpt_neox, gemma, gemma2, phi3, olmo2 and mixtral",
+            param="model",
+        ) from error
+
+
+def _length(model: ResolvedModel, wanted: int | None) -> int:
+    """The longest sequence; FieldOutOfRange if `wanted` is more than the model has positions for."""
+    own: int = model.config.get_text_config().max_position_embeddings
+    if wanted is not None and not 2 <= wanted <= own:
+        raise FieldOutOfRange(
+            f"max_model_len must be between 2 and {own} for {model.name}; got {wanted}", param="max_model_len"
+        )
+    return own if wanted is None else wanted

@@ -1,0 +1,116 @@
+"""GPT-2: learned positions, LayerNorm, fused qkv as the checkpoint has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.activations import ACT2FN
+
+from app.gpu.attention.base import Attention, AttentionSpec
+from app.gpu.batch import Batch
+from app.gpu.linear import Linear, make_linear
+from app.gpu.weights import WeightSource, take_output_weight
+
+# Old checkpoints store the causal mask.
+_NOT_NEEDED = re.compile(r"\.attn\.(masked_)?bias$")
+
+
+class _Norm:
+    """LayerNorm with weight and bias over the last axis."""
+
+    def __init__(self, name: str, config: PretrainedConfig, source: WeightSource) -> None:
+        self._shape = (config.hidden_size,)
+        self._eps = config.layer_norm_epsilon
+        self._weight = source.take(f"{name}.weight", self._shape)
+        self._bias = source.take(f"{name}.bias", self._shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+
+
+class _Gpt2Layer:
+    """One layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
+
+    def __init__(self, index: int, config: PretrainedConfig, source: WeightSource, attention: Attention) -> None:
+        name, hidden = f"transformer.h.{index}", config.hidden_size
+        inner = config.n_inner or 4 * hidden
+        self._heads = config.num_attention_heads
+        self._attention = attention
+        self._spec = AttentionSpec(scale=_scale(index, config))
+        self._activation = _activation(config.activation_function)
+        self._input_norm = _Norm(f"{name}.ln_1", config, source)
+        self._qkv = _conv1d(source, f"{name}.attn.c_attn", hidden, 3 * hidden)
+        self._output = _conv1d(source, f"{name}.attn.c_proj", hidden, hidden)
+        self._mlp_norm = _Norm(f"{name}.ln_2", config, source)
+        self._up = _conv1d(source, f"{name}.mlp.c_fc", hidden, inner)
+        self._down = _conv1d(source, f"{name}.mlp.c_proj", inner, hidden)
+
+    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        """See `LayerStack.layer`."""
+        qkv = self._qkv(self._input_norm(hidden))
+        query, key, value = qkv.view(hidden.shape[0], 3, self._heads, -1).unbind(1)
+        attended = self._attention(query, key, value, kv, batch, self._spec)
+        hidden = self._output(attended.view(hidden.shape)).add_(hidden)
+        return self._down(self._activation(self._up(self._mlp_norm(hidden)))).add_(hidden)
+
+
+def _conv1d(source: WeightSource, name: str, inputs: int, outputs: int) -> Linear:
+    """GPT-2 stores `[in, out]` (Transformers' `Conv1D`)."""
+    weight = source.take(f"{name}.weight", (inputs, outputs)).t().contiguous()
+    return make_linear(weight, source.take(f"{name}.bias", (outputs,)))
+
+
+def _scale(index: int, config: PretrainedConfig) -> float:
+    head_dim = config.hidden_size // config.num_attention_heads
+    scale = float(head_dim**-0.5) if config.scale_attn_weights else 1.0
+    return scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale
+
+
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name == "gelu_new":
+        return partial(F.gelu, approximate="tanh")
+    activation: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return activation
+
+
+class Gpt2Stack:
+    """A `LayerStack` for `gpt2`."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        source: WeightSource,
+        attention: Attention,
+        max_model_len: int,
+    ) -> None:
+        self.num_layers: int = config.num_hidden_layers
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.kv_heads: int = config.num_attention_heads
+        self.head_dim = self.hidden_size // self.kv_heads
+        self.max_model_len = max_model_len
+        self._tokens = source.take("transformer.wte.weight", (self.vocab_size, self.hidden_size))
+        self._positions = source.take("transformer.wpe.weight", (config.max_position_embeddings, self.hidden_size))
+        self.dtype, self.device = self._tokens.dtype, self._tokens.device
+        self._layers = [_Gpt2Layer(i, config, source, attention) for i in range(self.num_layers)]
+        self._norm = _Norm("transformer.ln_f", config, source)
+        self._lm_head = make_linear(take_output_weight(source, config, self._tokens))
+        source.finish(_NOT_NEEDED)
+        self.parameter_bytes = source.nbytes
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """See `LayerStack.embed`."""
+        return F.embedding(token_ids, self._tokens).add_(F.embedding(positions, self._positions))
+
+    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        """See `LayerStack.layer`."""
+        return self._layers[index](hidden, batch, kv)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """See `LayerStack.head`."""
+        return self._lm_head(self._norm(hidden)).float()

@@ -1,0 +1,121 @@
+"""One layer of a Llama-like model, with fused qkv and gate-up projections."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.activations import ACT2FN
+
+from app.gpu.attention.base import Attention, AttentionSpec
+from app.gpu.batch import Batch
+from app.gpu.linear import Linear, make_linear
+from app.gpu.models.llama_variant import LlamaVariant
+from app.gpu.models.rotary import Rotary
+from app.gpu.weights import WeightSource
+
+
+class _SelfAttention:
+    """Grouped-query attention with one projection to queries, keys and values; the first two are rotated together."""
+
+    def __init__(
+        self,
+        index: int,
+        config: PretrainedConfig,
+        variant: LlamaVariant,
+        source: WeightSource,
+        rotary: Rotary,
+        attention: Attention,
+    ) -> None:
+        self._heads = config.num_attention_heads
+        self._kv_heads = config.num_key_value_heads
+        self._head_dim = variant.head_dim
+        self._eps = config.rms_norm_eps
+        self._rotary = rotary if variant.rotary_layers[index] else None
+        self._attention = attention
+        self._spec = AttentionSpec(scale=self._head_dim**-0.5, window=variant.windows[index])
+        name, hidden = f"model.layers.{index}.self_attn", config.hidden_size
+        width, kv_width = self._heads * self._head_dim, self._kv_heads * self._head_dim
+        parts = {f"{name}.q_proj": width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
+        self._qkv = _fused(source, parts, hidden, variant.qkv_bias)
+        self._output = _fused(source, {f"{name}.o_proj": hidden}, width, variant.output_bias)
+        self._qk_norm = self._take_qk_norm(name, source) if variant.qk_norm else None
+
+    def _take_qk_norm(self, name: str, source: WeightSource) -> Tensor:
+        """`[heads + kv_heads, head_dim]`: the weight of every query and key head's norm."""
+        query = source.take(f"{name}.q_norm.weight", (self._head_dim,)).expand(self._heads, -1)
+        key = source.take(f"{name}.k_norm.weight", (self._head_dim,)).expand(self._kv_heads, -1)
+        return torch.cat((query, key))
+
+    def __call__(self, normed: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        """`[tokens, hidden]` to the same shape; `kv` as in `LayerStack.layer`."""
+        rotated = self._heads + self._kv_heads
+        qkv = self._qkv(normed).view(-1, rotated + self._kv_heads, self._head_dim)
+        qk, value = torch.split(qkv, [rotated, self._kv_heads], dim=1)
+        if self._qk_norm is not None:
+            qk = F.rms_norm(qk, (self._head_dim,), None, self._eps).mul_(self._qk_norm)
+        if self._rotary is not None:
+            qk = self._rotary(qk, batch.positions)
+        query, key = torch.split(qk, [self._heads, self._kv_heads], dim=1)
+        attended = self._attention(query, key, value, kv, batch, self._spec)
+        return self._output(attended.view(-1, self._heads * self._head_dim))
+
+
+class _Mlp:
+    """`down(activation(gate(x)) * up(x))`, gate and up in one projection."""
+
+    def __init__(self, index: int, config: PretrainedConfig, variant: LlamaVariant, source: WeightSource) -> None:
+        name, hidden, inner = f"model.layers.{index}.mlp", config.hidden_size, config.intermediate_size
+        self._activation = ACT2FN[config.hidden_act]
+        self._gate_up = _fused(source, {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, variant.mlp_bias)
+        self._down = _fused(source, {f"{name}.down_proj": hidden}, inner, variant.mlp_bias)
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        """`[tokens, hidden]` to the same shape."""
+        gate, up = self._gate_up(normed).chunk(2, dim=-1)
+        return self._down(self._activation(gate).mul_(up))
+
+
+def _fused(source: WeightSource, parts: dict[str, int], inputs: int, bias: bool) -> Linear:
+    """One layer over the stacked rows of `parts`: module name to output features."""
+    weight = torch.cat([source.take(f"{name}.weight", (rows, inputs)) for name, rows in parts.items()])
+    if not bias:
+        return make_linear(weight)
+    return make_linear(weight, torch.cat([source.take(f"{name}.bias", (rows,)) for name, rows in parts.items()]))
+
+
+class RmsNorm:
+    """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) over the last axis."""
+
+    def __init__(self, name: str, config: PretrainedConfig, source: WeightSource) -> None:
+        self._shape = (config.hidden_size,)
+        self._eps = config.rms_norm_eps
+        self._weight = source.take(f"{name}.weight", self._shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self._shape, self._weight, self._eps)
+
+
+class LlamaLayer:
+    """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
+
+    def __init__(
+        self,
+        index: int,
+        config: PretrainedConfig,
+        variant: LlamaVariant,
+        source: WeightSource,
+        rotary: Rotary,
+        attention: Attention,
+    ) -> None:
+        name = f"model.layers.{index}"
+        self._input_norm = RmsNorm(f"{name}.input_layernorm", config, source)
+        self._attention = _SelfAttention(index, config, variant, source, rotary, attention)
+        self._mlp_norm = RmsNorm(f"{name}.post_attention_layernorm", config, source)
+        self._mlp = _Mlp(index, config, variant, source)
+
+    def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        """See `LayerStack.layer`. Each sum goes into the tensor that the projection has just made."""
+        hidden = self._attention(self._input_norm(hidden), batch, kv).add_(hidden)
+        return self._mlp(self._mlp_norm(hidden)).add_(hidden)

@@ -1,0 +1,54 @@
+"""Rotary position embedding (Su et al., arXiv:2104.09864), from a table with one row per position."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from app.errors import FieldOutOfRange
+
+_LENGTH_DEPENDENT = {"dynamic", "longrope"}
+
+
+def require_fixed_rope(config: PretrainedConfig) -> None:
+    """Raise FieldOutOfRange for rotary frequencies that change with the sequence's length.
+
+    Sessions of other lengths share the batch, and keys in the KV cache keep the frequency they were written with.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    for entry in per_layer_type or [parameters]:
+        if entry.get("rope_type") in _LENGTH_DEPENDENT:
+            raise FieldOutOfRange(
+                f"rope_type {entry['rope_type']!r} is not supported: its frequencies depend on the sequence length",
+                param="model",
+            )
+
+
+class Rotary:
+    """Rotates the halves of each head as Transformers does, with Transformers' own frequencies and scaling."""
+
+    def __init__(self, config: PretrainedConfig, positions: int, device: torch.device, dtype: torch.dtype) -> None:
+        require_fixed_rope(config)
+        like = torch.empty(0, device=device, dtype=dtype)
+        cos, sin = LlamaRotaryEmbedding(cast("Any", config))(like, torch.arange(positions, device=device)[None])
+        half = cos.shape[-1] // 2
+        cos, sin = cos[0, :, :half], sin[0, :, :half]
+        self._table = torch.cat((cos, -sin, sin), dim=-1)
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate `x` `[tokens, heads, head_dim]` by `positions` `[tokens]`, into a new contiguous tensor.
+
+        With `x = (a, b)` in halves the result is `(a cos - b sin, b cos + a sin)`.
+        """
+        tokens, heads, head_dim = x.shape
+        half = head_dim // 2
+        row = self._table.index_select(0, positions)
+        halves = x.view(tokens, heads, 2, half)
+        rotated = halves * row[:, None, None, :half]
+        rotated.addcmul_(halves.flip(2), row[:, half:].view(tokens, 1, 2, half))
+        return rotated.view(tokens, heads, head_dim)

@@ -1,0 +1,69 @@
+"""Runs a layer stack the way the runner does: packed rows, a paged pool, blocks in no order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from app.gpu.batch import Batch, make_batch
+from app.gpu.models.base import LayerStack
+from tests.gpu.models.oracle import Expected
+
+BLOCK_SIZE = 4
+
+
+class Drive:
+    """Some sequences, their block tables, and how far each has come."""
+
+    def __init__(self, stack: LayerStack, sequences: Sequence[Tensor]) -> None:
+        self.stack = stack
+        self.sequences = sequences
+        self.done = [0] * len(sequences)
+        widths = [-(-len(tokens) // BLOCK_SIZE) for tokens in sequences]
+        generator = torch.Generator().manual_seed(2)
+        blocks = torch.randperm(sum(widths) + 5, generator=generator).tolist()
+        self.tables = [[blocks.pop() for _ in range(width)] for width in widths]
+        shape = (sum(widths) + 5, stack.num_layers, 2, stack.kv_heads, BLOCK_SIZE, stack.head_dim)
+        # Leftovers of other sessions: large enough to show wherever a key out of bounds is read.
+        self.pool = (torch.randn(shape, generator=generator) * 50).to(stack.dtype)
+
+    def begin(self, step: Mapping[int, int]) -> tuple[list[int], Batch, Tensor]:
+        """The rows (sequence numbers) of a step that takes `step[s]` tokens of sequence s, its batch, its token ids."""
+        rows = sorted(step, key=lambda row: step[row] != 1)
+        spans = [(self.done[row], step[row]) for row in rows]
+        batch = make_batch(spans, [self.tables[row] for row in rows], BLOCK_SIZE, self.stack.device)
+        ids = [self.sequences[row][start : start + count] for row, (start, count) in zip(rows, spans, strict=True)]
+        for row in rows:
+            self.done[row] += step[row]
+        return rows, batch, torch.cat(ids)
+
+    def layer(self, index: int, hidden: Tensor, batch: Batch) -> Tensor:
+        """One layer over this drive's pool."""
+        return self.stack.layer(index, hidden, batch, self.pool[:, index])
+
+    def run(self, steps: Sequence[Mapping[int, int]]) -> list[Expected]:
+        """Every boundary and the logits of every sequence, over all steps."""
+        parts: list[list[list[Tensor]]] = [[] for _ in self.sequences]
+        for step in steps:
+            rows, batch, ids = self.begin(step)
+            states = [self.stack.embed(ids, batch.positions)]
+            for index in range(self.stack.num_layers):
+                states.append(self.layer(index, states[-1], batch))
+            states.append(self.stack.head(states[-1]))
+            pieces = [torch.split(state, [shape.length for shape in batch.rows]) for state in states]
+            for place, row in enumerate(rows):
+                parts[row].append([piece[place] for piece in pieces])
+        joined = [[torch.cat(column) for column in zip(*part, strict=True)] for part in parts]
+        return [Expected(states[:-1], states[-1]) for states in joined]
+
+
+def assert_agrees(found: Expected, expected: Expected, tolerance: float = 1e-4) -> None:
+    """Every boundary and the logits agree within `tolerance` of the largest value."""
+    assert len(found.boundaries) == len(expected.boundaries)
+    named = {f"boundary {k}": pair for k, pair in enumerate(zip(found.boundaries, expected.boundaries, strict=True))}
+    for name, (ours, theirs) in {**named, "logits": (found.logits, expected.logits)}.items():
+        assert ours.shape == theirs.shape, name
+        error = float((ours.float() - theirs).abs().max() / theirs.abs().max())
+        assert error < tolerance, f"{name} is off by {error:.1e}"

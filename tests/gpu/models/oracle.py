@@ -1,0 +1,112 @@
+"""Tiny models with weights that matter, and what Transformers itself computes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+VOCAB = 67
+_AUTO: Any = AutoModelForCausalLM
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_GQA = {
+    **_SPECIAL,
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+_WINDOW = 9
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_GPT2 = {**_SPECIAL, "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_GQA},
+    "llama-tied-biased-wide-heads": {
+        "model_type": "llama",
+        **_GQA,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "head_dim": 16,
+    },
+    "llama-llama3-rope": {"model_type": "llama", **_GQA, "rope_parameters": _LLAMA3_ROPE},
+    "llama-yarn-rope": {"model_type": "llama", **_GQA, "rope_parameters": _YARN_ROPE},
+    "mistral-window": {"model_type": "mistral", **_GQA, "sliding_window": _WINDOW},
+    "qwen2": {"model_type": "qwen2", **_GQA},
+    "qwen2-window": {
+        "model_type": "qwen2",
+        **_GQA,
+        "use_sliding_window": True,
+        "sliding_window": _WINDOW,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", **_GQA, "head_dim": 16},
+    "smollm3": {"model_type": "smollm3", **_GQA, "no_rope_layer_interval": 2},
+    "gpt2": {"model_type": "gpt2", **_GPT2},
+    "gpt2-scaled-by-layer": {"model_type": "gpt2", **_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 72},
+    "gpt_neox": {"model_type": "gpt_neox", **_GQA, "rotary_pct": 0.5},
+    "gemma": {"model_type": "gemma", **_GQA, "head_dim": 16},
+    "gemma2": {"model_type": "gemma2", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
+    "gemma3": {"model_type": "gemma3_text", **_GQA, "head_dim": 16, "sliding_window": _WINDOW, "layer_types": _MIXED},
+    "phi3": {"model_type": "phi3", **_GQA},
+    "olmo2": {"model_type": "olmo2", **_GQA},
+    "mixtral": {"model_type": "mixtral", **_GQA, "num_local_experts": 4},
+}
+
+
+def tiny_config(case: str) -> PretrainedConfig:
+    """The config of one of `CASES`."""
+    config: PretrainedConfig = AutoConfig.for_model(**CASES[case])
+    return config
+
+
+def build_model(config: PretrainedConfig) -> Any:
+    """Transformers' model of `config`, float32, with weights large enough that each shows in the logits."""
+    model = _AUTO.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator) * 0.2
+        parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+    return model
+
+
+def save_model(model: Any, folder: Path, **options: Any) -> Path:
+    """Write `model` as safetensors, and return `folder`."""
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+@dataclass(frozen=True)
+class Expected:
+    """For one sequence: `boundaries[k]` is `[tokens, hidden]` before layer k; `logits` is `[tokens, vocab]`."""
+
+    boundaries: list[Tensor]
+    logits: Tensor
+
+
+def expect(model: Any, tokens: Tensor) -> Expected:
+    """What `model` computes for one whole sequence. The last boundary is taken before the final norm."""
+    layers = next(child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList))
+    last: list[Tensor] = []
+    handle = layers[-1].register_forward_hook(lambda module, inputs, output: last.append(output))
+    output = model(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
+    handle.remove()
+    boundaries = [*output.hidden_states[:-1], last[0]]
+    return Expected([boundary[0] for boundary in boundaries], output.logits[0])
