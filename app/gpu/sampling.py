@@ -1,0 +1,26 @@
+"""What the sampler is asked, and what it answers. No torch, so that planning can use both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.domain import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One row's wish: its parameters, its history, where the generated part begins, and tokens not allowed yet."""
+
+    params: SamplingParams
+    tokens: Sequence[int]
+    prompt_tokens: int
+    forbidden: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The chosen token, with its log-probabilities if the row asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
