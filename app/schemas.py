@@ -37,13 +37,13 @@ class SamplingFields(WireModel):
     max_tokens: int | None = Field(
         None, ge=0, description="most tokens to generate (default: what the context has room for)"
     )
-    temperature: float = Field(1.0, ge=0, le=100, description="0 is greedy")
+    temperature: float = Field(1.0, ge=0, le=100, description="under 0.00001 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, description="0 or -1: off")
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="drawn by the server if absent")
     stop: StopStrings | None = Field(None, description="strings that end the turn; the text ends before them")
     stop_token_ids: list[TokenId] = Field(default=[], max_length=64)

@@ -60,9 +60,9 @@ class Tokens:
         """Text of `token_ids`. Bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def stream(self) -> DetokenizerStream:
-        """A decoder for the tokens of one turn, as they come."""
-        return DetokenizerStream(self)
+    def stream(self, *, after_text: bool) -> DetokenizerStream:
+        """A decoder for the tokens of one turn, as they come. `after_text` if they go on from text before them."""
+        return DetokenizerStream(self, after_text=after_text)
 
     def render_chat(
         self,
@@ -136,13 +136,14 @@ class DetokenizerStream:
 
     What `push` returns, with one `flush` at the end, makes up `Tokens.decode` of all the tokens: a character that
     is not complete is held back. (In a byte-fallback vocabulary, bytes that are not UTF-8 are the exception:
-    there `decode` takes back whole characters before the bad byte, and text that was sent cannot be.)
+    there `decode` takes back whole characters before the bad byte, and text that was sent cannot be.) Text that goes on
+    `after_text` keeps a leading space that the decoders of SentencePiece models take from the start of a text.
     """
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, *, after_text: bool) -> None:
         self._tokens = tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._drop_space = tokens.drops_first_space
+        self._drop_space = tokens.drops_first_space and not after_text
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take the next tokens; returns the text they complete, which may be empty."""

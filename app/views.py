@@ -12,7 +12,8 @@ from app.messages import MemoryMap, SessionMemory
 from app.session import Session
 
 
-def _is_none(value: object) -> bool:
+def is_none(value: object) -> bool:
+    """For fields that are left out of the answer when they have no value."""
     return value is None
 
 
@@ -136,7 +137,7 @@ class TurnView(BaseModel):
     finish_reason: FinishReason
     usage: TurnUsageView
     checkpoint: None = None
-    logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=_is_none)
+    logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)
 
 
 class TokenEvent(BaseModel):
@@ -144,7 +145,7 @@ class TokenEvent(BaseModel):
 
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=_is_none)
+    logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)
 
 
 class ErrorDetail(BaseModel):

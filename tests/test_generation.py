@@ -89,7 +89,7 @@ async def read(
 ) -> tuple[list[TextItem], list[int]]:
     """All items of the turn, and the `keep`s asked for. A slow reader begins when the engine has sent everything."""
     turn, keeps = Turn(TICKET), list[int]()
-    text_turn = TextTurn(turn, tokens.stream(), stop, keeps.append, min_tokens)
+    text_turn = TextTurn(turn, tokens.stream(after_text=True), stop, keeps.append, min_tokens)
 
     async def send() -> None:
         turn.deliver(Started(TICKET, 0))
@@ -174,7 +174,7 @@ async def test_a_failed_turn_raises_its_error_after_what_came_before(tokens: Tok
     turn = Turn(TICKET)
     for event in (Token(TICKET, 65), Failed(TICKET, EngineError("the step failed"))):
         turn.deliver(event)
-    reader = aiter(TextTurn(turn, tokens.stream(), (), lambda keep: None))
+    reader = aiter(TextTurn(turn, tokens.stream(after_text=True), (), lambda keep: None))
     assert text_of([await anext(reader)]) == "A"
     with pytest.raises(EngineError, match="the step failed"):
         await anext(reader)

@@ -62,7 +62,7 @@ def _cut(data: st.DataObject, token_ids: list[int]) -> list[list[int]]:
 
 
 def _stream(tokens: Tokens, pieces: list[list[int]]) -> str:
-    stream = tokens.stream()
+    stream = tokens.stream(after_text=False)
     return "".join([*(stream.push(piece) for piece in pieces), stream.flush()])
 
 
@@ -100,14 +100,23 @@ def test_first_space_is_dropped_as_in_the_decoded_text(text: str) -> None:
     assert _stream(BYTE_FALLBACK, [[token_id] for token_id in token_ids]) == BYTE_FALLBACK.decode(token_ids)
 
 
+@given(prompt=st.text(alphabet="ab é🙂", min_size=1), text=st.text(alphabet="ab é🙂"))
+def test_text_that_goes_on_keeps_its_first_space(prompt: str, text: str) -> None:
+    before, after = (BYTE_FALLBACK.encode(part, add_special_tokens=False) for part in (prompt, prompt + text))
+    if after[: len(before)] == before:
+        stream = BYTE_FALLBACK.stream(after_text=True)
+        shown = stream.push(after[len(before) :]) + stream.flush()
+        assert BYTE_FALLBACK.decode(before) + shown == BYTE_FALLBACK.decode(after)
+
+
 def test_incomplete_character_is_held_back_until_it_is_whole() -> None:
-    stream = RANDOM.stream()
+    stream = RANDOM.stream(after_text=False)
     assert [stream.push([byte]) for byte in "é€".encode()] == ["", "é", "", "", "€"]
     assert stream.flush() == ""
 
 
 def test_flush_shows_what_is_left_of_a_character() -> None:
-    stream = RANDOM.stream()
+    stream = RANDOM.stream(after_text=False)
     assert stream.push(list("a€".encode()[:-1])) == "a"
     assert stream.flush() == "\N{REPLACEMENT CHARACTER}"
     assert stream.flush() == ""

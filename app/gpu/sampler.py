@@ -26,6 +26,10 @@ vocabulary.
 """
 
 
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow float32."""
+
+
 def sample(logits: Tensor, requests: Seq[SampleRequest]) -> list[Sampled]:
     """Choose one token per row. `logits` is float32 `[len(requests), vocab_size]`; it is changed in place."""
     reported = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
@@ -34,7 +38,7 @@ def sample(logits: Tensor, requests: Seq[SampleRequest]) -> list[Sampled]:
         _adjust(row, request)
     chosen: list[int] = logits.argmax(dim=-1).tolist()
     for i, request in enumerate(requests):
-        if request.params.temperature > 0:
+        if request.params.temperature >= GREEDY_BELOW:
             chosen[i] = _draw(logits[i], request.params, position=len(request.tokens))
     result = [Sampled(token, None) for token in chosen]
     for i, row in zip(reported, raw if raw is not None else (), strict=True):

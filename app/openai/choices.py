@@ -95,7 +95,7 @@ class Choices:
         self._cleanup.callback(self._registry.release, session, turn)
         text = TextTurn(
             turn,
-            self._tokens.stream(),
+            self._tokens.stream(after_text=True),
             self._ask.stop_strings,
             partial(self._registry.cancel, session, turn, reason=FinishReason.STOP),
             self._ask.stop_rules[prompt].min_tokens,

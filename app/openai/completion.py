@@ -8,6 +8,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
 from app.schemas import TokenId
+from app.views import is_none
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
@@ -46,6 +47,7 @@ class CompletionBody(GenerationFields):
     logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token; 0: only the token itself"
     )
+    return_token_ids: bool = Field(False, description="give each choice's `token_ids` beside its text, as vLLM does")
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -72,12 +74,16 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One continuation; `index` counts the choices of the first prompt, then those of the second, and so on."""
+    """One continuation; `index` counts the choices of the first prompt, then those of the second, and so on.
+
+    `token_ids` are the generated tokens, there if the call asked for them.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[int] | None = Field(None, exclude_if=is_none)
 
 
 class Completion(BaseModel):

@@ -25,12 +25,15 @@ class Echo:
 class CompletionChunkWriter:
     """Writes the entries of `text_completion` chunks; the first of each choice brings the echo, if one is wanted."""
 
-    def __init__(self, tokens: Tokens, *, n: int, echoes: Sequence[Echo] | None, logprobs: bool) -> None:
+    def __init__(
+        self, tokens: Tokens, *, n: int, echoes: Sequence[Echo] | None, logprobs: bool, token_ids: bool
+    ) -> None:
         """`echoes` has one entry per prompt; choice `index` belongs to prompt `index // n`."""
         self._tokens = tokens
         self._n = n
         self._echoes = echoes
         self._logprobs = logprobs
+        self._token_ids = token_ids
         self._scored: dict[int, Sequence[TokenLogprobs]] = {}
         self._writers: dict[int, LogprobsWriter] = {}
 
@@ -41,15 +44,18 @@ class CompletionChunkWriter:
         if not isinstance(item, TextChunk | TurnFinished):
             return
         if index not in self._writers:
-            self._writers[index] = LogprobsWriter(self._tokens)
+            self._writers[index] = LogprobsWriter(self._tokens, echoed=self._echoes is not None)
             if self._echoes is not None:
                 yield self._echo(index, self._echoes[index // self._n])
         if isinstance(item, TurnFinished):
             yield _entry(index, finish_reason=openai_finish_reason(item))
-        elif self._logprobs:
-            yield _entry(index, item.text, self._writers[index].generated(item.logprobs))
-        elif item.text:
-            yield _entry(index, item.text)
+        elif self._logprobs or self._token_ids or item.text:
+            yield self._chunk(index, item)
+
+    def _chunk(self, index: int, chunk: TextChunk) -> Entry:
+        logprobs = self._writers[index].generated(chunk.logprobs) if self._logprobs else None
+        entry = _entry(index, chunk.text, logprobs)
+        return entry | {"token_ids": list(chunk.token_ids)} if self._token_ids else entry
 
     def _echo(self, index: int, echo: Echo) -> Entry:
         if not self._logprobs:
@@ -58,7 +64,7 @@ class CompletionChunkWriter:
         return _entry(index, echo.text, self._writers[index].prompt(echo.text, echo.token_ids[0], scored))
 
 
-def whole_choice(index: int, entries: Sequence[Entry]) -> CompletionChoice:
+def whole_choice(index: int, entries: Sequence[Entry], *, token_ids: bool) -> CompletionChoice:
     """Put one choice together from its entries."""
     scored = [CompletionLogprobs(**entry["logprobs"]) for entry in entries if entry["logprobs"] is not None]
     return CompletionChoice(
@@ -66,6 +72,7 @@ def whole_choice(index: int, entries: Sequence[Entry]) -> CompletionChoice:
         text="".join(entry["text"] for entry in entries),
         logprobs=joined(scored) if scored else None,
         finish_reason=entries[-1]["finish_reason"],
+        token_ids=[token for entry in entries for token in entry.get("token_ids", ())] if token_ids else None,
     )
 
 

@@ -12,9 +12,10 @@ from app.tokens import Tokens
 class LogprobsWriter:
     """Writes one choice's log-probabilities piece by piece, and keeps count of the text for `text_offset`."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, *, echoed: bool) -> None:
+        """`echoed` if the prompt's come first."""
         self._tokens = tokens
-        self._stream = tokens.stream()
+        self._stream = tokens.stream(after_text=not echoed)
         self._length = 0
 
     def prompt(self, text: str, first: int, scored: Sequence[TokenLogprobs]) -> CompletionLogprobs:

@@ -38,7 +38,11 @@ async def create_completion(request: Request, body: CompletionBody, call: OpenAI
         prompt_logprobs=body.logprobs if body.echo else None,
     )
     writer = CompletionChunkWriter(
-        services.tokens, n=body.n, echoes=prompts if body.echo else None, logprobs=body.logprobs is not None
+        services.tokens,
+        n=body.n,
+        echoes=prompts if body.echo else None,
+        logprobs=body.logprobs is not None,
+        token_ids=body.return_token_ids,
     )
     head = Head.new("cmpl", services.info).fields() | {"object": "text_completion"}
     if body.stream:
@@ -47,7 +51,8 @@ async def create_completion(request: Request, body: CompletionBody, call: OpenAI
     entries, usage = await unless_disconnected(
         request, collect(aiter(choices), writer, n=body.n, count=len(prompts) * body.n)
     )
-    answer = Completion(**head, choices=[whole_choice(index, each) for index, each in enumerate(entries)], usage=usage)
+    whole = [whole_choice(index, each, token_ids=body.return_token_ids) for index, each in enumerate(entries)]
+    answer = Completion(**head, choices=whole, usage=usage)
     return call.answer(Response(answer.model_dump_json(), media_type="application/json"))
 
 

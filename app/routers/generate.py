@@ -98,7 +98,7 @@ async def _start(session: Session, body: GenerateBody, services: Services, clean
     turn = registry.start_turn(session, token_ids, body.to_params(logprobs=body.logprobs), stop)
     cleanup.callback(registry.release, session, turn)
     on_stop = partial(registry.cancel, session, turn, reason=FinishReason.STOP)
-    text_turn = TextTurn(turn, tokens.stream(), body.stop_strings, on_stop, body.min_tokens)
+    text_turn = TextTurn(turn, tokens.stream(after_text=True), body.stop_strings, on_stop, body.min_tokens)
     return _TurnReader(text_turn, with_logprobs=body.logprobs is not None)
 
 

@@ -30,6 +30,21 @@ def test_the_greedy_text_is_what_transformers_generates(sdk: openai.OpenAI, refe
     assert answer.id.startswith("cmpl-")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_come_with_the_text_when_asked_for(sdk: openai.OpenAI, reference: Reference, stream: bool) -> None:
+    expected = reference.greedy(reference.encode(PROMPT), 20)
+    wanted: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 20}
+    answer: Any = sdk.completions.create(**wanted, stream=stream, extra_body={"return_token_ids": True})
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    found = [token for choice in choices for token in (choice.model_extra or {}).get("token_ids") or ()]
+    assert found == expected
+
+
+def test_token_ids_are_absent_unless_asked_for(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(model=MODEL, prompt=PROMPT, max_tokens=2)
+    assert "token_ids" not in (answer.choices[0].model_extra or {})
+
+
 def test_sixteen_tokens_are_the_default(sdk: openai.OpenAI) -> None:
     answer = sdk.completions.create(model=MODEL, prompt=PROMPT, extra_body={"ignore_eos": True})
     assert answer.usage is not None
