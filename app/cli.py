@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,9 @@ from app.errors import DjinnError
 from app.settings import Settings
 
 USAGE_ERROR = 2
+SPIN_COUNT = "1000"
+"""How long PyTorch's OpenMP threads spin at the end of an operator, read when PyTorch is loaded. Its default,
+milliseconds, is as fast on an idle machine and many times slower as soon as anything else wants a core."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +56,7 @@ def _serve(settings: Settings) -> None:
     from app.server import Server, bind
 
     with bind(settings.host, settings.port) as bound:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
         # Importing PyTorch and Transformers takes seconds: --help and a wrong flag need not wait for it.
         from app.main import load_app
 

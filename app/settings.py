@@ -57,7 +57,7 @@ class Settings(BaseSettings):
         None, description="bytes for KV on the device, such as 2GiB (default: from what is free)"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
-    max_step_tokens: int = Field(512, ge=1, description="most tokens computed in one step, over all sessions")
+    max_step_tokens: int = Field(1024, ge=1, description="most tokens computed in one step, over all sessions")
     max_running: int = Field(256, ge=1, description="most sessions in one step")
     max_queue: int = Field(1024, ge=1, description="turns that may wait; one more gets 429")
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")

@@ -106,7 +106,8 @@ class Engine:
             if row.samples:
                 last.append(end - 1)
         sampling = [sample_request(row.sequence) for row in rows if row.samples]
-        chosen = iter(sample(logits[last], sampling) if sampling else ())
+        wanted = logits if len(last) == len(logits) else logits[last]  # indexing would copy a vocabulary per row
+        chosen = iter(sample(wanted, sampling) if sampling else ())
         for row in rows:
             events += self._turns.advance(row, next(chosen) if row.samples else None)
         return events

@@ -2,7 +2,8 @@
 
 On CPUs the weight is reordered once into oneDNN's blocked layout. Measured over the linears of a 135M Llama on an
 AVX-512 machine (`python -m benchmarks.kernels linear`), the reordered weight is faster than `F.linear` at every row
-count, one row included, so it is the only copy that is kept: about 2x below 64 rows, 1.2x at 1,000.
+count, one row included, so it is the only copy that is kept: about 2x up to 64 rows, 1.2x at 1,000. The price is an
+output projection that is tied to the embedding: its rows are looked up as well, so there it is a second copy.
 """
 
 from __future__ import annotations

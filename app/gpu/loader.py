@@ -8,6 +8,7 @@ import torch
 from app.domain import ModelInfo
 from app.errors import FieldOutOfRange
 from app.gpu.attention import attention_for
+from app.gpu.batch import make_batch
 from app.gpu.commands import CommandHandler
 from app.gpu.engine import Engine
 from app.gpu.kv_blocks import BlockPool
@@ -47,6 +48,7 @@ def build_engine(name: str, stack: LayerStack, settings: EngineSettings) -> Engi
     if num_blocks < 1:
         raise FieldOutOfRange(f"kv_device must hold at least one block of {size} bytes", param="kv_device")
     limit = min(stack.max_model_len, num_blocks * settings.block_size)
+    _warm_up(stack)
     cache = KVCache(BlockPool(num_blocks, settings.block_size))
     scheduler = Scheduler(
         cache,
@@ -62,6 +64,15 @@ def build_engine(name: str, stack: LayerStack, settings: EngineSettings) -> Engi
         turns,
         CommandHandler(scheduler, turns, text_bytes=stack.parameter_bytes, block_bytes=size),
     )
+
+
+@torch.inference_mode()
+def _warm_up(stack: LayerStack) -> None:
+    """Run a decode row and a prompt through one layer, so that no client waits for kernels to be compiled."""
+    batch = make_batch([(0, 1), (0, 32)], [[0], [1]], 32, stack.device)
+    pool = torch.zeros(2, 2, stack.kv_heads, 32, stack.head_dim, dtype=stack.dtype, device=stack.device)
+    hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
+    stack.head(stack.layer(0, hidden, batch, pool))
 
 
 def choose_device(name: str) -> torch.device:

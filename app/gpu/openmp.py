@@ -1,8 +1,8 @@
 """Running a compiled function on the OpenMP threads that PyTorch computes with.
 
-Two thread pools on the same cores fight: an OpenMP worker spins for milliseconds after its last region. So a kernel that runs
-between PyTorch's operators runs on PyTorch's threads. `GOMP_parallel` is the entry point that GCC's own code calls, part of
-libgomp's ABI and offered by LLVM's and Intel's OpenMP too; `import torch` makes it a global symbol.
+Two thread pools on the same cores fight: an OpenMP worker spins for milliseconds after its last region. So a kernel
+that runs between PyTorch's operators runs on PyTorch's threads. `GOMP_parallel` is the entry point that GCC's own code
+calls, part of libgomp's ABI and offered by LLVM's and Intel's OpenMP too; `import torch` makes it a global symbol.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if _parallel is not None:
 def run_on_torch_threads(function: int, argument: int) -> None:
     """Call the C function `void f(void *)` at address `function` with `argument`, once on each of PyTorch's threads.
 
-    Returns when every call has; the GIL is released meanwhile. The calls share the work among themselves, by an atomic counter
-    for instance: where PyTorch was built without such an OpenMP there is one call, on the calling thread.
+    Returns when every call has; the GIL is released meanwhile. The calls share the work among themselves, by an atomic
+    counter for instance: where PyTorch was built without such an OpenMP there is one call, on the calling thread.
     """
     if _parallel is None:
         _Function(function)(argument)

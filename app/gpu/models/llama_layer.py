@@ -10,6 +10,7 @@ from transformers.activations import ACT2FN
 
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.batch import Batch
+from app.gpu.elementwise import rms_norm, silu_mul
 from app.gpu.linear import Linear, make_linear
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary
@@ -67,13 +68,16 @@ class _Mlp:
 
     def __init__(self, index: int, config: PretrainedConfig, variant: LlamaVariant, source: WeightSource) -> None:
         name, hidden, inner = f"model.layers.{index}.mlp", config.hidden_size, config.intermediate_size
-        self._activation = ACT2FN[config.hidden_act]
+        self._activation = None if config.hidden_act == "silu" else ACT2FN[config.hidden_act]
         self._gate_up = _fused(source, {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, variant.mlp_bias)
         self._down = _fused(source, {f"{name}.down_proj": hidden}, inner, variant.mlp_bias)
 
     def __call__(self, normed: Tensor) -> Tensor:
         """`[tokens, hidden]` to the same shape."""
-        gate, up = self._gate_up(normed).chunk(2, dim=-1)
+        gate_up = self._gate_up(normed)
+        if self._activation is None:
+            return self._down(silu_mul(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
         return self._down(self._activation(gate).mul_(up))
 
 
@@ -89,12 +93,12 @@ class RmsNorm:
     """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) over the last axis."""
 
     def __init__(self, name: str, config: PretrainedConfig, source: WeightSource) -> None:
-        self._shape = (config.hidden_size,)
         self._eps = config.rms_norm_eps
-        self._weight = source.take(f"{name}.weight", self._shape)
+        self._weight = source.take(f"{name}.weight", (config.hidden_size,))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._shape, self._weight, self._eps)
+        """`[tokens, hidden]` to the same shape."""
+        return rms_norm(x, self._weight, self._eps)
 
 
 class LlamaLayer:

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from app.errors import FieldOutOfRange
+from app.gpu.elementwise import rotate
 
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
@@ -37,18 +38,8 @@ class Rotary:
         like = torch.empty(0, device=device, dtype=dtype)
         cos, sin = LlamaRotaryEmbedding(cast("Any", config))(like, torch.arange(positions, device=device)[None])
         half = cos.shape[-1] // 2
-        cos, sin = cos[0, :, :half], sin[0, :, :half]
-        self._table = torch.cat((cos, -sin, sin), dim=-1)
+        self._table = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1).contiguous()
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate `x` `[tokens, heads, head_dim]` by `positions` `[tokens]`, into a new contiguous tensor.
-
-        With `x = (a, b)` in halves the result is `(a cos - b sin, b cos + a sin)`.
-        """
-        tokens, heads, head_dim = x.shape
-        half = head_dim // 2
-        row = self._table.index_select(0, positions)
-        halves = x.view(tokens, heads, 2, half)
-        rotated = halves * row[:, None, None, :half]
-        rotated.addcmul_(halves.flip(2), row[:, half:].view(tokens, 1, 2, half))
-        return rotated.view(tokens, heads, head_dim)
+        """Rotate `x` `[tokens, heads, head_dim]` by `positions` `[tokens]`, into a new contiguous tensor."""
+        return rotate(x, self._table, positions)

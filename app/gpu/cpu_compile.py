@@ -1,0 +1,51 @@
+"""How the CPU kernels are compiled, and what several of them use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+import torch
+from numba import cfunc, njit, types
+
+ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
+"""What stands for a tensor's dtype inside a kernel; see `cpu_intrinsics.widen`."""
+
+_OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "boundscheck": False}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile into the kernel, where constant arguments stay constant. Never called from Python."""
+    compiled = njit(forceinline=True, **_OPTIONS)(function)
+    return cast("Callable[P, R]", compiled)
+
+
+def c_function(kernel: Callable[[int], None]) -> Any:
+    """Compile `kernel`, which takes the address of its arguments; the result's `address` is a C function.
+
+    Compiling takes up to some seconds; the machine code is kept in Numba's cache, beside the file or in the user's
+    cache directory, and compiled again at every start where neither can be written to.
+    """
+    try:
+        return cfunc(types.void(types.int64), cache=True, **_OPTIONS)(kernel)
+    except RuntimeError:
+        return cfunc(types.void(types.int64), **_OPTIONS)(kernel)
+
+
+@inlined
+def exp2(x: Any) -> Any:
+    """2 to the `x`, for `-126 <= x <= 127`, to about 2e-7 (Cephes' exp2f)."""
+    whole = np.rint(x)
+    part = x - whole
+    y = np.float32(1.535336188319500e-4)
+    y = y * part + np.float32(1.339887440266574e-3)
+    y = y * part + np.float32(9.618437357674640e-3)
+    y = y * part + np.float32(5.550332471162809e-2)
+    y = y * part + np.float32(2.402264791363012e-1)
+    y = y * part + np.float32(6.931472028550421e-1)
+    y = y * part + np.float32(1)
+    return y * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)

@@ -1,0 +1,95 @@
+"""Machine instructions that Numba has no function for, as intrinsics of its compiled functions.
+
+Compiled kernels that are cached on disk do not notice a change of this file, only of the file that calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_INT64, _INT32, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+
+
+def _pointer(typing: Any, address: Any) -> Any:
+    """`pointer(address)`: an int64 as the pointer that `carray` takes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
+
+
+def _fetch_add(typing: Any, address: Any) -> Any:
+    """`fetch_add(address)`: add one to the int64 there; returns what it was. Orders memory as a mutex would."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _INT64.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(_INT64, 1), "acq_rel")
+
+    return types.int64(types.int64), generate
+
+
+def _prefetch(typing: Any, array: Any, index: Any) -> Any:
+    """`prefetch(array, index)`: ask for the cache line of that element, for reading, into the second-level cache."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        byte = ir.IntType(8).as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
+        name = "llvm.prefetch.p0"
+        function = cgutils.get_or_insert_function(builder.module, function_type, name)  # type: ignore[no-untyped-call]
+        line = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        builder.call(function, [line, _INT32(0), _INT32(2), _INT32(1)])  # read, level 2, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+def _widen(typing: Any, element: Any) -> Any:
+    """`widen(element)`: float32 of a float32, of a bfloat16 as uint16, or of a float16 as int16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if element == types.uint16:
+            bits = builder.shl(builder.zext(arguments[0], _INT32), ir.Constant(_INT32, 16))
+            return builder.bitcast(bits, _FLOAT)
+        if element == types.int16:
+            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), _FLOAT)
+        return arguments[0]
+
+    return types.float32(element), generate
+
+
+def _narrow(typing: Any, value: Any, like: Any) -> Any:
+    """`narrow(value, like)`: a float32 as an element of the kind of `like` (see `widen`), to nearest even; NaN
+    stays.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = arguments[0]
+        if like == types.uint16:
+            bits = builder.bitcast(number, _INT32)
+            shift = ir.Constant(_INT32, 16)
+            odd = builder.and_(builder.lshr(bits, shift), ir.Constant(_INT32, 1))
+            rounded = builder.lshr(builder.add(bits, builder.add(odd, ir.Constant(_INT32, 0x7FFF))), shift)
+            kept = builder.or_(builder.lshr(bits, shift), ir.Constant(_INT32, 0x40))
+            is_nan = builder.icmp_unsigned(
+                ">", builder.and_(bits, ir.Constant(_INT32, 0x7FFFFFFF)), ir.Constant(_INT32, 0x7F800000)
+            )
+            return builder.trunc(builder.select(is_nan, kept, rounded), ir.IntType(16))
+        if like == types.int16:
+            return builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
+        return number
+
+    return like(types.float32, like), generate
+
+
+pointer: Any = intrinsic(_pointer)
+fetch_add: Any = intrinsic(_fetch_add)
+prefetch: Any = intrinsic(_prefetch)
+widen: Any = intrinsic(_widen)
+narrow: Any = intrinsic(_narrow)

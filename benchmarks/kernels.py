@@ -1,0 +1,127 @@
+"""What the CPU kernels cost beside PyTorch's plain ones, in the shapes of SmolLM2-135M: `python -m benchmarks.kernels`.
+
+Variants take turns inside one process, over tensors larger than the caches, and the table shows the best time of each:
+on a machine that others use too, the best of many turns is the figure that repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from app.gpu.attention.base import Attention, AttentionSpec
+from app.gpu.attention.cpu import PagedCpuAttention
+from app.gpu.attention.reference import ReferenceAttention
+from app.gpu.batch import make_batch
+from app.gpu.linear import DenseLinear, Linear, make_linear
+
+HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
+LAYER_SHAPES = [(960, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+POOL_LAYERS = 4
+
+Variants = dict[str, Callable[[], object]]
+
+
+def measure(variants: Variants, repeats: int) -> dict[str, float]:
+    """Best time of each variant in milliseconds; they take turns, after one turn of warm-up."""
+    best = dict.fromkeys(variants, float("inf"))
+    for turn in range(repeats + 1):
+        for name, run in variants.items():
+            begin = time.perf_counter()
+            run()
+            if turn:
+                best[name] = min(best[name], (time.perf_counter() - begin) * 1e3)
+    return best
+
+
+def print_row(label: object, cells: list[str]) -> None:
+    print(f"{label!s:>12}", *(f"{cell:>18}" for cell in cells), flush=True)
+
+
+def print_times(label: object, times: dict[str, float]) -> None:
+    print_row(label, [f"{time:.2f}" for time in times.values()])
+
+
+def compare_linears(rows: list[int], repeats: int) -> None:
+    """All linear layers of one step, output projection included, at each count of rows."""
+    stacks: dict[str, list[Linear]] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        shapes = LAYER_SHAPES * LAYERS + [(VOCABULARY, HIDDEN)]
+        weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
+        stacks[f"{dtype} plain".removeprefix("torch.")] = [DenseLinear(weight, None) for weight in weights]
+        stacks[f"{dtype} packed".removeprefix("torch.")] = [make_linear(weight) for weight in weights]
+    print_row("rows", list(stacks))
+    for count in rows:
+        variants = {name: _step(stack, count, name) for name, stack in stacks.items()}
+        print_times(count, measure(variants, repeats))
+
+
+def _step(stack: list[Linear], rows: int, name: str) -> Callable[[], object]:
+    dtype = torch.float32 if name.startswith("float32") else torch.bfloat16
+    inputs = {width: torch.randn(rows, width).to(dtype) for width in (HIDDEN, INNER)}
+    return lambda: [linear(inputs[linear.in_features]) for linear in stack]
+
+
+def compare_attention(rows: list[int], context: int, repeats: int) -> None:
+    """One layer's attention of decode rows that each see `context` tokens, at each count of rows."""
+    for index, count in enumerate(rows):
+        variants = _attention_variants(count, context)
+        if index == 0:
+            print_row("rows", list(variants))
+        times = measure(variants, repeats)
+        print_times(count, {name: time / POOL_LAYERS for name, time in times.items()})
+
+
+def _attention_variants(rows: int, context: int) -> Variants:
+    """Each runs `POOL_LAYERS` layers over the same values: ours from pools of each dtype, PyTorch's from float32."""
+    blocks = -(-context // BLOCK_SIZE)
+    tables = torch.randperm(rows * blocks).view(rows, blocks).tolist()
+    batch = make_batch([(context - 1, 1)] * rows, tables, BLOCK_SIZE, torch.device("cpu"))
+    pool = torch.randn(rows * blocks, POOL_LAYERS, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    query, new = torch.randn(rows, HEADS, HEAD_DIM), torch.randn(rows, KV_HEADS, HEAD_DIM)
+    spec = AttentionSpec(scale=HEAD_DIM**-0.5)
+
+    def paged(attention: Attention, pool: Tensor) -> Callable[[], object]:
+        new_in_pool = new.to(pool.dtype)
+        return lambda: [
+            attention(query, new_in_pool, new_in_pool, pool[:, layer], batch, spec) for layer in range(POOL_LAYERS)
+        ]
+
+    contiguous = torch.randn(POOL_LAYERS, 2, rows, KV_HEADS, context, HEAD_DIM)
+    return {
+        "paged float32": paged(PagedCpuAttention(), pool),
+        "paged bfloat16": paged(PagedCpuAttention(), pool.bfloat16()),
+        "paged float16": paged(PagedCpuAttention(), pool.half()),
+        "contiguous SDPA": lambda: [
+            F.scaled_dot_product_attention(query[:, :, None], key, value, enable_gqa=True) for key, value in contiguous
+        ],
+        "gather and SDPA": paged(ReferenceAttention(), pool),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernel", choices=["linear", "attention"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="rows of one step")
+    parser.add_argument("--context", type=int, default=1024, help="tokens that each attention row sees")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads that PyTorch uses")
+    parser.add_argument("--repeats", type=int, default=5, help="turns that each variant gets")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    print(f"milliseconds, best of {options.repeats}, {options.threads} threads, PyTorch {torch.__version__}")
+    with torch.inference_mode():
+        if options.kernel == "linear":
+            compare_linears(options.rows, options.repeats)
+        else:
+            compare_attention(options.rows, options.context, options.repeats)
+
+
+if __name__ == "__main__":
+    main()

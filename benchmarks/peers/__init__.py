@@ -1,0 +1,1 @@
+"""Djinn, vLLM's CPU build and Transformers' `generate`, on the same cores, model, prompts and load."""

@@ -1,0 +1,80 @@
+"""The tables, one of ratios and one of every data type: as Markdown for the repository, by rich for the terminal."""
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from benchmarks.peers.peers import DJINN, PEERS
+from benchmarks.peers.rounds import Round
+from benchmarks.peers.summary import Metric, Spread, best_by_peer, metrics_of, spread, times_better, values_by_variant
+
+NAMES = {"djinn": "Djinn", "vllm": "vLLM", "transformers": "Transformers"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Cells ready to print; the first column is text, the others are figures."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def ratio_table(rounds: list[Round]) -> TextTable:
+    """Each peer's best data type, and how many times better Djinn is where it took part."""
+    peers = [peer for peer in PEERS if any(entry.peer == peer for entry in rounds)]
+    baselines = [peer for peer in peers if peer != DJINN] if DJINN in peers else []
+    header = ["", *(NAMES[peer] for peer in peers), *(f"Djinn vs. {NAMES[peer]}" for peer in baselines)]
+    rows = []
+    for metric in metrics_of(rounds[0].measurement):
+        best = best_by_peer(rounds, metric)
+        cells = [f"{_figure(metric, best[peer].spread.median)} ({best[peer].dtype})" for peer in peers]
+        ratios = [_ratio(times_better(rounds, metric, DJINN, peer)) for peer in baselines]
+        rows.append([f"{metric.label} ({metric.unit})", *cells, *ratios])
+    return TextTable("Best data type of each", header, rows)
+
+
+def variant_table(rounds: list[Round]) -> TextTable:
+    """Every peer with every data type: median, lowest and highest round."""
+    variants = list(dict.fromkeys((entry.peer, entry.dtype) for entry in rounds))
+    variants.sort(key=lambda variant: PEERS.index(variant[0]))
+    rows = []
+    for metric in metrics_of(rounds[0].measurement):
+        values = values_by_variant(rounds, metric)
+        cells = [_range(metric, spread(list(values[variant].values()))) for variant in variants]
+        rows.append([f"{metric.label} ({metric.unit})", *cells])
+    return TextTable("Every data type", ["", *(f"{NAMES[peer]} {dtype}" for peer, dtype in variants)], rows)
+
+
+def to_markdown(table: TextTable) -> str:
+    """A Markdown table under a heading."""
+    rule = ["---", *["---:"] * (len(table.header) - 1)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (table.header, rule, *table.rows)]
+    return "\n".join([f"## {table.title}", "", *lines, ""])
+
+
+def to_rich(table: TextTable) -> Table:
+    """The same for the terminal."""
+    rendered = Table(title=table.title, title_justify="left")
+    for index, name in enumerate(table.header):
+        rendered.add_column(name, justify="left" if index == 0 else "right")
+    for row in table.rows:
+        rendered.add_row(*row)
+    return rendered
+
+
+def _figure(metric: Metric, value: float) -> str:
+    return f"{value:.1f}" if metric.higher_is_better else f"{value:.3f}"
+
+
+def _range(metric: Metric, values: Spread) -> str:
+    return _figure(metric, values.median) + _bounds(_figure(metric, values.low), _figure(metric, values.high))
+
+
+def _ratio(values: Spread) -> str:
+    return f"{values.median:.2f}×" + _bounds(f"{values.low:.2f}", f"{values.high:.2f}")
+
+
+def _bounds(low: str, high: str) -> str:
+    """Nothing where one round leaves nothing to say."""
+    return "" if low == high else f" [{low}, {high}]"

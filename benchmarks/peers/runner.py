@@ -1,0 +1,88 @@
+"""One target at a time: start it, put the load on it, stop it."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import orjson
+
+from benchmarks.peers.cpu_meter import CpuMeter, session_cpu_s
+from benchmarks.peers.load import REQUEST_TIMEOUT_S, OpenAILoad
+from benchmarks.peers.peers import (
+    DJINN,
+    SERVED_NAME,
+    TRANSFORMERS,
+    Launch,
+    djinn_launch,
+    transformers_launch,
+    vllm_launch,
+)
+from benchmarks.peers.rounds import Measurement, Round
+from benchmarks.peers.server_process import running_server
+from benchmarks.peers.timeline import DecodePhase
+from benchmarks.peers.workload import Workload
+
+
+class PeerRunner:
+    """Measures one (peer, data type) after the other on `cores`, which this process must be bound to."""
+
+    def __init__(self, model: Path, vllm_environment: Path, cores: list[int]) -> None:
+        self._model = model
+        self._vllm_environment = vllm_environment
+        self._cores = cores
+
+    def launch(self, peer: str, dtype: str, port: int) -> Launch:
+        """How the peer is started."""
+        if peer == TRANSFORMERS:
+            return transformers_launch(self._model, dtype)
+        if peer == DJINN:
+            return djinn_launch(self._model, dtype, port)
+        return vllm_launch(self._vllm_environment, self._model, dtype, port, self._cores)
+
+    def run(self, number: int, peer: str, dtype: str, workload: Workload) -> Round:
+        """Raises ServerFailedError or subprocess.CalledProcessError if the peer fails."""
+        port = free_port()
+        launch = self.launch(peer, dtype, port)
+        if peer == TRANSFORMERS:
+            return Round(number, peer, dtype, None, _run_worker(launch, workload))
+        start = time.perf_counter()
+        base_url = f"http://127.0.0.1:{port}"
+        with running_server(launch.command, launch.environment, base_url) as session:
+            start_s = time.perf_counter() - start
+            measurement = asyncio.run(self._load(base_url, session, workload))
+        return Round(number, peer, dtype, start_s, measurement)
+
+    async def _load(self, base_url: str, session: int, workload: Workload) -> Measurement:
+        async with httpx.AsyncClient(base_url=base_url, timeout=REQUEST_TIMEOUT_S) as http:
+            load = OpenAILoad(http, SERVED_NAME)
+            await load.warm_up(workload)
+            meter = CpuMeter(self._cores, lambda: time.process_time() + session_cpu_s(session))
+            wall, client = time.perf_counter(), time.process_time()
+            decode = await load.decode(workload)
+            ttft_s = await load.first_tokens_s(workload)
+            client_share = (time.process_time() - client) / (time.perf_counter() - wall) / len(self._cores)
+            return Measurement(decode, ttft_s, client_share, meter.other_share())
+
+
+def _run_worker(launch: Launch, workload: Workload) -> Measurement:
+    result = subprocess.run(
+        launch.command,
+        input=orjson.dumps(workload),
+        env={**os.environ, **launch.environment},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    fields = orjson.loads(result.stdout)
+    return Measurement(**{**fields, "decode": [DecodePhase(**phase) for phase in fields["decode"]]})
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
