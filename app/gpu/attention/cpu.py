@@ -112,13 +112,14 @@ def _context(row: RowShape, key: Tensor, value: Tensor, kv: Tensor, table: Tenso
     """All keys and values a prefill row may see, each `[kv_heads, context, head_dim]`; `key`, `value` are its own."""
     if row.length == row.context:
         return key.transpose(0, 1), value.transpose(0, 1)
-    blocks = kv[table[: -(-row.context // kv.shape[3])]].to(key.dtype)
+    blocks = kv[table[: -(-row.context // kv.shape[3])]]
     keys, values = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : row.context]
     return keys, values
 
 
 def _attend_dense(query: Tensor, keys: Tensor, values: Tensor, row: RowShape, spec: AttentionSpec) -> Tensor:
     """`[length, heads, head_dim]` queries over `[kv_heads, context, head_dim]` keys and values."""
+    keys, values = keys.to(query.dtype), values.to(query.dtype)
     if query.dtype != torch.float32:
         return _attend_tiles(query, keys, values, row, spec)
     mask = None
