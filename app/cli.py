@@ -13,9 +13,9 @@ from app.errors import DjinnError
 from app.settings import Settings
 
 USAGE_ERROR = 2
-SPIN_COUNT = "1000"
-"""How long PyTorch's OpenMP threads spin at the end of an operator, read when PyTorch is loaded. Its default,
-milliseconds, is as fast on an idle machine and many times slower as soon as anything else wants a core."""
+SPIN_COUNT = "4000"
+"""How long PyTorch's OpenMP threads spin at the end of an operator, read when PyTorch is loaded. By default they
+spin for milliseconds, which is no faster on an idle machine and ruinous as soon as anything else wants a core."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors():
             name = "-".join(map(str, problem["loc"])).replace("_", "-")
-            print(f"djinn: --{name}: {problem['msg']}", file=sys.stderr)
+            flag = f"--{name}: " if name else ""
+            print(f"djinn: {flag}{problem['msg']}", file=sys.stderr)
         return USAGE_ERROR
     except DjinnError as error:
         print(f"djinn: {error.message}", file=sys.stderr)

@@ -79,8 +79,9 @@ class TokenLogprobs:
 class TurnUsage:
     """What one turn cost, in tokens.
 
-    `prompt_tokens` is the whole context the turn started from; `cached_tokens` of them had their KV already;
-    `tokens_recomputed` of them had had it in an earlier turn and lost it.
+    `prompt_tokens` is the whole context the turn started from; `cached_tokens` of them had their KV already.
+    `tokens_recomputed` counts tokens that had had their KV, in an earlier turn or before this one gave way to another,
+    and lost it.
     """
 
     prompt_tokens: int = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -57,7 +57,7 @@ class Settings(BaseSettings):
         None, description="bytes for KV on the device, such as 2GiB (default: from what is free)"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
-    max_step_tokens: int = Field(1024, ge=1, description="most tokens computed in one step, over all sessions")
+    max_step_tokens: int = Field(512, ge=1, description="most tokens computed in one step, over all sessions")
     max_running: int = Field(256, ge=1, description="most sessions in one step")
     max_queue: int = Field(1024, ge=1, description="turns that may wait; one more gets 429")
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
@@ -72,6 +72,15 @@ class Settings(BaseSettings):
         if isinstance(keys, list | tuple) and "" in keys:
             raise ValueError("a key must not be empty")
         return tuple(keys) if isinstance(keys, list) else keys
+
+    @model_validator(mode="after")
+    def _every_session_gets_its_token(self) -> Self:
+        if self.max_running > self.max_step_tokens:
+            raise ValueError(
+                f"max_running ({self.max_running}) must be at most max_step_tokens ({self.max_step_tokens}): "
+                "each running session decodes one token a step"
+            )
+        return self
 
     def engine(self) -> EngineSettings:
         """The engine's section."""

@@ -64,3 +64,8 @@ def test_settings_do_not_change() -> None:
 
 def test_every_setting_says_what_it_is_for() -> None:
     assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_every_running_session_must_get_a_token_in_a_step() -> None:
+    with pytest.raises(ValidationError, match=r"max_running \(9\) must be at most max_step_tokens \(8\)"):
+        Settings(max_running=9, max_step_tokens=8)

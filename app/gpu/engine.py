@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ class Engine:
         ]
         try:
             logits = self._runner.run(plan)
-            events += self._finish(plan.rows, logits)
+            events.extend(self._finish(plan.rows, logits))  # keeps what came before a failure
         except Exception as error:
             logger.exception("a step of %d rows failed", len(plan.rows))
             events += self._fail((row.sequence for row in plan.rows), EngineError(f"the step failed: {error}"))
@@ -94,23 +94,21 @@ class Engine:
             taken.append(command)
         return taken, False
 
-    def _finish(self, rows: Sequence[Row], logits: Tensor) -> list[Event]:
+    def _finish(self, rows: Sequence[Row], logits: Tensor) -> Iterator[Event]:
         """Report scored prompts, sample the rows that reached the end of their tokens, and account for all rows."""
-        events: list[Event] = []
         last: list[int] = []
         end = 0
         for row in rows:
             start, end = end, end + row.outputs
             if row.scores_prompt:
-                events += self._turns.score(row, _score(row, logits[start:end]))
+                yield from self._turns.score(row, _score(row, logits[start:end]))
             if row.samples:
                 last.append(end - 1)
         sampling = [sample_request(row.sequence) for row in rows if row.samples]
         wanted = logits if len(last) == len(logits) else logits[last]  # indexing would copy a vocabulary per row
         chosen = iter(sample(wanted, sampling) if sampling else ())
         for row in rows:
-            events += self._turns.advance(row, next(chosen) if row.samples else None)
-        return events
+            yield from self._turns.advance(row, next(chosen) if row.samples else None)
 
     def _fail(self, sequences: Iterable[EngineSequence], error: DjinnError) -> list[Event]:
         return [self._turns.fail(sequence, error) for sequence in sequences if sequence.turn is not None]

@@ -16,6 +16,7 @@ from app.gpu.kv_cache import KVCache
 from app.gpu.kv_pool import KVPool, block_bytes
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.openmp import release_threads
 from app.gpu.runner import Runner
 from app.gpu.scheduler import Scheduler
 from app.gpu.turns import Turns
@@ -38,7 +39,9 @@ def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
         attention=attention_for(device),
         max_model_len=settings.max_model_len,
     )
-    return build_engine(model.name, stack, settings)
+    engine = build_engine(model.name, stack, settings)
+    release_threads()  # the engine will run on a thread of its own
+    return engine
 
 
 def build_engine(name: str, stack: LayerStack, settings: EngineSettings) -> Engine:

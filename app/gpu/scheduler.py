@@ -120,9 +120,12 @@ class Scheduler:
             plan.started.append(sequence)
 
     def _evict_idle(self, needed: int) -> bool:
-        """Drop the KV of idle sessions, longest idle first, until `needed` blocks are available; False if they are
-        not.
+        """Drop the KV of idle sessions, longest idle first, until `needed` blocks are available.
+
+        False where that cannot be; nothing is dropped in vain then, unless idle sessions share their blocks.
         """
+        if self.cache.pool.available + sum(len(sequence.blocks) for sequence in self.idle.values()) < needed:
+            return False
         while self.cache.pool.available < needed and self.idle:
             _, sequence = self.idle.popitem(last=False)
             self.cache.uncompute(sequence, 0)

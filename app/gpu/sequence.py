@@ -16,6 +16,10 @@ class TurnState:
     sampling: SamplingParams
     stop: StopRule
     prompt_tokens: int
+    kept: int
+    """Tokens of the history that the turn began from."""
+    dropped: tuple[int, ...] = ()
+    """Tokens that came after those, which come back if the turn fails."""
     cached_tokens: int | None = None
     """None until the turn has left the queue for the first time."""
     tokens_recomputed: int = 0

@@ -26,9 +26,11 @@ class Turns:
         """Start a turn whose context is the first `keep` tokens of the history and then the command's own from there
         on.
         """
+        dropped = tuple(sequence.tokens[keep:])
         self._cache.truncate(sequence, keep)
         sequence.tokens.extend(command.token_ids[keep:] if command.replace else command.token_ids)
-        sequence.turn = TurnState(command.ticket, command.sampling, command.stop, len(sequence.tokens))
+        context = len(sequence.tokens)
+        sequence.turn = TurnState(command.ticket, command.sampling, command.stop, context, keep, dropped)
         if command.sampling.prompt_logprobs is not None:
             self._cache.uncompute(sequence, 0)  # only computing the prompt gives its log-probabilities
         self._scheduler.enqueue(sequence)
@@ -66,11 +68,13 @@ class Turns:
         return finished
 
     def fail(self, sequence: Sequence, error: DjinnError) -> Failed:
-        """End the running turn with an error; the KV may be half written, so it goes."""
+        """End the running turn with an error: the history is as before it; the KV may be half written, so it goes."""
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
         self._cache.uncompute(sequence, 0)
+        self._cache.truncate(sequence, turn.kept)
+        sequence.tokens.extend(turn.dropped)
         self._scheduler.retire(sequence)
         return Failed(turn.ticket, error)
 

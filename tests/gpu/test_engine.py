@@ -248,7 +248,10 @@ def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
     driver: Driver, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = driver.open()
-    turn = driver.submit(session, prompt(3, 6), 10)
+    first = driver.submit(session, prompt(3, 6), 4)
+    driver.finish(first)
+    before = prompt(3, 6) + driver.tokens(first)
+    turn = driver.submit(session, prompt(9, 6), 10)
     with monkeypatch.context() as patch:
         patch.setattr(driver.engine._runner.stack, "layer", lambda *_: 1 / 0)
         [failed] = driver.engine.step()[-1:]
@@ -256,4 +259,4 @@ def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
     assert turn not in [event for event in driver.events if driver.ended(event)]
     again = driver.submit(session, [4], 5, GREEDY)
     driver.finish(again)
-    assert driver.tokens(again) == expected(oracle, [*prompt(3, 6), 4], 5)
+    assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
