@@ -41,9 +41,10 @@ class ApiKeyMiddleware:
     def _authenticate(self, authorization: str) -> str | None:
         """The key's owner. Compares with every key in constant time, so that the time tells nothing about any."""
         scheme, _, given = authorization.partition(" ")
+        key_bytes = given.encode("latin-1").strip()  # the header's bytes as they came
         found = None
         for key, owner in self._owners.items():
-            if secrets.compare_digest(key, given.strip().encode()) and scheme.lower() == "bearer":
+            if secrets.compare_digest(key, key_bytes) and scheme.lower() == "bearer":
                 found = owner
         return found
 

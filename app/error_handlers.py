@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,8 +22,11 @@ from app.errors import (
 )
 from app.sse import ClientDisconnected
 
+logger = logging.getLogger(__name__)
+
 REQUEST_ID_HEADER = "X-Request-Id"
 SHOWN_PROBLEMS = 3
+BUG_MESSAGE = "internal error; the server's log has the details"
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has gone: nobody reads it."""
 
@@ -46,6 +51,14 @@ def error_body(error: DjinnError) -> bytes:
     body = error.body()
     clean = {name: value and value.encode(errors="replace").decode() for name, value in body["error"].items()}
     return orjson.dumps({"error": clean})
+
+
+def body_of(error: Exception) -> bytes:
+    """`error_body` for a response that has begun, whose status cannot tell any more. Logs an unexpected error."""
+    if isinstance(error, DjinnError):
+        return error_body(error)
+    logger.error("a streamed answer failed", exc_info=error)
+    return error_body(DjinnError(BUG_MESSAGE))
 
 
 def describe_validation(error: RequestValidationError) -> DjinnError:
@@ -89,7 +102,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return response
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        response = error_response(DjinnError("internal error; the server's log has the details"))
+        response = error_response(DjinnError(BUG_MESSAGE))
         # Answered outside the middleware that sets this header everywhere else.
         response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -49,8 +49,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens) -> FastAPI:
             yield
         finally:
             sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
+            await asyncio.wait([sweeping])  # raises nothing, however the sweep ended: the engine must be stopped
             await executor.stop()
 
     app = FastAPI(

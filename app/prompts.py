@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.errors import MalformedRequest
 from app.schemas import GenerateBody, check_token_ids
 from app.tokens import Tokens
 
@@ -44,8 +45,16 @@ def following_token_ids(messages: list[dict[str, str]], tokens: Tokens, last_tok
 
 
 def _after_reply(messages: list[dict[str, str]], tokens: Tokens, *, open_next: bool) -> list[int]:
-    """The tokens of everything behind `REPLY`, as they are when it stands before them."""
+    """The tokens of everything behind `REPLY`, as they are when it stands before them.
+
+    Raises `MalformedRequest` if the template rejects the messages or does not write `REPLY`.
+    """
     text = tokens.chat_text(messages, add_generation_prompt=open_next)
+    if REPLY not in text:
+        raise MalformedRequest(
+            "the model's chat template leaves out earlier replies, so these messages cannot follow the history",
+            param="messages",
+        )
     before = tokens.encode(text[: text.index(REPLY) + len(REPLY)], add_special_tokens=False)
     whole = tokens.encode(text, add_special_tokens=False)
     return whole[len(before) :]

@@ -114,10 +114,18 @@ class GenerateBody(SamplingFields):
 
     @model_validator(mode="after")
     def _one_input(self) -> Self:
-        given = [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
+        given = self._inputs()
         if len(given) != 1:
             raise ValueError(f"give exactly one of prompt, messages and token_ids, not {' and '.join(given) or 'none'}")
         return self
+
+    @property
+    def input_field(self) -> str:
+        """Name of the field that says what is new."""
+        return self._inputs()[0]
+
+    def _inputs(self) -> list[str]:
+        return [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
 
 
 def _explain_residency(value: object) -> object:

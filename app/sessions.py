@@ -10,7 +10,7 @@ from array import array
 from collections.abc import AsyncIterator, Sequence
 
 from app.domain import FinishReason, SamplingParams, SessionId, SessionState, StopRule
-from app.errors import Busy, ContextTooLong, Draining, FieldOutOfRange, NotFound
+from app.errors import Busy, ContextTooLong, DjinnError, Draining, FieldOutOfRange, NotFound
 from app.executor import EngineExecutor
 from app.messages import (
     Cancel,
@@ -49,9 +49,9 @@ class SessionRegistry:
     ) -> Session:
         """Open an empty session. Raises `Busy` at `max_sessions`, `Draining` during shutdown."""
         self._admit_session()
-        session = Session(new_session_id(), owner, metadata or {}, ttl_s)
-        self._sessions[session.id] = session
+        session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s)
         self.executor.post(lambda ticket: Open(ticket, session.id, owner or ""))
+        self._sessions[session.id] = session
         return session
 
     def get(self, session_id: str, owner: str | None = None) -> Session:
@@ -83,8 +83,16 @@ class SessionRegistry:
         session.require(SessionState.IDLE, to="fork")
         child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s)
         child.history = session.history[:]
-        await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
-        self._sessions[child.id] = child
+        self._sessions[child.id] = child  # before the wait, so that `max_sessions` counts it
+        try:
+            await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
+        except DjinnError:
+            self._sessions.pop(child.id, None)
+            raise
+        except asyncio.CancelledError:  # the engine may have it already
+            if child.id in self._sessions:
+                self._drop(child)
+            raise
         return child
 
     async def rewind(self, session: Session, to_token: int) -> None:
@@ -103,11 +111,13 @@ class SessionRegistry:
         stop: StopRule,
         *,
         replace: bool = False,
+        param: str = "prompt",
     ) -> Turn:
         """Queue a turn that appends `token_ids` to the history, or with `replace` makes them the history.
 
         Whoever starts a turn must `release` it, however it ends. Raises `WrongState` unless idle, `Busy` when the queue
-        is full, `Draining`, and `FieldOutOfRange` if there is no token to start from.
+        is full, `Draining`, and `FieldOutOfRange` if there is no token to start from; `param` names what the tokens
+        came from.
         """
         if self.draining:
             raise Draining("the server is shutting down")
@@ -116,7 +126,7 @@ class SessionRegistry:
             raise Busy(f"the queue is full ({self._settings.max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
         history = array("I", token_ids) if replace else session.history + array("I", token_ids)
         if not history:
-            raise FieldOutOfRange("a turn needs at least 1 token to start from", param="prompt")
+            raise FieldOutOfRange("a turn needs at least 1 token to start from", param=param)
         clock = TurnClock(self._metrics)
 
         def observe(event: TurnEvent) -> None:
@@ -130,11 +140,13 @@ class SessionRegistry:
         session.begin(turn, history)
         return turn
 
-    def room(self, context: int, max_tokens: int | None, *, param: str = "prompt") -> int:
+    def room(
+        self, context: int, max_tokens: int | None, *, param: str = "prompt", limit_param: str = "max_tokens"
+    ) -> int:
         """How many tokens a turn on `context` tokens may generate: `max_tokens`, or what there is room for.
 
         Raises `ContextTooLong` if the context and `max_tokens` exceed the model's length; `param` names what the
-        context came from.
+        context came from, `limit_param` what `max_tokens` came from.
         """
         room = self.info.max_model_len - context
         wanted = 1 if max_tokens is None else max_tokens
@@ -142,7 +154,7 @@ class SessionRegistry:
             raise ContextTooLong(
                 f"this model's context is {self.info.max_model_len} tokens, but there are {context} and at least "
                 f"{wanted} more are to be generated",
-                param="max_tokens" if room >= 0 and max_tokens else param,
+                param=limit_param if room >= 0 and max_tokens else param,
             )
         return room if max_tokens is None else max_tokens
 
@@ -158,14 +170,16 @@ class SessionRegistry:
         self.executor.post(lambda ticket: Cancel(ticket, session.id, turn.ticket, keep, reason))
 
     def release(self, session: Session, turn: Turn) -> None:
-        """Let go of a turn: one that nobody reads any more must not run on. Call in a `finally`."""
-        if not turn.ended.is_set():
+        """Let go of a turn: one that nobody reads any more must not run on. Call in a `finally`; raises nothing."""
+        if not turn.ended.is_set() and self.executor.failure is None:
             self.cancel(session, turn)
 
     @contextlib.asynccontextmanager
-    async def ephemeral(self, owner: str | None = None) -> AsyncIterator[Session]:
+    async def ephemeral(
+        self, owner: str | None = None, *, metadata: dict[str, str] | None = None
+    ) -> AsyncIterator[Session]:
         """A session for one turn: closed on the way out, which ends the turn if it still runs."""
-        session = self.create(owner)
+        session = self.create(owner, metadata=metadata)
         try:
             yield session
         finally:
@@ -217,9 +231,10 @@ class SessionRegistry:
         del self._sessions[session.id]
 
     def _drop(self, session: Session) -> None:
-        """Close the session without waiting for the engine."""
+        """Close the session without waiting for the engine; one that has died holds nothing to free."""
         self._forget(session)
-        self.executor.post(lambda ticket: Close(ticket, session.id))
+        if self.executor.failure is None:
+            self.executor.post(lambda ticket: Close(ticket, session.id))
 
 
 def new_session_id() -> SessionId:

@@ -54,7 +54,8 @@ class EventStream(Response):
             tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
             async for event in self.events:
                 await pulse.send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            pulse.stop()  # nothing may be sent after the last part, which can wait for a slow client
+            await pulse.send({"type": "http.response.body", "body": b""})
             tasks.cancel_scope.cancel()
 
 
@@ -65,17 +66,22 @@ class _Pulse:
         self._send = send
         self._interval_s = interval_s
         self._quiet = True
+        self._scope = anyio.CancelScope()
+
+    def stop(self) -> None:
+        self._scope.cancel()
 
     async def send(self, message: Message) -> None:
         self._quiet = False
         await self._send(message)
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            if self._quiet:
-                await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-            self._quiet = True
+        with self._scope:
+            while True:
+                await asyncio.sleep(self._interval_s)
+                if self._quiet:
+                    await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                self._quiet = True
 
 
 async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:

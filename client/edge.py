@@ -25,8 +25,8 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 5.0
 
-KEEPALIVE_S = 2.0
-"""Idle connections are closed before uvicorn does so, after 5 s: a request sent at that moment would be lost."""
+KEEPALIVE_S = 60.0
+"""Idle connections are closed before the server does so, after 75 s: a request sent at that moment would be lost."""
 
 HTTPX_ERRORS: Mapping[type[httpx.HTTPError], type[TransportError]] = {
     httpx.ConnectError: ConnectionFailed,

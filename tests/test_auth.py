@@ -12,7 +12,7 @@ PATHS = ["/ready", "/metrics", "/version", "/docs", "/openapi.json", "/v1/sessio
 
 @pytest.fixture
 def guarded(serve_with: ServeWith) -> httpx.Client:
-    return serve_with(api_keys=("sesame", "mellon"))
+    return serve_with(api_keys=("sesame", "mellon", "cl\xe0"))
 
 
 def test_every_path_but_health_needs_a_key(guarded: httpx.Client) -> None:
@@ -34,6 +34,12 @@ def test_a_wrong_key_is_no_key(guarded: httpx.Client, header: str) -> None:
 @pytest.mark.parametrize("header", ["Bearer sesame", "Bearer mellon", "bearer sesame"])
 def test_each_key_opens(guarded: httpx.Client, header: str) -> None:
     assert guarded.get("/v1/sessions", headers={"Authorization": header}).status_code == 200
+
+
+def test_a_key_outside_ascii_is_sent_as_utf8(guarded: httpx.Client) -> None:
+    header = "Bearer cl\xe0"
+    assert guarded.get("/v1/sessions", headers={b"Authorization": header.encode()}).status_code == 200
+    assert guarded.get("/v1/sessions", headers={b"Authorization": header.encode("latin-1")}).status_code == 401
 
 
 def test_the_refusal_comes_before_the_body_is_read(guarded: httpx.Client) -> None:

@@ -79,6 +79,18 @@ def test_token_ids_are_taken_as_they_are(byte_tokens: Tokens) -> None:
         new_token_ids(body(token_ids=[512]), byte_tokens, [], 512)
 
 
+def test_a_template_that_drops_earlier_replies_is_no_bug_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, byte_tokens: Tokens
+) -> None:
+    def last_only(messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        return messages[-1]["content"]
+
+    monkeypatch.setattr(byte_tokens, "chat_text", last_only)
+    with pytest.raises(MalformedRequest, match="earlier replies") as refused:
+        following_token_ids(SECOND, byte_tokens, last_token_id=0)
+    assert refused.value.param == "messages"
+
+
 def test_messages_without_a_chat_template_are_refused(monkeypatch: pytest.MonkeyPatch, byte_tokens: Tokens) -> None:
     monkeypatch.setattr(byte_tokens, "has_chat_template", False)
     messages = [{"role": "user", "content": "hi"}]

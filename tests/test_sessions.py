@@ -137,6 +137,28 @@ async def test_a_fork_has_the_history_and_goes_its_own_way(services: Services) -
     assert first.history_tokens == second.history_tokens
 
 
+async def test_forks_at_the_same_time_count_towards_max_sessions() -> None:
+    async with running_services(max_sessions=2) as services:
+        registry = services.sessions
+        parent = registry.create()
+        first, second = await asyncio.gather(registry.fork(parent), registry.fork(parent), return_exceptions=True)
+        assert isinstance(first, Session)
+        assert isinstance(second, Busy)
+        assert {session.id for session in registry.page(limit=9)} == {parent.id, first.id}
+
+
+async def test_a_fork_that_fails_leaves_nothing_behind(services: Services) -> None:
+    registry = services.sessions
+    parent = registry.create()
+    forking = asyncio.create_task(registry.fork(parent))
+    await asyncio.sleep(0)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert registry.page(limit=9) == [parent]
+    await assert_nothing_is_held(registry)
+
+
 async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(services: Services) -> None:
     registry = services.sessions
     session = registry.create()

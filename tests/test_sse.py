@@ -101,6 +101,22 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(connection: Connection) 
     assert KEEP_ALIVE.endswith(b"\n\n")
 
 
+async def test_no_comment_follows_the_last_part_while_a_slow_client_takes_it() -> None:
+    connection = Connection(stuck_after=b"one")
+    sending: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        sending.append(message.get("body", b""))
+        await connection.send(message)
+
+    stream = EventStream(Events(b"one")(), keep_alive_s=0.01)
+    running = asyncio.create_task(stream(SCOPE, connection.receive, send))
+    await asyncio.sleep(0.1)
+    assert sending == [b"", b"one", b""]
+    connection.gone.set()
+    await asyncio.wait_for(running, 5)
+
+
 async def test_work_is_cancelled_when_its_client_leaves(connection: Connection) -> None:
     ended = asyncio.Event()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
@@ -13,13 +12,10 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from app.domain import FinishReason, ModelInfo, TurnUsage
-from app.error_handlers import error_body
-from app.errors import DjinnError
+from app.error_handlers import body_of
 from app.generation import TextItem
 from app.messages import TurnFinished
 from app.openai.fields import Usage
-
-logger = logging.getLogger(__name__)
 
 Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""
@@ -113,12 +109,8 @@ async def stream(
             usage.take(index, item)
             for entry in writer.entries(index, item):
                 yield _event(orjson.dumps({**head, "choices": [entry]}))
-    except DjinnError as error:
-        yield _event(error_body(error))
-        return
-    except Exception:
-        logger.exception("a streamed answer failed")
-        yield _event(error_body(DjinnError("internal error; the server's log has the details")))
+    except Exception as error:
+        yield _event(body_of(error))
         return
     if include_usage:
         yield _event(orjson.dumps({**head, "choices": [], "usage": usage.total().model_dump()}))

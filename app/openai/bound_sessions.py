@@ -18,8 +18,10 @@ class BoundSessions:
         self._registry = registry
         self._bound: dict[tuple[str | None, str], Session] = {}
 
-    def find(self, owner: str | None, name: str) -> Session:
+    def find(self, owner: str | None, name: str, *, metadata: dict[str, str] | None = None) -> Session:
         """The owner's session of that id, or the one that has been called that before, or else a new one.
+
+        Only a new one gets `metadata`.
 
         Closed and expired sessions count as never seen: the call brings its whole history anyway. Raises `Busy` and
         `Draining` where a new session is needed and cannot be had.
@@ -28,7 +30,7 @@ class BoundSessions:
         try:
             return self._registry.get(name if known is None else known.id, owner)
         except NotFound:
-            session = self._registry.create(owner, ttl_s=IDLE_TTL_S)
+            session = self._registry.create(owner, metadata=metadata, ttl_s=IDLE_TTL_S)
         living = {key: each for key, each in self._bound.items() if each.state is not SessionState.CLOSED}
         self._bound = {**living, (owner, name): session}
         return session

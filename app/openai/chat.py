@@ -35,7 +35,9 @@ class ChatBody(GenerationFields):
         None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token; only with logprobs"
     )
     response_format: ResponseFormat | None = None
-    metadata: Metadata | None = Field(None, description="the caller's own labels; the answer returns them")
+    metadata: Metadata | None = Field(
+        None, description="the caller's own labels; a whole answer returns them, a stream does not"
+    )
     store: Literal[False] = Field(False, description="answers are not stored")
     tools: NotSupported = None
     tool_choice: NotSupported = None
@@ -59,6 +61,11 @@ class ChatBody(GenerationFields):
     def token_limit(self) -> int | None:
         """`max_tokens` under either name."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def limit_field(self) -> str:
+        """The name under which `token_limit` came."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def alternatives(self) -> int | None:

@@ -28,7 +28,12 @@ async def create_chat_completion(request: Request, body: ChatBody, call: OpenAIC
     check_model(services, body.model)
     prompt = await asyncio.to_thread(services.tokens.render_chat, template_messages(body.messages))
     choices = await call.start(
-        body, [prompt], prompt_field="messages", max_tokens=body.token_limit, logprobs=body.alternatives
+        body,
+        [prompt],
+        prompt_field="messages",
+        max_tokens=body.token_limit,
+        limit_field=body.limit_field,
+        logprobs=body.alternatives,
     )
     writer = ChatChunkWriter(services.tokens, logprobs=body.logprobs)
     head = Head.new("chatcmpl", services.info).fields()

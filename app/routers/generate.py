@@ -10,8 +10,8 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from app.domain import FinishReason, SessionState
-from app.error_handlers import error_body
-from app.errors import DjinnError
+from app.error_handlers import body_of
+from app.errors import WrongState
 from app.generation import TextChunk, TextTurn
 from app.messages import TurnFinished
 from app.prompts import new_token_ids
@@ -90,16 +90,27 @@ class _TurnReader:
 async def _start(session: Session, body: GenerateBody, services: Services, cleanup: AsyncExitStack) -> _TurnReader:
     """Queue the turn; `cleanup` ends it if it still runs when the response is over."""
     registry, tokens = services.sessions, services.tokens
-    session.require(SessionState.IDLE, to="start a turn")
     body.check_vocabulary(services.info.vocab_size)
-    token_ids = await asyncio.to_thread(new_token_ids, body, tokens, session.history, services.info.vocab_size)
-    max_tokens = registry.room(len(session.history) + len(token_ids), body.max_tokens)
+    token_ids = await _encode(session, body, services)
+    max_tokens = registry.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)
     stop = body.to_stop_rule(max_tokens=max_tokens, eos_token_ids=tokens.eos_token_ids)
-    turn = registry.start_turn(session, token_ids, body.to_params(logprobs=body.logprobs), stop)
+    params = body.to_params(logprobs=body.logprobs)
+    turn = registry.start_turn(session, token_ids, params, stop, param=body.input_field)
     cleanup.callback(registry.release, session, turn)
     on_stop = partial(registry.cancel, session, turn, reason=FinishReason.STOP)
     text_turn = TextTurn(turn, tokens.stream(after_text=True), body.stop_strings, on_stop, body.min_tokens)
     return _TurnReader(text_turn, with_logprobs=body.logprobs is not None)
+
+
+async def _encode(session: Session, body: GenerateBody, services: Services) -> list[int]:
+    """The turn's new tokens. Raises `WrongState` if the history that they were made to follow is not the one now."""
+    session.require(SessionState.IDLE, to="start a turn")
+    turn, history = session.turn, session.history[:]
+    token_ids = await asyncio.to_thread(new_token_ids, body, services.tokens, history, services.info.vocab_size)
+    session.require(SessionState.IDLE, to="start a turn")
+    if session.turn is not turn or len(session.history) != len(history):
+        raise WrongState(f"cannot start a turn: the history of session {session.id} has changed meanwhile")
+    return token_ids
 
 
 async def _events(reader: _TurnReader) -> AsyncGenerator[bytes, None]:
@@ -107,5 +118,5 @@ async def _events(reader: _TurnReader) -> AsyncGenerator[bytes, None]:
         async for item in reader:
             name = "token" if isinstance(item, TokenEvent) else "finished"
             yield sse_event(name, item.model_dump_json().encode())
-    except DjinnError as error:  # the response has begun: its status cannot tell any more
-        yield sse_event("error", error_body(error))
+    except Exception as error:
+        yield sse_event("error", body_of(error))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import Annotated, Any
 
@@ -50,16 +50,19 @@ class OpenAICall:
         prompt_field: str,
         max_tokens: int | None,
         logprobs: int | None,
+        limit_field: str = "max_tokens",
         prompt_logprobs: int | None = None,
     ) -> Choices:
         """Submit the prompts' turns; they end and their sessions close when the response is over.
 
-        Raises `FieldOutOfRange`, `ContextTooLong` (`prompt_field` names the prompts' field), `WrongState` if the bound
-        session is in use, `Busy` and `Draining`.
+        Raises `FieldOutOfRange`, `ContextTooLong` (`prompt_field` names the prompts' field, `limit_field` that of
+        `max_tokens`), `WrongState` if the bound session is in use, `Busy` and `Draining`.
         """
         tokens, registry = self.services.tokens, self.services.sessions
         body.check_vocabulary(self.services.info.vocab_size)
-        rooms = [registry.room(len(prompt), max_tokens, param=prompt_field) for prompt in prompts]
+        rooms = [
+            registry.room(len(prompt), max_tokens, param=prompt_field, limit_param=limit_field) for prompt in prompts
+        ]
         ask = Ask(
             prompts=tuple(tuple(prompt) for prompt in prompts),
             n=body.n,
@@ -80,25 +83,17 @@ class OpenAICall:
     def _sessions(self, body: GenerationFields, ask: Ask) -> OpenSession:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session."""
         if self._session_name is None:
-            return partial(self._ephemeral, body.user)
+            return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(body.user))
         session = self._bound(self._session_name, body, ask)
         return lambda: nullcontext(session)
-
-    @asynccontextmanager
-    async def _ephemeral(self, user: str | None) -> AsyncIterator[Session]:
-        async with self.services.sessions.ephemeral(self._owner) as session:
-            _label(session, user)
-            yield session
 
     def _bound(self, name: str, body: GenerationFields, ask: Ask) -> Session:
         if body.n > 1:
             raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
         if len(ask.prompts) > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
-        session = self.services.bound_sessions.find(self._owner, name)
-        _label(session, body.user)
-        self._session = session
-        return session
+        self._session = self.services.bound_sessions.find(self._owner, name, metadata=_labels(body.user))
+        return self._session
 
 
 async def _openai_call(
@@ -116,9 +111,9 @@ def check_model(services: Services, name: str) -> None:
         raise UnknownModel(f"there is no model {name!r} here, only {services.info.name!r}", param="model")
 
 
-def _label(session: Session, user: str | None) -> None:
-    if user is not None:
-        session.metadata["user"] = user
+def _labels(user: str | None) -> dict[str, str]:
+    """The metadata of a session that the call opens; one that it finds keeps its own."""
+    return {} if user is None else {"user": user}
 
 
 def generation_responses(chunk: str) -> dict[int | str, dict[str, Any]]:

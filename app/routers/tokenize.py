@@ -21,14 +21,7 @@ async def tokenize(body: TokenizeBody, services: ServicesDep) -> TokenizeAnswer:
     """The tokens that a prompt or a chat becomes."""
     if body.model is not None:
         check_model(services, body.model)
-    token_ids = await asyncio.to_thread(_encode, body, services.tokens)
-    texts = [services.tokens.token_text(token_id) for token_id in token_ids]
-    return TokenizeAnswer(
-        count=len(token_ids),
-        max_model_len=services.info.max_model_len,
-        tokens=token_ids,
-        token_strs=texts if body.return_token_strs else None,
-    )
+    return await asyncio.to_thread(_tokenize, body, services.tokens, services.info.max_model_len)
 
 
 @router.post("/detokenize", operation_id="detokenize", responses=errors(400, 404))
@@ -37,7 +30,19 @@ async def detokenize(body: DetokenizeBody, services: ServicesDep) -> DetokenizeA
     if body.model is not None:
         check_model(services, body.model)
     check_token_ids(body.tokens, services.info.vocab_size, param="tokens")
-    return DetokenizeAnswer(prompt=services.tokens.decode(body.tokens, skip_special_tokens=False))
+    return DetokenizeAnswer(
+        prompt=await asyncio.to_thread(services.tokens.decode, body.tokens, skip_special_tokens=False)
+    )
+
+
+def _tokenize(body: TokenizeBody, tokens: Tokens, max_model_len: int) -> TokenizeAnswer:
+    token_ids = _encode(body, tokens)
+    return TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=max_model_len,
+        tokens=token_ids,
+        token_strs=[tokens.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None,
+    )
 
 
 def _encode(body: TokenizeBody, tokens: Tokens) -> list[int]:

@@ -64,7 +64,14 @@ def test_the_session_can_also_be_named_by_its_id(sdk: openai.OpenAI, http: httpx
     assert answer.headers["x-session-id"] == session
     view = http.get(f"/v1/sessions/{session}").json()
     assert view["tokens"] == 10
-    assert view["metadata"] == {"for": "openai", "user": "me"}
+    assert view["metadata"] == {"for": "openai"}  # what the session's opener gave; the call's user does not replace it
+
+
+def test_a_session_that_the_call_opens_is_labelled_with_its_user(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    answer = sdk.completions.with_raw_response.create(
+        model=MODEL, prompt="Hello", max_tokens=1, user="me", **bound("labelled")
+    )
+    assert session_of(http, answer.headers)["metadata"] == {"user": "me"}
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4, 50], ids=["ends with it", "ends just after", "goes on"])

@@ -38,6 +38,12 @@ def test_more_than_the_context_is_a_bad_request(
     assert caught.value.param == ("messages" if size > 1 else "max_tokens")
 
 
+def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.chat.completions.create(model=MODEL, messages=CHAT, max_completion_tokens=5000)
+    assert caught.value.param == "max_completion_tokens"
+
+
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [

@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, cast
 
 import httpx
 import pytest
 from httpx_sse import ServerSentEvent, connect_sse
 
+from app.domain import SamplingParams, StopRule
+from app.errors import WrongState
+from app.generation import TextTurn
+from app.routers import generate as generate_route
+from app.routers.dependencies import Services
+from app.schemas import GenerateBody
+from app.views import TokenEvent, TurnView
 from tests.errors import assert_error
 
 PROMPT: dict[str, Any] = {"token_ids": [5, 6, 7, 8], "ignore_eos": True}
@@ -108,6 +116,8 @@ def test_without_max_tokens_a_turn_fills_the_context(http: httpx.Client, session
     full = http.post(f"{session}/generate", json={"prompt": "more"})
     message = assert_error(full, 400, "context_length_exceeded", param="prompt")
     assert "1024" in message
+    chat = http.post(f"{session}/generate", json={"messages": [{"role": "user", "content": "more"}]})
+    assert_error(chat, 400, "context_length_exceeded", param="messages")
 
 
 def test_the_same_seed_gives_the_same_tokens(http: httpx.Client, session: str) -> None:
@@ -199,7 +209,7 @@ def test_exactly_one_kind_of_input_is_taken(http: httpx.Client, session: str, ex
 
 def test_an_empty_session_cannot_go_on_from_nothing(http: httpx.Client, session: str) -> None:
     response = http.post(f"{session}/generate", json={"token_ids": []})
-    assert "at least 1 token" in assert_error(response, 422, "field_out_of_range", param="prompt")
+    assert "at least 1 token" in assert_error(response, 422, "field_out_of_range", param="token_ids")
 
 
 def test_too_many_tokens_are_refused_with_the_numbers(http: httpx.Client, session: str) -> None:
@@ -278,3 +288,42 @@ def test_sessions_generate_at_the_same_time_and_apart(http: httpx.Client) -> Non
         http.post(f"{paths[index]}/rewind", json={"to_token": 0})
         run(index)
     assert answers == together
+
+
+async def test_a_turn_is_refused_if_the_history_changes_while_its_text_is_encoded(
+    monkeypatch: pytest.MonkeyPatch, services: Services
+) -> None:
+    session = services.sessions.create()
+    encoding, changed = threading.Event(), threading.Event()
+    encode = services.tokens.encode
+
+    def wait_and_encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        encoding.set()
+        changed.wait(10)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(services.tokens, "encode", wait_and_encode)
+    async with AsyncExitStack() as cleanup:
+        asked = GenerateBody(prompt="late", max_tokens=1)
+        starting = asyncio.create_task(generate_route._start(session, asked, services, cleanup))
+        await asyncio.to_thread(encoding.wait, 10)
+        other = services.sessions.start_turn(session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
+        await other.ended.wait()
+        changed.set()
+        with pytest.raises(WrongState, match="changed"):
+            await starting
+    assert len(session.history) == 3
+
+
+async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(generate_route._TurnReader):
+        async def __aiter__(self) -> AsyncGenerator[TokenEvent | TurnView, None]:
+            yield TokenEvent(text="a", token_ids=[1], logprobs=None)
+            raise RuntimeError("the password is swordfish")
+
+    reader = Broken(cast("TextTurn", None), with_logprobs=False)
+    *_, last = [event async for event in generate_route._events(reader)]
+    assert last.startswith(b"event: error\n")
+    assert b"internal_error" in last
+    assert b"swordfish" not in last
+    assert "swordfish" in caplog.text
