@@ -17,6 +17,7 @@ from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config
 from app.settings import EngineSettings
 from tests.gpu.driving import GREEDY, Driver
+from tests.gpu.oracle import greedy_tokens as expected
 
 BLOCK = 4
 
@@ -54,20 +55,6 @@ def make_engine(model: ResolvedModel, blocks: int = 200, max_step_tokens: int = 
 @pytest.fixture
 def driver(model: ResolvedModel) -> Driver:
     return Driver(make_engine(model))
-
-
-def expected(oracle: Any, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    output = oracle.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    tokens: list[int] = output[0, len(prompt) :].tolist()
-    return tokens
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -159,6 +146,17 @@ def test_rewind_drops_what_came_after(driver: Driver, oracle: Any) -> None:
     turn = driver.submit(session, [3], 5)
     driver.finish(turn)
     assert driver.tokens(turn) == expected(oracle, [*start[:10], 3], 5)
+
+
+def test_writing_again_to_a_shared_prefix_withdraws_it(driver: Driver, oracle: Any) -> None:
+    session, start = driver.open(), prompt(10, 20)
+    driver.finish(driver.submit(session, start, 1))
+    driver.do(Rewind(driver.ticket(), session, BLOCK + 2))
+    driver.finish(driver.submit(session, prompt(11, 9), 1))
+    turn = driver.submit(driver.open(), start, 6)
+    driver.finish(turn)
+    assert driver.tokens(turn) == expected(oracle, start, 6)
+    assert driver.end(turn).usage.cached_tokens == BLOCK
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_company(model: ResolvedModel) -> None:

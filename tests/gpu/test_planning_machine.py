@@ -24,6 +24,7 @@ from app.gpu.kv_blocks import BlockPool
 from app.gpu.kv_cache import KVCache
 from app.gpu.sampling import Sampled
 from app.gpu.scheduler import Scheduler, StepPlan
+from app.gpu.sequence import Sequence
 from app.gpu.turns import Turns
 from app.messages import (
     Cancel,
@@ -73,8 +74,8 @@ class PoolModel:
         return blocks[position // BLOCK_SIZE], position % BLOCK_SIZE
 
     @staticmethod
-    def _content(sequence: object, position: int) -> tuple[object, ...]:
-        return (sequence.namespace, *sequence.tokens[: position + 1])  # type: ignore[attr-defined]
+    def _content(sequence: Sequence, position: int) -> tuple[object, ...]:
+        return (sequence.namespace, *sequence.tokens[: position + 1])
 
 
 class PlanningMachine(RuleBasedStateMachine):

@@ -13,6 +13,7 @@ from app.gpu.loader import load_engine
 from app.model_store.resolve import resolve
 from app.settings import Settings
 from tests.gpu.driving import Driver
+from tests.gpu.oracle import greedy_tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 COUNT = 64
@@ -52,19 +53,7 @@ def prompts(folder: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    answers = []
-    for tokens in prompts:
-        ids = torch.tensor([tokens])
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=COUNT,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        answers.append(output[0, len(tokens) :].tolist())
-    return answers
+    return [greedy_tokens(model, tokens, COUNT) for tokens in prompts]
 
 
 def test_alone_together_and_again_from_the_prefix_cache(prompts: list[list[int]], expected: list[list[int]]) -> None:

@@ -1,0 +1,22 @@
+"""What Transformers itself generates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The `count` tokens that a Transformers model puts after `prompt`, end tokens included like any other."""
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),  # it would take tokens equal to the pad token for padding
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
