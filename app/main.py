@@ -16,6 +16,7 @@ from app.auth import ApiKeyMiddleware
 from app.error_handlers import install_error_handlers
 from app.executor import Engine, EngineExecutor
 from app.gpu.loader import load_engine
+from app.housekeeping import sweep
 from app.metrics import Metrics
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
@@ -44,7 +45,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         executor.start()
-        sweeping = asyncio.create_task(registry.sweep())
+        sweeping = asyncio.create_task(sweep(registry))
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.errors import FieldOutOfRange
+from app.housekeeping import drain
 
 KEEP_ALIVE_TIMEOUT_S = 75
 """Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
@@ -56,7 +57,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
         timeout_s = self._services.settings.drain_timeout_s
-        draining = asyncio.create_task(self._services.sessions.drain(timeout_s))
+        draining = asyncio.create_task(drain(self._services.sessions, timeout_s))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
         draining.cancel()

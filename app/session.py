@@ -60,6 +60,8 @@ class Session:
     """The turn that is in the session, or was the last in it."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
     _prompt_tokens: int = 0
+    _generated: int = 0
+    """Tokens of the last turn that `usage` counts as completion."""
     _keep: int | None = None
 
     @property
@@ -99,7 +101,7 @@ class Session:
         if turn is self.turn and keep is not None:
             self._keep = keep
             if not self.busy:
-                del self.history[self._prompt_tokens + keep :]
+                self._drop_generated(keep)
 
     def observe(self, event: TurnEvent) -> None:
         """Follow the running turn. A closed session has nothing left to follow."""
@@ -112,9 +114,17 @@ class Session:
                 self.history.append(event.token_id)
             case TurnFinished():
                 self.usage.add(event.usage)
+                self._generated = event.usage.completion_tokens
                 self.move(SessionState.IDLE)
-                if self.turn is not None:
-                    self.cut(self.turn, self._keep)
+                if self._keep is not None:
+                    self._drop_generated(self._keep)
             case Failed():
                 self.history = self._before_turn
                 self.move(SessionState.IDLE)
+
+    def _drop_generated(self, keep: int) -> None:
+        """Keep the first `keep` tokens that the last turn generated, in the history and in the count."""
+        del self.history[self._prompt_tokens + keep :]
+        kept = min(self._generated, keep)
+        self.usage.completion_tokens -= self._generated - kept
+        self._generated = kept

@@ -30,7 +30,6 @@ from app.settings import Settings
 from app.stream import Turn
 
 RETRY_AFTER_S = 1
-SWEEP_INTERVAL_S = 0.5
 
 
 class SessionRegistry:
@@ -91,7 +90,7 @@ class SessionRegistry:
             raise
         except asyncio.CancelledError:  # the engine may have it already
             if child.id in self._sessions:
-                self._drop(child)
+                self.drop(child)
             raise
         return child
 
@@ -184,7 +183,7 @@ class SessionRegistry:
             yield session
         finally:
             if session.state is not SessionState.CLOSED:
-                self._drop(session)
+                self.drop(session)
 
     @property
     def waiting(self) -> int:
@@ -201,24 +200,16 @@ class SessionRegistry:
         found: SessionMemory = await self.executor.call(lambda ticket: Inspect(ticket, session.id))
         return found
 
-    async def sweep(self) -> None:
-        """Close sessions as they expire, for ever."""
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            now = time.time()
-            for session in [each for each in self._sessions.values() if _has_expired(each, now)]:
-                self._drop(session)
+    @property
+    def expired(self) -> list[Session]:
+        """Sessions whose `ttl_s` has run out."""
+        now = time.time()
+        return [session for session in self._sessions.values() if _has_expired(session, now)]
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that."""
-        self.draining = True
-        running = [(session, session.turn) for session in self._sessions.values() if session.busy and session.turn]
-        ends = [asyncio.create_task(turn.ended.wait()) for _, turn in running]
-        if ends:
-            await asyncio.wait(ends, timeout=timeout_s)
-            for session, turn in running:
-                self.release(session, turn)
-            await asyncio.wait(ends)
+    @property
+    def busy(self) -> list[tuple[Session, Turn]]:
+        """Sessions with a turn in them, and the turn."""
+        return [(session, session.turn) for session in self._sessions.values() if session.busy and session.turn]
 
     def _admit_session(self) -> None:
         if self.draining:
@@ -230,7 +221,7 @@ class SessionRegistry:
         session.move(SessionState.CLOSED)
         del self._sessions[session.id]
 
-    def _drop(self, session: Session) -> None:
+    def drop(self, session: Session) -> None:
         """Close the session without waiting for the engine; one that has died holds nothing to free."""
         self._forget(session)
         if self.executor.failure is None:

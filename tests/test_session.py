@@ -40,7 +40,7 @@ def session_with_turn() -> tuple[Session, Turn]:
 
 
 def finished(history_tokens: int) -> TurnFinished:
-    usage = TurnUsage(prompt_tokens=3, cached_tokens=2, completion_tokens=2)
+    usage = TurnUsage(prompt_tokens=3, cached_tokens=2, completion_tokens=history_tokens - 3)
     return TurnFinished(TICKET, FinishReason.STOP, usage, history_tokens)
 
 
@@ -96,6 +96,7 @@ def test_a_cut_counts_whether_it_comes_before_the_end_or_after(cut_first: bool) 
     if not cut_first:
         session.cut(turn, 1)
     assert list(session.history) == [1, 2, 3, 7]
+    assert session.usage.completion_tokens == 1
 
 
 def test_a_cut_of_an_earlier_turn_changes_nothing() -> None:

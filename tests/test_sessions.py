@@ -8,6 +8,7 @@ import pytest
 
 from app.domain import FinishReason, SamplingParams, SessionState, StopRule
 from app.errors import Busy, ContextTooLong, Draining, FieldOutOfRange, NotFound, WrongState
+from app.housekeeping import drain
 from app.messages import TurnFinished
 from app.routers.dependencies import Services
 from app.session import Session
@@ -239,7 +240,7 @@ async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(se
     long, short = registry.create(), registry.create()
     endless = registry.start_turn(long, PROMPT, GREEDY, LONG)
     brief = registry.start_turn(short, PROMPT, GREEDY, StopRule(max_tokens=2))
-    await registry.drain(timeout_s=0.1)
+    await drain(registry, timeout_s=0.5)
     assert (await finish(brief)).reason is FinishReason.LENGTH
     assert (await finish(endless)).reason is FinishReason.CANCELLED
     with pytest.raises(Draining):

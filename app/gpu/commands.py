@@ -71,13 +71,10 @@ class CommandHandler:
         keep = common_prefix(sequence.tokens, command.token_ids) if command.replace else len(sequence.tokens)
         length = len(command.token_ids) if command.replace else keep + len(command.token_ids)
         if length == 0:
-            raise MalformedRequest("the session has no tokens yet and the request brings none", param="prompt")
+            raise MalformedRequest("the session has no tokens yet and the request brings none")
         limit = self._turns.max_model_len
         if length + min(1, command.stop.max_tokens) > limit:
-            raise ContextTooLong(
-                f"the context would have {length} tokens; at most {limit} fit, one of them generated",
-                param="prompt",
-            )
+            raise ContextTooLong(f"the context would have {length} tokens; at most {limit} fit, one of them generated")
         self._turns.begin(sequence, command, keep)
         return []
 

@@ -62,7 +62,7 @@ class Driver:
         return any(isinstance(event, TurnFinished) for event in self.events.get(turn, []))
 
     def tokens(self, turn: Ticket) -> list[int]:
-        return [event.token_id for event in self.events[turn] if isinstance(event, Token)]
+        return [event.token_id for event in self.events.get(turn, []) if isinstance(event, Token)]
 
     def end(self, turn: Ticket) -> TurnFinished:
         last = self.events[turn][-1]

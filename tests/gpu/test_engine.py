@@ -205,6 +205,26 @@ def test_prompt_logprobs_are_transformers_log_softmax(driver: Driver, oracle: An
     assert driver.end(turn).usage.completion_tokens == 0
 
 
+def test_a_prompt_that_gives_way_half_scored_is_scored_from_the_start_again(model: ResolvedModel) -> None:
+    driver = Driver(make_engine(model, blocks=12, max_step_tokens=4))
+    alone = Driver(make_engine(model))
+    scoring = SamplingParams(seed=0, temperature=0, prompt_logprobs=0)
+    elder = driver.submit(driver.open(), prompt(1, 12), 30)
+    while not driver.tokens(elder):
+        driver.take(driver.engine.step())
+    turn = driver.submit(driver.open(), prompt(8, 28), 4, scoring)
+    driver.finish(elder, turn)
+    expected_turn = alone.submit(alone.open(), prompt(8, 28), 4, scoring)
+    alone.finish(expected_turn)
+    assert driver.end(turn).usage.tokens_recomputed > 0
+    [found], [wanted] = (
+        [event for event in events if isinstance(event, PromptScored)]
+        for events in (driver.events[turn], alone.events[expected_turn])
+    )
+    assert [entry.token_id for entry in found.logprobs] == [entry.token_id for entry in wanted.logprobs]
+    assert [e.logprob for e in found.logprobs] == pytest.approx([e.logprob for e in wanted.logprobs], abs=1e-4)
+
+
 def test_a_context_that_cannot_fit_is_refused_and_the_session_is_as_before(driver: Driver, oracle: Any) -> None:
     session = driver.open()
     limit = driver.engine.info.max_model_len

@@ -1,52 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, contextmanager
-from typing import Any, cast
 
 import httpx
 import pytest
-from httpx_sse import ServerSentEvent, connect_sse
 
-from app.domain import SamplingParams, StopRule
-from app.errors import WrongState
-from app.generation import TextTurn
-from app.routers import generate as generate_route
-from app.routers.dependencies import Services
-from app.schemas import GenerateBody
-from app.views import TokenEvent, TurnView
 from tests.errors import assert_error
-
-PROMPT: dict[str, Any] = {"token_ids": [5, 6, 7, 8], "ignore_eos": True}
-GREEDY = {**PROMPT, "temperature": 0}
-
-
-@pytest.fixture
-def session(http: httpx.Client) -> Iterator[str]:
-    """Path of a session of one's own."""
-    path = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
-    yield path
-    http.delete(path)
-
-
-@contextmanager
-def streaming(http: httpx.Client, session: str, **body: Any) -> Iterator[Iterator[ServerSentEvent]]:
-    with connect_sse(http, "POST", f"{session}/generate", json={"stream": True, **body}) as source:
-        assert source.response.status_code == 200
-        yield source.iter_sse()
-
-
-def wait_until_idle(http: httpx.Client, session: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        found: dict[str, Any] = http.get(session).json()
-        if found["state"] == "idle":
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"still {found['state']}")
+from tests.routers.generating import GREEDY, PROMPT, streaming
 
 
 def test_a_turn_answers_whole(http: httpx.Client, session: str) -> None:
@@ -162,113 +122,6 @@ def test_a_stop_string_cuts_text_and_history_and_the_session_goes_on(
     assert http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"min_p": 2}, "min_p"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"seed": -1}, "seed"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["a"] * 17}, "stop"),
-        ({"stop": ["a", ""]}, "stop.1"),
-        ({"stop_token_ids": [512]}, "stop_token_ids"),
-        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-        ({"logit_bias": {"512": 1}}, "logit_bias"),
-        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"token_ids": [512]}, "token_ids"),
-        ({"token_ids": [-1]}, "token_ids.0"),
-        ({"token_ids": "5"}, "token_ids"),
-        ({"stream": "yes"}, "stream"),
-        ({"token_ids": None, "messages": []}, "messages"),
-        ({"token_ids": None, "messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
-        ({"token_ids": None, "messages": [{"role": "user", "content": "", "mood": 1}]}, "messages.0.mood"),
-        ({"beam_width": 2}, "beam_width"),
-    ],
-)
-def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, object], param: str) -> None:
-    response = http.post(f"{session}/generate", json={**PROMPT, **body})
-    message = assert_error(response, 422, "field_out_of_range", param=param)
-    assert param in message
-    assert http.get(session).json()["tokens"] == 0
-
-
-@pytest.mark.parametrize("extra", [{}, {"prompt": "a", "token_ids": [5]}])
-def test_exactly_one_kind_of_input_is_taken(http: httpx.Client, session: str, extra: dict[str, object]) -> None:
-    response = http.post(f"{session}/generate", json={"max_tokens": 1, **extra})
-    assert "exactly one of prompt, messages and token_ids" in assert_error(response, 422, "field_out_of_range")
-
-
-def test_an_empty_session_cannot_go_on_from_nothing(http: httpx.Client, session: str) -> None:
-    response = http.post(f"{session}/generate", json={"token_ids": []})
-    assert "at least 1 token" in assert_error(response, 422, "field_out_of_range", param="token_ids")
-
-
-def test_too_many_tokens_are_refused_with_the_numbers(http: httpx.Client, session: str) -> None:
-    response = http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1021})
-    message = assert_error(response, 400, "context_length_exceeded", param="max_tokens")
-    assert "1024" in message
-    assert "4" in message
-    assert "1021" in message
-
-
-def test_a_second_turn_on_a_busy_session_is_refused_by_state(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
-        next(stream)
-        response = http.post(f"{session}/generate", json=PROMPT)
-        assert "is running" in assert_error(response, 409, "wrong_state")
-
-
-def test_cancel_ends_the_stream_and_keeps_what_was_generated(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
-        next(stream)
-        cancelled = http.post(f"{session}/cancel").json()
-        assert cancelled["state"] == "idle"
-        *_, last = stream
-    turn = last.json()
-    assert last.event == "finished"
-    assert turn["finish_reason"] == "cancelled"
-    assert cancelled["tokens"] == 4 + len(turn["token_ids"]) < 904
-
-
-def test_a_client_that_leaves_a_stream_cancels_its_turn(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=1000) as stream:
-        next(stream)
-    assert wait_until_idle(http, session)["tokens"] < 1004
-
-
-def test_a_client_that_leaves_a_whole_answer_cancels_its_turn(http: httpx.Client, session: str) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1000}, timeout=0.05)
-    assert wait_until_idle(http, session)["tokens"] < 1004
-
-
-def test_a_session_that_is_closed_ends_its_stream(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
-        next(stream)
-        assert http.delete(session).status_code == 204
-        *_, last = stream
-    assert last.json()["finish_reason"] == "cancelled"
-
-
-def test_a_slow_reader_loses_nothing(http: httpx.Client, session: str) -> None:
-    with streaming(http, session, **PROMPT, max_tokens=300, logprobs=20) as stream:
-        events = [next(stream)]
-        wait_until_idle(http, session)
-        events += list(stream)
-    last = events.pop().json()
-    assert [token for event in events for token in event.json()["token_ids"]] == last["token_ids"]
-    assert len(last["token_ids"]) == 300
-
-
 def test_sessions_generate_at_the_same_time_and_apart(http: httpx.Client) -> None:
     """Every one of 8 concurrent greedy turns gives what it gives alone."""
     paths = [f"/v1/sessions/{http.post('/v1/sessions').json()['id']}" for _ in range(8)]
@@ -288,42 +141,3 @@ def test_sessions_generate_at_the_same_time_and_apart(http: httpx.Client) -> Non
         http.post(f"{paths[index]}/rewind", json={"to_token": 0})
         run(index)
     assert answers == together
-
-
-async def test_a_turn_is_refused_if_the_history_changes_while_its_text_is_encoded(
-    monkeypatch: pytest.MonkeyPatch, services: Services
-) -> None:
-    session = services.sessions.create()
-    encoding, changed = threading.Event(), threading.Event()
-    encode = services.tokens.encode
-
-    def wait_and_encode(text: str, *, add_special_tokens: bool) -> list[int]:
-        encoding.set()
-        changed.wait(10)
-        return encode(text, add_special_tokens=add_special_tokens)
-
-    monkeypatch.setattr(services.tokens, "encode", wait_and_encode)
-    async with AsyncExitStack() as cleanup:
-        asked = GenerateBody(prompt="late", max_tokens=1)
-        starting = asyncio.create_task(generate_route._start(session, asked, services, cleanup))
-        await asyncio.to_thread(encoding.wait, 10)
-        other = services.sessions.start_turn(session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
-        await other.ended.wait()
-        changed.set()
-        with pytest.raises(WrongState, match="changed"):
-            await starting
-    assert len(session.history) == 3
-
-
-async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(generate_route._TurnReader):
-        async def __aiter__(self) -> AsyncGenerator[TokenEvent | TurnView, None]:
-            yield TokenEvent(text="a", token_ids=[1], logprobs=None)
-            raise RuntimeError("the password is swordfish")
-
-    reader = Broken(cast("TextTurn", None), with_logprobs=False)
-    *_, last = [event async for event in generate_route._events(reader)]
-    assert last.startswith(b"event: error\n")
-    assert b"internal_error" in last
-    assert b"swordfish" not in last
-    assert "swordfish" in caplog.text

@@ -1,0 +1,29 @@
+"""What happens to sessions without anyone asking: they expire, and at shutdown their turns are brought to an end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.sessions import SessionRegistry
+
+SWEEP_INTERVAL_S = 0.5
+
+
+async def sweep(registry: SessionRegistry) -> None:
+    """Close sessions as they expire, for ever."""
+    while True:
+        await asyncio.sleep(SWEEP_INTERVAL_S)
+        for session in registry.expired:
+            registry.drop(session)
+
+
+async def drain(registry: SessionRegistry, timeout_s: float) -> None:
+    """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that."""
+    registry.draining = True
+    running = registry.busy
+    ends = [asyncio.create_task(turn.ended.wait()) for _, turn in running]
+    if ends:
+        await asyncio.wait(ends, timeout=timeout_s)
+        for session, turn in running:
+            registry.release(session, turn)
+        await asyncio.wait(ends)

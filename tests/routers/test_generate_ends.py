@@ -1,0 +1,102 @@
+"""Turns that end otherwise than by themselves: cancelled, left, closed, read slowly, overtaken, broken."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import cast
+
+import httpx
+import pytest
+
+from app.domain import SamplingParams, StopRule
+from app.errors import WrongState
+from app.generation import TextTurn
+from app.routers import generate as generate_route
+from app.routers.dependencies import Services
+from app.schemas import GenerateBody
+from app.views import TokenEvent, TurnView
+from tests.routers.generating import PROMPT, streaming, wait_until_idle
+
+
+def test_cancel_ends_the_stream_and_keeps_what_was_generated(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
+        next(stream)
+        cancelled = http.post(f"{session}/cancel").json()
+        assert cancelled["state"] == "idle"
+        *_, last = stream
+    turn = last.json()
+    assert last.event == "finished"
+    assert turn["finish_reason"] == "cancelled"
+    assert cancelled["tokens"] == 4 + len(turn["token_ids"]) < 904
+
+
+def test_a_client_that_leaves_a_stream_cancels_its_turn(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=1000) as stream:
+        next(stream)
+    assert wait_until_idle(http, session)["tokens"] < 1004
+
+
+def test_a_client_that_leaves_a_whole_answer_cancels_its_turn(http: httpx.Client, session: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(f"{session}/generate", json={**PROMPT, "max_tokens": 1000}, timeout=0.05)
+    assert wait_until_idle(http, session)["tokens"] < 1004
+
+
+def test_a_session_that_is_closed_ends_its_stream(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
+        next(stream)
+        assert http.delete(session).status_code == 204
+        *_, last = stream
+    assert last.json()["finish_reason"] == "cancelled"
+
+
+def test_a_slow_reader_loses_nothing(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=300, logprobs=20) as stream:
+        events = [next(stream)]
+        wait_until_idle(http, session)
+        events += list(stream)
+    last = events.pop().json()
+    assert [token for event in events for token in event.json()["token_ids"]] == last["token_ids"]
+    assert len(last["token_ids"]) == 300
+
+
+async def test_a_turn_is_refused_if_the_history_changes_while_its_text_is_encoded(
+    monkeypatch: pytest.MonkeyPatch, services: Services
+) -> None:
+    session = services.sessions.create()
+    encoding, changed = threading.Event(), threading.Event()
+    encode = services.tokens.encode
+
+    def wait_and_encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        encoding.set()
+        changed.wait(10)
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(services.tokens, "encode", wait_and_encode)
+    async with AsyncExitStack() as cleanup:
+        asked = GenerateBody(prompt="late", max_tokens=1)
+        starting = asyncio.create_task(generate_route._start(session, asked, services, cleanup))
+        await asyncio.to_thread(encoding.wait, 10)
+        other = services.sessions.start_turn(session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
+        await other.ended.wait()
+        changed.set()
+        with pytest.raises(WrongState, match="changed"):
+            await starting
+    assert len(session.history) == 3
+
+
+async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(generate_route._TurnReader):
+        async def __aiter__(self) -> AsyncGenerator[TokenEvent | TurnView, None]:
+            yield TokenEvent(text="a", token_ids=[1], logprobs=None)
+            raise RuntimeError("the password is swordfish")
+
+    reader = Broken(cast("TextTurn", None), with_logprobs=False)
+    *_, last = [event async for event in generate_route._events(reader)]
+    assert last.startswith(b"event: error\n")
+    assert b"internal_error" in last
+    assert b"swordfish" not in last
+    assert "swordfish" in caplog.text
