@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from pydantic import ValidationError
 
@@ -13,6 +15,8 @@ from app.errors import DjinnError
 from app.settings import Settings
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
+"""What a shell reports of a process that Ctrl-C has ended."""
 SPIN_COUNT = "4000"
 """How long PyTorch's OpenMP threads spin at the end of an operator, read when PyTorch is loaded. By default they
 spin for milliseconds, which is no faster on an idle machine and ruinous as soon as anything else wants a core."""
@@ -38,11 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DjinnError as error:
         print(f"djinn: {error.message}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("djinn", description="A server for language-model sessions.")
+    parser.add_argument("--version", action="version", version=f"djinn {version('djinn')}")
     commands = parser.add_subparsers(dest="command", required=True)
     # Settings reads the flags of `serve`, --help among them.
     commands.add_parser("serve", add_help=False, help="load a model and serve it over HTTP")
@@ -56,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(settings: Settings) -> None:
     from app.server import Server, bind
 
+    logging.basicConfig(level=logging.INFO, format="djinn: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     with bind(settings.host, settings.port) as bound:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
         # Importing PyTorch and Transformers takes seconds: --help and a wrong flag need not wait for it.

@@ -22,6 +22,58 @@ class SessionState(StrEnum):
     CLOSED = "closed"
 
 
+class Phase(StrEnum):
+    """What a client says its session is doing. A turn makes it `compute`."""
+
+    COMPUTE = "compute"
+    IO_WAIT = "io_wait"
+    """A tool runs; the session will be back."""
+    READY = "ready"
+    """About to go on."""
+    IDLE = "idle"
+    """Gone for long."""
+
+
+class Tier(StrEnum):
+    """Where a session's KV is, or where it is moving. A session without KV has none."""
+
+    DEVICE = "device"
+    TO_HOST = "to_host"
+    HOST = "host"
+    TO_DISK = "to_disk"
+    DISK = "disk"
+    TO_DEVICE = "to_device"
+
+
+class KVPolicy(StrEnum):
+    """When KV leaves the device: on what clients signal, only under pressure, or never (it is dropped instead)."""
+
+    SIGNAL = "signal"
+    LRU = "lru"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    """Room for KV: so many bytes, or `sessions` sessions of `tokens` tokens each."""
+
+    bytes: int = 0
+    sessions: int = 0
+    tokens: int = 0
+
+    def blocks(self, block_bytes: int, block_size: int) -> int:
+        """Whole blocks of `block_bytes` bytes and `block_size` tokens that the budget pays for."""
+        return self.bytes // block_bytes if self.bytes else self.sessions * -(-self.tokens // block_size)
+
+
+class Residency(StrEnum):
+    """What a session's KV may be asked to do for others."""
+
+    BEST_EFFORT = "best_effort"
+    GUARANTEED = "guaranteed"
+    """Its KV never gives way: room for a full context is set aside for it."""
+
+
 class FinishReason(StrEnum):
     """Why a turn ended. `stop` and `length` mean what they mean in the OpenAI API."""
 

@@ -8,22 +8,37 @@ silence.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.domain import FinishReason, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs, TurnUsage
+from app.domain import (
+    FinishReason,
+    Phase,
+    Residency,
+    SamplingParams,
+    SessionId,
+    StopRule,
+    Ticket,
+    Tier,
+    TokenLogprobs,
+    TurnUsage,
+)
 from app.errors import DjinnError
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Make the session known to the engine. Answered by `Done(None)`.
+    """Make the session known to the engine, with the history that it has already. Answered by `Done(None)`.
 
-    KV prefixes are shared only between sessions of one `namespace`: one tenant never sees another's timing.
+    KV prefixes are shared only between sessions of one `namespace`: one tenant never sees another's timing. KV on disk
+    that belongs to a beginning of `token_ids` is taken up again.
     """
 
     ticket: Ticket
     session: SessionId
     namespace: str = ""
+    residency: Residency = Residency.BEST_EFFORT
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,32 +101,131 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect:
-    """Ask where the session's KV is, or with `session=None` for the whole memory map.
+class SetPhase:
+    """Say what the session is doing, and when it will go on. Answered by `Done(None)`; `Placed` says what came of it.
 
-    Answered by `Done(SessionMemory)` or `Done(MemoryMap)`.
+    `resume_in_ms` is counted from now; None: unknown. Fails as `WrongState` while a turn is in the session.
     """
 
     ticket: Ticket
-    session: SessionId | None = None
+    session: SessionId
+    phase: Phase
+    resume_in_ms: float | None = None
 
 
-Command = Open | Submit | Cancel | Fork | Rewind | Close | Inspect
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Write the session's history and KV to the file `path`. Answered by `Done(ExportedKV)` when the file is whole.
+
+    KV that cannot be had is left out: the file is then only the history. `about` is for the importer; the engine only
+    carries it. Fails as `WrongState` while a turn is in the session.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    path: str
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """Open the session from the exported file `path`, which the engine takes over. Answered by `Done(ImportedKV)`.
+
+    Fails as `BadExport` if the file is not whole, or not of this model.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    path: str
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask for the memory map. Answered by `Done(MemoryMap)`."""
+
+    ticket: Ticket
+
+
+Command = Open | Submit | Cancel | Fork | Rewind | SetPhase | Export | Import | Close | Inspect
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedKV:
+    """What an export wrote: tokens of the history, and how many of them have their KV in the file."""
+
+    tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedKV:
+    """What an import found: the history, and the `about` of the export."""
+
+    token_ids: tuple[int, ...]
+    about: str
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """One session's KV on the device: `tokens` in the history, `blocks` held, `device_bytes` they take."""
+    """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
 
-    tokens: int
-    computed_tokens: int
-    blocks: int
-    device_bytes: int
+    `bytes_out` and `bytes_in` have left and come back to the device since the session was opened, in `restores` moves.
+    """
+
+    tokens: int = 0
+    computed_tokens: int = 0
+    tier: Tier | None = None
+    blocks: int = 0
+    device_bytes: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    restores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """One lower tier: its budget, what sessions hold, what is only kept for reuse, in bytes."""
+
+    total_bytes: int
+    owned_bytes: int
+    cached_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTotals:
+    """What has been moved one way since the start, and how long the copies themselves took."""
+
+    moves: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """What happened to KV since the start.
+
+    `write_behind_bytes` left early, without anyone waiting; `turned_round` moves were overtaken by a new signal;
+    `dropped` sessions lost KV for want of room in a lower tier, `disk_failures` files could not be written or read
+    (they are recomputed too); `late_restores` turns found their KV not yet on the device.
+    """
+
+    write_behind_bytes: int = 0
+    turned_round: int = 0
+    dropped: int = 0
+    disk_failures: int = 0
+    late_restores: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryMap:
-    """The engine's memory, in bytes, and how busy it is."""
+    """The engine's memory, in bytes, and how busy it is.
+
+    `sessions_by_tier` counts sessions that have KV; `moves` is keyed `out` (device to host), `in`, `to_disk`,
+    `from_disk`.
+    """
 
     text_bytes: int
     kv_total_bytes: int
@@ -120,17 +234,25 @@ class MemoryMap:
     block_bytes: int
     block_tokens: int
     sessions: int
-    sessions_resident: int
+    sessions_by_tier: Mapping[Tier, int]
+    host: TierUse
+    disk: TierUse
+    moves: Mapping[str, MoveTotals]
+    counts: TierCounts
     running: int
     waiting: int
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The turn left the queue at `at` (`time.perf_counter`); `cached_tokens` of its context already had their KV."""
+    """The turn left the queue at `at` (`time.perf_counter`); `cached_tokens` of its context already had their KV.
+
+    `restore_ms` of its time in the queue went by while its KV came back to the device.
+    """
 
     ticket: Ticket
     cached_tokens: int
+    restore_ms: float = 0.0
     at: float = field(default_factory=time.perf_counter)
 
 
@@ -179,5 +301,13 @@ class Failed:
     error: DjinnError
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a session's KV is now. It answers no command: KV also moves by itself."""
+
+    session: SessionId
+    memory: SessionMemory
+
+
 TurnEvent = Started | PromptScored | Token | TurnFinished | Failed
-Event = TurnEvent | Done
+Event = TurnEvent | Done | Placed

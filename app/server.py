@@ -25,6 +25,8 @@ def bind(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+        # Other sockets that may reuse the address could bind it too until this one listens.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         bound.close()
         raise FieldOutOfRange(f"cannot listen on {host}, port {port}: {error.strerror}", param="port") from error

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.domain import KVBudget, KVPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +29,39 @@ class EngineSettings:
 
     device: str
     dtype: str
-    kv_bytes: int | None
+    kv_device: KVBudget | None
+    kv_host: KVBudget | None
+    kv_disk: KVBudget | None
+    kv_dir: Path | None
+    """Where KV files are kept; None: there is no disk tier."""
+    kv_policy: KVPolicy
     block_size: int
     max_step_tokens: int
     max_running: int
     max_model_len: int | None
+
+
+def _none_or_path(value: object) -> object:
+    return None if value == "none" else value
+
+
+def _parse_budget(value: object) -> KVBudget:
+    """Bytes as pydantic's `ByteSize` reads them, or `SESSIONSxTOKENS`."""
+    if isinstance(value, KVBudget):
+        return value
+    sessions = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", value) if isinstance(value, str) else None
+    if sessions is not None:
+        return KVBudget(sessions=int(sessions[1]), tokens=int(sessions[2]))
+    try:
+        size = TypeAdapter(ByteSize).validate_python(value)
+    except ValidationError:
+        raise ValueError(f"{value!r} is neither bytes such as 2GiB nor sessions such as 20x1024") from None
+    if size < 0:
+        raise ValueError("must be at least 0")
+    return KVBudget(bytes=int(size))
+
+
+Budget = Annotated[KVBudget, PlainValidator(_parse_budget, json_schema_input_type=str | int)]
 
 
 class Settings(BaseSettings):
@@ -53,8 +94,21 @@ class Settings(BaseSettings):
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
     cache_dir: Path = Field(Path("~/.cache/djinn"), description="where pulled models are kept")
 
-    kv_device: ByteSize | None = Field(
-        None, description="bytes for KV on the device, such as 2GiB (default: from what is free)"
+    kv_device: Budget | None = Field(
+        None,
+        description="KV on the device: bytes such as 2GiB, or sessions such as 20x1024 (default: from what is free)",
+    )
+    kv_host: Budget | None = Field(
+        None, description="KV in host memory, like --kv-device; 0 for none (default: from what is free)"
+    )
+    kv_disk: Budget | None = Field(
+        None, description="KV on disk, like --kv-device; 0 for none (default: a tenth of what is free)"
+    )
+    kv_policy: Literal["signal", "lru", "none"] = Field(
+        "signal", description="KV leaves the device on signals, only under pressure (lru), or never (none)"
+    )
+    state_dir: Annotated[Path | None, BeforeValidator(_none_or_path)] = Field(
+        Path("~/.local/state/djinn"), description="where sessions survive a restart; none: nowhere"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
     max_step_tokens: int = Field(512, ge=1, description="most tokens computed in one step, over all sessions")
@@ -63,7 +117,20 @@ class Settings(BaseSettings):
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
     max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
+    max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
     drain_timeout_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running turns")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_odd_variables(cls, values: dict[str, object]) -> dict[str, object]:
+        """`DJINN_API_KEY` is taken for `DJINN_API_KEYS`; a variable that no setting reads is a mistake."""
+        known = {f"DJINN_{name}".upper() for name in cls.model_fields} | {"DJINN_API_KEY"}
+        unknown = sorted(name for name in os.environ if name.startswith("DJINN_") and name.upper() not in known)
+        if unknown:
+            raise ValueError(f"there is no setting for the environment variable {' or '.join(unknown)}")
+        if "DJINN_API_KEY" in os.environ:
+            values.setdefault("api_keys", os.environ["DJINN_API_KEY"])
+        return values
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -87,7 +154,11 @@ class Settings(BaseSettings):
         return EngineSettings(
             device=self.device,
             dtype=self.dtype,
-            kv_bytes=None if self.kv_device is None else int(self.kv_device),
+            kv_device=self.kv_device,
+            kv_host=self.kv_host,
+            kv_disk=self.kv_disk,
+            kv_dir=None if self.state_dir is None else self.state_dir.expanduser() / "kv",
+            kv_policy=KVPolicy(self.kv_policy),
             block_size=self.block_size,
             max_step_tokens=self.max_step_tokens,
             max_running=self.max_running,

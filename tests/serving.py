@@ -19,7 +19,13 @@ START_TIMEOUT_S = 30
 
 def tiny_settings(**changed: Any) -> Settings:
     """Settings of a model that loads in no time, with room for 256 blocks of 16 tokens."""
-    values: dict[str, Any] = {"model": "random:tiny-llama", "kv_device": 4 << 20, "max_model_len": 1024}
+    values: dict[str, Any] = {
+        "model": "random:tiny-llama",
+        "kv_device": 4 << 20,
+        "kv_host": 16 << 20,
+        "max_model_len": 1024,
+        "state_dir": None,
+    }
     return Settings(**{**values, **changed})
 
 

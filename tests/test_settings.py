@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from app.domain import KVBudget
 from app.settings import Settings
 
 
@@ -21,8 +22,38 @@ def test_it_listens_on_loopback_and_asks_no_key_unless_told() -> None:
 )
 def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
     settings = from_flags("--kv-device", text, "--max-request-bytes", text)
-    assert settings.engine().kv_bytes == size
+    assert settings.engine().kv_device == KVBudget(bytes=size)
     assert settings.max_request_bytes == size
+
+
+def test_kv_can_be_counted_in_sessions() -> None:
+    budget = from_flags("--kv-device", "20x1024").engine().kv_device
+    assert budget is not None
+    assert budget.blocks(block_bytes=1000, block_size=16) == 20 * 64
+
+
+@pytest.mark.parametrize("text", ["0x5", "2x", "-4", "much", "1x2x3"])
+def test_a_budget_that_is_neither_bytes_nor_sessions_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="neither bytes such as 2GiB nor sessions such as 20x1024"):
+        from_flags(f"--kv-host={text}")
+
+
+def test_no_state_dir_means_no_files() -> None:
+    settings = from_flags("--state-dir", "none")
+    assert settings.state_dir is None
+    assert settings.engine().kv_dir is None
+
+
+def test_a_variable_that_no_setting_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJINN_PROT", "1234")
+    with pytest.raises(ValidationError, match="DJINN_PROT"):
+        from_flags()
+
+
+def test_the_key_variable_may_be_singular(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJINN_API_KEY", "secret")
+    assert from_flags().api_keys == ("secret",)
+    assert from_flags("--api-key", "other").api_keys == ("other",)
 
 
 def test_keys_come_one_by_one_or_together() -> None:

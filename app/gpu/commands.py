@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
-from app.domain import FinishReason, SessionId
-from app.errors import ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound, WrongState
+from app.domain import FinishReason, Residency, SessionId
+from app.errors import Busy, ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound, WrongState
+from app.gpu.inspection import Inspector
+from app.gpu.kv_moves import Moved, MoveKind
 from app.gpu.scheduler import Scheduler
 from app.gpu.sequence import Sequence, common_prefix
+from app.gpu.transfers import Transfers
 from app.gpu.turns import Turns
 from app.messages import (
     Cancel,
@@ -16,33 +21,52 @@ from app.messages import (
     Command,
     Done,
     Event,
+    Export,
     Fork,
+    Import,
     Inspect,
-    MemoryMap,
     Open,
+    Placed,
     Rewind,
-    SessionMemory,
+    SetPhase,
     Submit,
 )
+
+RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedKV:
+    """A session's file that an earlier server has left: the tokens that it was written with, and how many have KV."""
+
+    token_ids: Seq[int]
+    computed: int
+    namespace: bytes
 
 
 class CommandHandler:
     """Knows every open session's sequence. A command either is carried out whole or raises and changes nothing."""
 
-    def __init__(self, scheduler: Scheduler, turns: Turns, *, text_bytes: int, block_bytes: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, turns: Turns, *, text_bytes: int, saved: Mapping[SessionId, SavedKV]
+    ) -> None:
         self._scheduler = scheduler
+        self._placement = scheduler.placement
         self._turns = turns
-        self._text_bytes = text_bytes
-        self._block_bytes = block_bytes
+        self._inspector = Inspector(scheduler, text_bytes)
+        self._transfers = Transfers(scheduler.placement, turns.max_model_len)
+        self._saved = dict(saved)
         self._sequences: dict[SessionId, Sequence] = {}
 
     @property
-    def sequences(self) -> Iterable[Sequence]:
+    def sequences(self) -> Collection[Sequence]:
         """Every open session's sequence."""
         return self._sequences.values()
 
     def handle(self, command: Command) -> list[Event]:
-        """Carry out one command and answer it. Raises DjinnError if the session or its state does not allow it."""
+        """Carry out one command and answer it, or begin to. Raises DjinnError if the session or its state does not
+        allow it.
+        """
         match command:
             case Open():
                 return self._open(command)
@@ -54,14 +78,69 @@ class CommandHandler:
                 return self._fork(command)
             case Rewind():
                 return self._rewind(command)
+            case SetPhase():
+                return self._set_phase(command)
+            case Export():
+                self._transfers.export(command, self._find_idle(command.session))
+                return []
+            case Import():
+                self._transfers.import_(command, Sequence(command.session, _namespace(command.namespace)))
+                return []
             case Close():
                 return self._close(command)
             case Inspect():
-                return [Done(command.ticket, self._inspect(command.session))]
+                return [Done(command.ticket, self._inspector.memory(self.sequences))]
+
+    def placed(self) -> list[Event]:
+        """Sessions whose KV has changed its place or size since the last call."""
+        changed = self._placement.take_changed()
+        return [Placed(s.session, self._inspector.session(s)) for s in changed if s.session in self._sequences]
+
+    def moved(self, report: Moved) -> list[Event]:
+        """Account for KV that has been moved."""
+        move = self._placement.complete(report)
+        events: list[Event] = []
+        if move.kind in (MoveKind.EXPORT, MoveKind.IMPORT):
+            events, imported = self._transfers.finish(move, report)
+            if imported is not None:
+                self._sequences[imported.session] = imported
+                self._placement.end_turn(imported)
+        self._transfers.go_on(move.session)
+        return events
 
     def _open(self, command: Open) -> list[Event]:
-        namespace = hashlib.blake2b(command.namespace.encode(), digest_size=16).digest()
-        self._sequences[command.session] = Sequence(command.session, namespace)
+        guaranteed = command.residency is Residency.GUARANTEED
+        if guaranteed:
+            self._check_reserve()
+        sequence = Sequence(command.session, _namespace(command.namespace), guaranteed, list(command.token_ids))
+        sequence.reached = len(sequence.tokens)
+        saved = self._saved.pop(command.session, None)
+        ours = saved is not None and saved.namespace == sequence.namespace  # what was imported stays apart from others
+        if saved is not None and ours and tuple(saved.token_ids) == command.token_ids[: len(saved.token_ids)]:
+            self._placement.lower.adopt(sequence, saved.computed)
+            self._placement.end_turn(sequence)
+        self._sequences[command.session] = sequence
+        return [Done(command.ticket)]
+
+    def _check_reserve(self) -> None:
+        """Raise `Busy` unless one more session can have a full context set aside, and one context be left for all
+        others.
+        """
+        pool = self._scheduler.cache.pool
+        context = pool.blocks_for(self._turns.max_model_len)
+        reserved = sum(sequence.guaranteed for sequence in self.sequences)
+        if (reserved + 2) * context > pool.num_blocks:
+            raise Busy(
+                f"the device has room to guarantee {max(0, pool.num_blocks // context - 1)} sessions of "
+                f"{self._turns.max_model_len} tokens, and {reserved} are open",
+                retry_after_s=RETRY_AFTER_S,
+                param="residency",
+            )
+
+    def _set_phase(self, command: SetPhase) -> list[Event]:
+        sequence = self._find_idle(command.session)
+        resume_in_s = None if command.resume_in_ms is None else command.resume_in_ms / 1000
+        self._placement.phases.signal(sequence, command.phase, resume_in_s)
         return [Done(command.ticket)]
 
     def _submit(self, command: Submit) -> list[Event]:
@@ -90,7 +169,7 @@ class CommandHandler:
 
     def _keep(self, sequence: Sequence, prompt_tokens: int, keep: int | None) -> None:
         if keep is not None:
-            self._scheduler.cache.truncate(sequence, prompt_tokens + keep)
+            self._placement.tiers.truncate(sequence, prompt_tokens + keep)
 
     def _fork(self, command: Fork) -> list[Event]:
         child = self._scheduler.cache.fork(self._find_idle(command.session), command.child)
@@ -105,7 +184,7 @@ class CommandHandler:
                 f"to_token is {command.to_token}; the session has {len(sequence.tokens)} tokens",
                 param="to_token",
             )
-        self._scheduler.cache.truncate(sequence, command.to_token)
+        self._placement.tiers.truncate(sequence, command.to_token)
         self._scheduler.retire(sequence)
         return [Done(command.ticket, len(sequence.tokens))]
 
@@ -114,29 +193,10 @@ class CommandHandler:
         events: list[Event] = []
         if sequence.turn is not None:
             events.append(self._turns.end(sequence, FinishReason.CANCELLED))
-        self._scheduler.cache.uncompute(sequence, 0)
         self._scheduler.forget(sequence)
+        self._placement.close(sequence)
         del self._sequences[command.session]
         return [*events, Done(command.ticket)]
-
-    def _inspect(self, session: SessionId | None) -> SessionMemory | MemoryMap:
-        if session is not None:
-            sequence = self._find(session)
-            held = len(sequence.blocks)
-            return SessionMemory(len(sequence.tokens), sequence.computed, held, held * self._block_bytes)
-        pool, scheduler = self._scheduler.cache.pool, self._scheduler
-        return MemoryMap(
-            text_bytes=self._text_bytes,
-            kv_total_bytes=pool.num_blocks * self._block_bytes,
-            kv_owned_bytes=pool.owned * self._block_bytes,
-            kv_cached_bytes=pool.cached * self._block_bytes,
-            block_bytes=self._block_bytes,
-            block_tokens=pool.block_size,
-            sessions=len(self._sequences),
-            sessions_resident=sum(1 for sequence in self._sequences.values() if sequence.blocks),
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-        )
 
     def _find(self, session: SessionId) -> Sequence:
         if session not in self._sequences:
@@ -148,3 +208,8 @@ class CommandHandler:
         if sequence.turn is not None:
             raise WrongState(f"session {session} is running a turn")
         return sequence
+
+
+def _namespace(name: str) -> bytes:
+    """First parent of the chain of block hashes."""
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()

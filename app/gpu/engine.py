@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from app.domain import ModelInfo, TokenLogprobs
 from app.errors import DjinnError, Draining, EngineError
 from app.gpu.commands import CommandHandler
+from app.gpu.kv_mover import KVMover
+from app.gpu.kv_moves import Moved
 from app.gpu.runner import Runner
 from app.gpu.sampler import sample, score_prompt
 from app.gpu.scheduler import Scheduler
@@ -27,15 +30,25 @@ class Engine:
     """Owns every session's tokens and KV. `send` and `stop` may be called from any thread, the rest from one."""
 
     def __init__(
-        self, info: ModelInfo, scheduler: Scheduler, runner: Runner, turns: Turns, handler: CommandHandler
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        runner: Runner,
+        turns: Turns,
+        handler: CommandHandler,
+        mover: KVMover,
     ) -> None:
         self.info = info
         self._scheduler = scheduler
+        self._placement = scheduler.placement
         self._runner = runner
         self._turns = turns
         self._handler = handler
-        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._mover = mover
+        self._inbox: queue.SimpleQueue[Command | Moved | None] = queue.SimpleQueue()
         """None asks the engine to stop."""
+        self._stalled = False
+        """Whether the last step had to wait for moves that are under way."""
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `run`'s `deliver`."""
@@ -47,18 +60,25 @@ class Engine:
 
     def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Work until `stop`: commands as they come, steps while any turn has tokens to compute."""
+        self._mover.start(self._inbox.put)
         stopping = False
         while not stopping:
-            commands, stopping = self._take_commands()
-            events = [event for command in commands for event in self.handle(command)]
+            messages, stopping = self._take_messages()
+            events = [event for message in messages for event in self.handle(message)]
+            self._placement.phases.tick()
+            self._mover.submit(self._placement.take_orders())
             if self._scheduler.has_work and not stopping:
                 events += self.step()
+            events += self._handler.placed()
             if events:
                 deliver(events)
         deliver(self._fail(self._handler.sequences, Draining("the server is shutting down")))
+        self._mover.stop()
 
-    def handle(self, command: Command) -> list[Event]:
-        """Carry out one command; whatever goes wrong is its answer."""
+    def handle(self, command: Command | Moved) -> list[Event]:
+        """Carry out one command, or account for a move; whatever goes wrong with a command is its answer."""
+        if isinstance(command, Moved):
+            return self._handler.moved(command)
         try:
             return self._handler.handle(command)
         except DjinnError as error:
@@ -72,11 +92,17 @@ class Engine:
         """One token for every sequence that decodes, and a part of the prompts."""
         plan = self._scheduler.plan()
         events: list[Event] = [
-            Started(sequence.turn.ticket, sequence.turn.cached_tokens or 0)
+            Started(sequence.turn.ticket, sequence.turn.cached_tokens or 0, sequence.turn.restore_ms)
             for sequence in plan.started
             if sequence.turn is not None
         ]
         try:
+            self._runner.pool.copy_blocks(plan.copies)
+            self._placement.write_behind(self._scheduler.running.values())
+            self._mover.submit(self._placement.take_orders())  # after the copies: a move may read a block made by one
+            self._stalled = not plan.rows and bool(self._placement.tiers.ledger.in_flight)
+            if not plan.rows:
+                return events
             logits = self._runner.run(plan)
             events.extend(self._finish(plan.rows, logits))  # keeps what came before a failure
         except Exception as error:
@@ -84,15 +110,24 @@ class Engine:
             events += self._fail((row.sequence for row in plan.rows), EngineError(f"the step failed: {error}"))
         return events
 
-    def _take_commands(self) -> tuple[list[Command], bool]:
-        """All commands that have come, and whether to stop. Waits for one when no turn has anything to compute."""
-        taken: list[Command] = []
-        while not self._inbox.empty() or not (taken or self._scheduler.has_work):
-            command = self._inbox.get()
-            if command is None:
+    def _take_messages(self) -> tuple[list[Command | Moved], bool]:
+        """All messages that have come, and whether to stop. Waits for one, or for a time to act, while nothing can be
+        computed.
+        """
+        taken: list[Command | Moved] = []
+        can_compute = self._scheduler.has_work and not self._stalled
+        while True:
+            try:
+                message = self._inbox.get(block=not (taken or can_compute), timeout=self._until_alarm())
+            except queue.Empty:
+                return taken, False
+            if message is None:
                 return taken, True
-            taken.append(command)
-        return taken, False
+            taken.append(message)
+
+    def _until_alarm(self) -> float | None:
+        alarm = self._placement.phases.next_alarm()
+        return None if alarm is None else max(0.0, alarm - time.monotonic())
 
     def _finish(self, rows: Sequence[Row], logits: Tensor) -> Iterator[Event]:
         """Report scored prompts, sample the rows that reached the end of their tokens, and account for all rows."""

@@ -1,4 +1,4 @@
-"""Book-keeping of KV blocks: who holds them, which are free, and which hold a prefix that another session can reuse.
+"""Book-keeping of one tier's KV blocks: who holds them, which are free, which hold a prefix that others can reuse.
 
 A block is in exactly one of three places:
 
@@ -90,9 +90,9 @@ class BlockPool:
         """The block that holds this prefix, if there is one."""
         return self._by_hash.get(block_hash)
 
-    def is_shared(self, block: BlockId) -> bool:
-        """Whether writing to the block would be seen by another holder."""
-        return self._refs[block] > 1
+    def holders(self, block: BlockId) -> int:
+        """How many hold the block."""
+        return self._refs[block]
 
     def unpublish(self, block: BlockId) -> None:
         """Withdraw a block from the prefix index, because its holder is about to write to it again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -10,17 +12,12 @@ from torch import Tensor
 from app.gpu.models.base import LayerStack
 
 
-def block_bytes(stack: LayerStack, block_size: int) -> int:
-    """Bytes of one block: keys and values of `block_size` tokens in every layer."""
-    return stack.num_layers * 2 * stack.kv_heads * block_size * stack.head_dim * stack.dtype.itemsize
-
-
 class KVPool:
     """Block-major storage, `[blocks, layers, 2, kv_heads, block_size, head_dim]`: one block is one run of bytes."""
 
     def __init__(self, stack: LayerStack, num_blocks: int, block_size: int) -> None:
         shape = (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, stack.head_dim)
-        self.data = torch.zeros(shape, dtype=stack.dtype, device=stack.device)
+        self.data = zeroed(shape, stack.dtype, stack.device)
         self.block_size = block_size
 
     def layer(self, index: int) -> Tensor:
@@ -31,3 +28,15 @@ class KVPool:
         """Copy whole blocks, `(source, target)` each, in order."""
         for source, target in copies:
             self.data[target].copy_(self.data[source])
+
+
+def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. On a CPU the machine gives it page by page as it is written, in large pages where it has them:
+    a budget that is not used costs nothing, and a server with a large one starts at once.
+    """
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import psutil
+import logging
+import time
+
 import torch
 
-from app.domain import ModelInfo
+from app.domain import ModelInfo, SessionId
 from app.errors import FieldOutOfRange
 from app.gpu.attention import attention_for
 from app.gpu.batch import make_batch
-from app.gpu.commands import CommandHandler
+from app.gpu.commands import CommandHandler, SavedKV
+from app.gpu.disk_store import DiskStore
 from app.gpu.engine import Engine
+from app.gpu.host_pool import HostPool
 from app.gpu.kv_blocks import BlockPool
+from app.gpu.kv_budget import TierBlocks, budget_blocks
 from app.gpu.kv_cache import KVCache
-from app.gpu.kv_pool import KVPool, block_bytes
+from app.gpu.kv_header import KVIdentity, KVLayout
+from app.gpu.kv_mover import KVMover
+from app.gpu.kv_pool import KVPool
+from app.gpu.kv_tiers import KVTiers
+from app.gpu.model_size import GIB, check_weights_fit
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.openmp import release_threads
+from app.gpu.placement import Placement
 from app.gpu.runner import Runner
 from app.gpu.scheduler import Scheduler
 from app.gpu.turns import Turns
+from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
 
-KV_SHARE = {"cpu": 0.25, "cuda": 0.9}
-"""Default share of the memory that is free after the weights: a CPU's is also everyone else's."""
+logger = logging.getLogger(__name__)
 
 
 def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
@@ -32,41 +42,72 @@ def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
     model.
     """
     device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    check_weights_fit(model, device, dtype)
+    logger.info("loading %s as %s on %s", model.name, str(dtype).removeprefix("torch."), device)
     stack = load_stack(
         model,
         device=device,
-        dtype=choose_dtype(settings.dtype, device),
+        dtype=dtype,
         attention=attention_for(device),
         max_model_len=settings.max_model_len,
     )
-    engine = build_engine(model.name, stack, settings)
+    engine = build_engine(model, stack, settings)
     release_threads()  # the engine will run on a thread of its own
     return engine
 
 
-def build_engine(name: str, stack: LayerStack, settings: EngineSettings) -> Engine:
+def build_engine(model: ResolvedModel, stack: LayerStack, settings: EngineSettings) -> Engine:
     """An engine around a loaded model."""
-    size = block_bytes(stack, settings.block_size)
-    num_blocks = _kv_bytes(stack.device, settings.kv_bytes) // size
-    if num_blocks < 1:
-        raise FieldOutOfRange(f"kv_device must hold at least one block of {size} bytes", param="kv_device")
-    limit = min(stack.max_model_len, num_blocks * settings.block_size)
+    layout = KVLayout(
+        stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, str(stack.dtype).removeprefix("torch.")
+    )
+    budgets = budget_blocks(settings, stack.device, layout.block_bytes)
+    pool = KVPool(stack, budgets.device, settings.block_size)
+    host = HostPool(pool, budgets.host)
+    identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
+    disk = DiskStore(settings.kv_dir, identity) if settings.kv_dir is not None and budgets.disk else None
+    limit = min(stack.max_model_len, budgets.device * settings.block_size)
+    _log_budgets(budgets, layout, limit)
+    if limit < stack.max_model_len:
+        logger.warning(
+            "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, stack.max_model_len
+        )
     _warm_up(stack)
-    cache = KVCache(BlockPool(num_blocks, settings.block_size))
+    cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
+    placement = Placement(KVTiers(cache, layout.block_bytes), settings.kv_policy, budgets.disk, time.monotonic)
     scheduler = Scheduler(
-        cache,
+        placement,
         num_layers=stack.num_layers,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
     )
     turns = Turns(scheduler, limit)
     return Engine(
-        _describe(name, stack, limit, size // settings.block_size),
+        _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,
-        Runner(stack, KVPool(stack, num_blocks, settings.block_size)),
+        Runner(stack, pool),
         turns,
-        CommandHandler(scheduler, turns, text_bytes=stack.parameter_bytes, block_bytes=size),
+        CommandHandler(scheduler, turns, text_bytes=stack.parameter_bytes, saved=_saved(disk)),
+        KVMover(host, identity, disk),
     )
+
+
+def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int) -> None:
+    for tier, blocks in (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk)):
+        sessions = blocks * layout.block_size // limit
+        logger.info(
+            "KV on %s: %.2f GiB, %d sessions of %d tokens", tier, blocks * layout.block_bytes / GIB, sessions, limit
+        )
+
+
+def _saved(disk: DiskStore | None) -> dict[SessionId, SavedKV]:
+    """What an earlier server has left on disk."""
+    headers = {} if disk is None else disk.index().headers
+    return {
+        session: SavedKV(header.token_ids, header.computed_tokens, header.namespace)
+        for session, header in headers.items()
+    }
 
 
 @torch.inference_mode()
@@ -98,13 +139,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-
-
-def _kv_bytes(device: torch.device, asked: int | None) -> int:
-    if asked is not None:
-        return asked
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return int(free * KV_SHARE[device.type])
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_token: int) -> ModelInfo:

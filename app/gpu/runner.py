@@ -20,11 +20,10 @@ class Runner:
         self.pool = pool
 
     def run(self, plan: StepPlan) -> Tensor:
-        """Compute every row's layers.
+        """Compute every row's layers; the plan's block copies have been made.
 
         Returns float32 logits `[outputs, vocab_size]`: for each row in order, those of its last `row.outputs` tokens.
         """
-        self.pool.copy_blocks(plan.copies)
         hidden = self._embed(plan.rows)
         for segment in cut_segments(plan.rows):
             self._run_segment(segment, plan.rows, hidden)

@@ -1,10 +1,11 @@
-"""Which rows run in the next step. Pure planning: no tensors, no clock.
+"""Which rows run in the next step. Pure planning: no tensors.
 
-Sequences with a turn are `waiting` (first come, first served) or `running`; the others are `idle`. A step takes the
-next token of every sequence that decodes, then as much of the prompts as the token budget allows, then admits from
-the queue. When blocks run short, the KV of the session that has been idle longest goes first, then that of the last
-in the queue, then the youngest running sequence goes back to the front of the queue; all are computed again later,
-nothing is lost. The oldest running sequence is never put back and can have the whole pool, so every turn ends.
+Sequences with a turn are `waiting` (first come, first served) or `running`; `Placement` has those without one. A step
+takes the next token of every sequence that decodes, then as much of the prompts as the token budget allows, then admits
+from the queue; a sequence whose KV is on its way back to the device is passed by those behind it. When blocks run
+short, the KV of a session without a turn goes first, then that of the last in the queue, then the youngest running
+sequence goes back to the front of the queue: swapped out, or where there is no lower tier computed again later. The
+oldest running sequence is never put back and can have the whole pool, so every turn ends.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from app.domain import SessionId
+from app.domain import SessionId, Tier
 from app.gpu.kv_blocks import BlockId
-from app.gpu.kv_cache import KVCache
+from app.gpu.placement import Placement
 from app.gpu.segments import Row
 from app.gpu.sequence import Sequence
 
@@ -30,18 +31,17 @@ class StepPlan:
 
 
 class Scheduler:
-    """Owns the queue and the running set, and decides whose KV gives way."""
+    """Owns the queue and the running set, and decides whose work gives way."""
 
-    def __init__(self, cache: KVCache, *, num_layers: int, max_step_tokens: int, max_running: int) -> None:
-        self.cache = cache
+    def __init__(self, placement: Placement, *, num_layers: int, max_step_tokens: int, max_running: int) -> None:
+        self.placement = placement
+        self.cache = placement.tiers.cache
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
         self.waiting: OrderedDict[SessionId, Sequence] = OrderedDict()
         self.running: OrderedDict[SessionId, Sequence] = OrderedDict()
         """Oldest first."""
-        self.idle: OrderedDict[SessionId, Sequence] = OrderedDict()
-        """Sequences without a turn that hold blocks, longest idle first."""
 
     @property
     def has_work(self) -> bool:
@@ -50,64 +50,91 @@ class Scheduler:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Put a sequence that has just got a turn at the end of the queue, with at least one token left to compute."""
-        self.idle.pop(sequence.session, None)
-        self.cache.uncompute(sequence, len(sequence.tokens) - 1)
+        self.placement.tiers.cut(sequence, len(sequence.tokens) - 1)
+        self.placement.begin_turn(sequence)
         self.waiting[sequence.session] = sequence
 
     def retire(self, sequence: Sequence) -> None:
-        """Take a sequence whose turn has ended, or that has just been forked, to the idle ones; it keeps its blocks."""
+        """Take a sequence whose turn has ended out of the queue; it keeps its KV."""
         self.forget(sequence)
-        if sequence.blocks:
-            self.idle[sequence.session] = sequence
+        self.placement.end_turn(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Take a sequence out of every list."""
-        for group in (self.waiting, self.running, self.idle):
-            group.pop(sequence.session, None)
+        """Take a sequence out of the queue and the running set."""
+        self.waiting.pop(sequence.session, None)
+        self.running.pop(sequence.session, None)
 
     def plan(self) -> StepPlan:
-        """Choose the rows of the next step and give them the blocks that they write to."""
+        """Choose the rows of the next step and give them the blocks that they write to.
+
+        No rows although there is work: everything waits for moves that are under way.
+        """
         plan = StepPlan()
         budget = self.max_step_tokens
         for sequence in sorted(self.running.values(), key=lambda running: running.pending > 1):
             if budget and sequence.session in self.running:  # an earlier one may have put this one back
                 budget -= self._add_row(plan, sequence, budget)
-        while budget and self.waiting and len(self.running) < self.max_running:
-            admitted = self._admit(plan)
-            if admitted is None:
+        for sequence in list(self.waiting.values()):
+            if not budget or len(self.running) >= self.max_running or self._blocks(plan, sequence):
                 break
-            budget -= self._add_row(plan, admitted, budget)
+            if sequence.session in self.running:
+                budget -= self._add_row(plan, sequence, budget)
         live = [row for row in plan.rows if row.sequence.session in self.running]
         plan.rows[:] = sorted(live, key=lambda row: row.length > 1)
+        self.placement.headroom = len(self.running)
         return plan
 
     def _add_row(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Plan the sequence's next tokens; returns how many. 0 if it had to give way for want of blocks."""
+        """Plan the sequence's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some."""
         length = min(sequence.pending, budget)
-        while self.cache.missing(sequence, length) > self.cache.pool.available:
-            if self._take_back_blocks() is sequence:
-                return 0
+        if not self._has_room(sequence, self.cache.missing(sequence, length)):
+            return 0
         plan.copies.extend(self.cache.reserve(sequence, length))
         first = sequence.computed
         samples, scores = _samples(sequence, first + length), _wants_prompt_scored(sequence)
         plan.rows.append(Row(sequence, first, length, 0, self.num_layers, samples, scores))
         return length
 
-    def _admit(self, plan: StepPlan) -> Sequence | None:
-        """Move the head of the queue to the running set if its whole context fits beside what runs already."""
-        session, sequence = next(iter(self.waiting.items()))
-        found = not sequence.blocks and not _wants_prompt_scored(sequence)
+    def _blocks(self, plan: StepPlan, sequence: Sequence) -> bool:
+        """Take a waiting sequence one step nearer to running. True if it blocks the queue: it has to wait for room."""
+        tiers = self.placement.tiers
+        headroom = len(self.running)  # one more block for each sequence that grows
+        if sequence.tier is Tier.DISK:
+            # What waits on the host for room on the device would keep others from leaving the device.
+            needed = self.cache.pool.blocks_for(len(sequence.tokens)) + self.placement.loading + headroom
+            if not self._admits(sequence, needed):
+                return True
+            self.placement.load(sequence)
+        if sequence.tier is Tier.DISK or _is_coming(sequence):
+            return False
+        growth = self.cache.pool.blocks_for(len(sequence.tokens)) - self.cache.pool.blocks_for(sequence.computed)
+        if sequence.tier in (Tier.HOST, Tier.TO_DISK):
+            if not self._admits(sequence, len(sequence.host_blocks) + growth + headroom):
+                return True
+            tiers.head_back(sequence)
+            # Making room may have cost the sequence its own on the host, or blocks that it shared with who gave way.
+            if sequence.tier is not Tier.HOST or not tiers.restore(sequence):
+                return True
+            if _is_coming(sequence):
+                return False
+        found = sequence.tier is None and not _wants_prompt_scored(sequence)
         if found:
             self.cache.match_prefix(sequence)
-        headroom = len(self.running)  # one more block for each sequence that grows
-        if self.running and not self._evict_idle(self.cache.missing(sequence, sequence.pending) + headroom):
+        if not self._admits(sequence, self.cache.missing(sequence, sequence.pending) + headroom):
             if found:
                 self.cache.uncompute(sequence, 0)
-            return None
-        del self.waiting[session]
-        self.running[session] = sequence
+            return True
+        tiers.turn_round(sequence)
+        del self.waiting[sequence.session]
+        self.running[sequence.session] = sequence
         self._note_start(plan, sequence)
-        return sequence
+        return False
+
+    def _admits(self, sequence: Sequence, needed: int) -> bool:
+        """Whether a waiting sequence gets its blocks. While others run, only sessions without a turn give way to it."""
+        if self.running:
+            return self.placement.make_room(needed)
+        return self._has_room(sequence, needed)
 
     def _note_start(self, plan: StepPlan, sequence: Sequence) -> None:
         turn = sequence.turn
@@ -119,40 +146,52 @@ class Scheduler:
             turn.cached_tokens = sequence.computed
             plan.started.append(sequence)
 
-    def _evict_idle(self, needed: int) -> bool:
-        """Drop the KV of idle sessions, longest idle first, until `needed` blocks are available.
+    def _has_room(self, sequence: Sequence, needed: int) -> bool:
+        """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
+        pool, tiers = self.cache.pool, self.placement.tiers
+        if self.placement.make_room(needed, or_some=True):
+            return True
+        while pool.available + tiers.freeing < needed:
+            victim = self._weakest(sequence)
+            if victim is None:
+                break
+            self._put_back(victim)
+            if victim is sequence or not self.placement.evict(victim):
+                break
+        return pool.available >= needed
 
-        False where that cannot be; nothing is dropped in vain then, unless idle sessions share their blocks.
+    def _weakest(self, asking: Sequence) -> Sequence | None:
+        """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs.
+
+        It may be the one that asks, unless nobody else is left.
         """
-        if self.cache.pool.available + sum(len(sequence.blocks) for sequence in self.idle.values()) < needed:
-            return False
-        while self.cache.pool.available < needed and self.idle:
-            _, sequence = self.idle.popitem(last=False)
-            self.cache.uncompute(sequence, 0)
-        return self.cache.pool.available >= needed
+        holders = [w for w in self.waiting.values() if w.tier is Tier.DEVICE and w is not asking]
+        if holders:
+            return holders[-1]
+        youngest = next(reversed(self.running.values()), None)
+        return None if youngest is asking and len(self.running) == 1 else youngest
 
-    def _take_back_blocks(self) -> Sequence:
-        """Drop the KV of the sequence that has the weakest claim to it, and return that sequence."""
-        if self.idle:
-            _, victim = self.idle.popitem(last=False)
-        elif holders := [waiting for waiting in self.waiting.values() if waiting.blocks]:
-            victim = holders[-1]
-        else:
-            session, victim = self.running.popitem()
-            self.waiting[session] = victim
-            self.waiting.move_to_end(session, last=False)
-        self.cache.uncompute(victim, 0)
-        return victim
+    def _put_back(self, sequence: Sequence) -> None:
+        """A sequence that runs goes to the front of the queue."""
+        if self.running.pop(sequence.session, None) is not None:
+            self.waiting[sequence.session] = sequence
+            self.waiting.move_to_end(sequence.session, last=False)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if a sequence is in two lists, or an idle one has a turn, or a busy one has none."""
-        groups = (self.waiting, self.running, self.idle)
+        placed = self.placement.resident | self.placement.lower.away
+        groups = (self.waiting, self.running, self.placement.resident, self.placement.lower.away)
         if len(set().union(*groups)) != sum(map(len, groups)):
             raise RuntimeError("a session is in two lists")
-        if any(sequence.turn is not None for sequence in self.idle.values()):
-            raise RuntimeError("an idle session has a turn")
+        if any(sequence.turn is not None for sequence in placed.values()):
+            raise RuntimeError("a session that is placed has a turn")
         if any(s.turn is None or not s.pending for s in [*self.waiting.values(), *self.running.values()]):
             raise RuntimeError("a waiting or running session has no turn, or nothing to compute")
+
+
+def _is_coming(sequence: Sequence) -> bool:
+    """Whether the sequence's KV is on its way to the device, or to the host from disk."""
+    return sequence.moving is Tier.TO_DEVICE or (sequence.moving is Tier.TO_HOST and not sequence.blocks)
 
 
 def _wants_prompt_scored(sequence: Sequence) -> bool:

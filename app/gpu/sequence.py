@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from app.domain import FinishReason, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs, TurnUsage
+from app.domain import (
+    FinishReason,
+    Phase,
+    SamplingParams,
+    SessionId,
+    StopRule,
+    Ticket,
+    Tier,
+    TokenLogprobs,
+    TurnUsage,
+)
 from app.gpu.kv_blocks import BlockHash, BlockId
+from app.gpu.kv_moves import Move
 
 
 @dataclass(slots=True)
@@ -24,28 +36,80 @@ class TurnState:
     """None until the turn has left the queue for the first time."""
     tokens_recomputed: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    begun_at: float = 0.0
+    """On the engine's clock."""
+    restore_ms: float = 0.0
+    """How long the turn has waited for KV that was not on the device."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one session's KV has cost the link between device and host, in bytes; `restores` counts moves in."""
+
+    bytes_out: int = 0
+    bytes_in: int = 0
+    restores: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Token history and KV of one session.
 
-    The history is the truth and the KV a cache of it: `computed` tokens at the front have their KV in `blocks`, and
-    losing the blocks costs only time. `reached` is the largest `computed` has been since the history was last cut,
-    so the difference is work done twice.
+    The history is the truth and the KV a cache of it: the first `computed` tokens have their KV in `tier`, and losing
+    it costs only time. `reached` is the largest `computed` has been since the history was last cut, so the difference
+    is work done twice.
     """
 
     session: SessionId
     namespace: BlockHash
+    guaranteed: bool = False
+    """Its KV never gives way to others."""
     tokens: list[int] = field(default_factory=list)
     blocks: list[BlockId] = field(default_factory=list)
+    """Device blocks: all that `computed` needs, or none."""
     hashes: list[BlockHash] = field(default_factory=list)
     """Chain hashes of the full blocks that have been computed."""
+    host_blocks: list[BlockId] = field(default_factory=list)
+    """Host copies of the first blocks. A block that is written again loses its copy."""
+    disk_blocks: int = 0
+    """Blocks in the session's file."""
+    disk_tokens: int = 0
+    """Tokens of the history, from its beginning, whose KV is in the file."""
     computed: int = 0
     reached: int = 0
+    moving: Tier | None = None
+    """Where the KV is moving to: `to_host`, `to_disk` or `to_device`."""
+    outgoing: Move | None = None
+    """Copies to the host that are under way; they count when they have arrived, whatever `moving` is by then."""
+    incoming: Move | None = None
+    """Copies to the device, or from disk, that are under way."""
+    saving: Move | None = None
+    """The last write of the session's file, while it is under way."""
+    phase: Phase = Phase.COMPUTE
+    resume_at: float | None = None
+    """When the client will be back, by its own word, on the engine's clock."""
+    traffic: Traffic = field(default_factory=Traffic)
     turn: TurnState | None = None
     last_turn: tuple[Ticket, int] | None = None
     """Ticket and prompt length of the turn that ended last, for a `Cancel` that comes just after the end."""
+
+    @property
+    def tier(self) -> Tier | None:
+        """Where the KV is, or is moving to; None if there is none."""
+        if self.moving is not None:
+            return self.moving
+        if self.blocks:
+            return Tier.DEVICE
+        if self.host_blocks:
+            return Tier.HOST
+        return Tier.DISK if self.computed else None
+
+    @property
+    def return_time(self) -> float:
+        """When the client will be back on the engine's clock, as far as it has said so; 0 if it is about to."""
+        if self.phase is Phase.READY:
+            return 0.0
+        return math.inf if self.resume_at is None else self.resume_at
 
     @property
     def pending(self) -> int:

@@ -19,7 +19,7 @@ class Turns:
 
     def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
         self._scheduler = scheduler
-        self._cache = scheduler.cache
+        self._tiers = scheduler.placement.tiers
         self.max_model_len = max_model_len
 
     def begin(self, sequence: Sequence, command: Submit, keep: int) -> None:
@@ -27,12 +27,12 @@ class Turns:
         on.
         """
         dropped = tuple(sequence.tokens[keep:])
-        self._cache.truncate(sequence, keep)
+        self._tiers.truncate(sequence, keep)
         sequence.tokens.extend(command.token_ids[keep:] if command.replace else command.token_ids)
         context = len(sequence.tokens)
         sequence.turn = TurnState(command.ticket, command.sampling, command.stop, context, keep, dropped)
         if command.sampling.prompt_logprobs is not None:
-            self._cache.uncompute(sequence, 0)  # only computing the prompt gives its log-probabilities
+            self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
         self._scheduler.enqueue(sequence)
 
     def score(self, row: Row, logprobs: Seq[TokenLogprobs]) -> Iterator[Event]:
@@ -48,7 +48,7 @@ class Turns:
         sequence = row.sequence
         turn = sequence.turn
         assert turn is not None
-        self._cache.commit(sequence, row.first + row.length)
+        self._scheduler.cache.commit(sequence, row.first + row.length)
         if sampled is not None:
             sequence.tokens.append(sampled.token_id)
             yield Token(turn.ticket, sampled.token_id, sampled.logprobs)
@@ -72,8 +72,8 @@ class Turns:
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
-        self._cache.uncompute(sequence, 0)
-        self._cache.truncate(sequence, turn.kept)
+        self._tiers.drop(sequence)
+        self._tiers.truncate(sequence, turn.kept)
         sequence.tokens.extend(turn.dropped)
         self._scheduler.retire(sequence)
         return Failed(turn.ticket, error)

@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 from app.domain import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
-from app.messages import Close, Command, Done, Event, Failed, Inspect, MemoryMap, Open, Submit, Token, TurnFinished
+from app.gpu.kv_mover import KVMover
+from app.gpu.kv_moves import Move, Moved
+from app.messages import (
+    Close,
+    Command,
+    Done,
+    Event,
+    Failed,
+    Inspect,
+    MemoryMap,
+    Open,
+    Placed,
+    SessionMemory,
+    Submit,
+    Token,
+    TurnFinished,
+)
 
 GREEDY = SamplingParams(seed=0, temperature=0)
+
+
+class SteppedMover:
+    """Carries out moves when it is told to, on the caller's thread."""
+
+    def __init__(self, mover: KVMover) -> None:
+        self._mover = mover
+        self.pending: list[Move] = []
+
+    def submit(self, moves: Iterable[Move]) -> None:
+        self.pending += moves
+
+    def carry_out(self) -> list[Moved]:
+        """Do all that has been ordered."""
+        moves, self.pending = self.pending, []
+        return [self._mover.carry_out(move) for move in moves]
 
 
 class Driver:
@@ -17,7 +50,11 @@ class Driver:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.placement = engine._placement
+        self.mover = SteppedMover(engine._mover)
+        engine._mover = cast("KVMover", self.mover)
         self.events: dict[Ticket, list[Event]] = {}
+        self.places: dict[SessionId, SessionMemory] = {}
         self._tickets = map(Ticket, itertools.count(1))
         self._names = itertools.count()
 
@@ -27,6 +64,8 @@ class Driver:
     def do(self, command: Command) -> object:
         """Carry out a command that is not a `Submit`; returns the value of its `Done`."""
         self.take(self.engine.handle(command))
+        if not self.events.get(command.ticket):
+            self.move()
         done = self.events[command.ticket][-1]
         assert isinstance(done, Done)
         return done.value
@@ -57,6 +96,16 @@ class Driver:
         """Step until these turns have ended."""
         while not all(self.ended(turn) for turn in turns):
             self.take(self.engine.step())
+            self.move()
+
+    def move(self) -> None:
+        """Carry out what has been ordered, and what that leads to, until nothing moves any more."""
+        while True:
+            self.mover.submit(self.placement.take_orders())
+            if not self.mover.pending:
+                break
+            for report in self.mover.carry_out():
+                self.take(self.engine.handle(report))
 
     def ended(self, turn: Ticket) -> bool:
         return any(isinstance(event, TurnFinished) for event in self.events.get(turn, []))
@@ -86,4 +135,7 @@ class Driver:
         for event in events:
             if isinstance(event, Failed):
                 raise event.error
+            if isinstance(event, Placed):
+                self.places[event.session] = event.memory
+                continue
             self.events.setdefault(event.ticket, []).append(event)

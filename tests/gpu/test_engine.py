@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.domain import FinishReason, SamplingParams
+from app.domain import FinishReason, KVBudget, KVPolicy, SamplingParams
 from app.errors import ContextTooLong, MalformedRequest, NotFound, WrongState
 from app.gpu.engine import Engine
 from app.gpu.loader import load_engine
@@ -37,13 +37,23 @@ def oracle(model: ResolvedModel) -> Any:
     return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
 
 
-def make_engine(model: ResolvedModel, blocks: int = 200, max_step_tokens: int = 16) -> Engine:
+def make_engine(
+    model: ResolvedModel,
+    blocks: int = 200,
+    max_step_tokens: int = 16,
+    host_blocks: int = 0,
+    policy: KVPolicy = KVPolicy.NONE,
+) -> Engine:
     config = model.config
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
     settings = EngineSettings(
         device="cpu",
         dtype="float32",
-        kv_bytes=blocks * BLOCK * per_token,
+        kv_device=KVBudget(bytes=blocks * BLOCK * per_token),
+        kv_host=KVBudget(bytes=host_blocks * BLOCK * per_token),
+        kv_disk=None,
+        kv_dir=None,
+        kv_policy=policy,
         block_size=BLOCK,
         max_step_tokens=max_step_tokens,
         max_running=8,

@@ -1,0 +1,181 @@
+"""The header of a KV file: whose KV it is, and what must agree before it can be used. Nothing here does I/O.
+
+A reader rebuilds the header from the few values in it and wants the very same bytes, so there is no second way to write
+a file that is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = "djinn-kv"
+VERSION = "1"
+
+SAFETENSORS_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+"""Name and bytes of an element, by PyTorch's name of the dtype."""
+
+TOKEN_BYTES = 4
+DIGEST_BYTES = 32
+MAX_TOKENS = 1 << 24
+
+
+class KVFileError(Exception):
+    """The file cannot be used; the text is a sentence that says why."""
+
+
+class KVFileDamaged(KVFileError):
+    """The file is not whole, or nothing that Djinn wrote."""
+
+
+class KVFileMismatch(KVFileError):
+    """The file is of another version, of another model, or its KV is laid out differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What one block is: `[layers, 2, kv_heads, block_size, head_dim]` elements of `dtype`, such as `float32`."""
+
+    layers: int
+    kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def block_shape(self) -> list[int]:
+        """Elements of one block along each axis."""
+        return [self.layers, 2, self.kv_heads, self.block_size, self.head_dim]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        _, element_bytes = SAFETENSORS_DTYPES[self.dtype]
+        return self.layers * 2 * self.kv_heads * self.block_size * self.head_dim * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVIdentity:
+    """What KV must have in common to be interchangeable: the model's weights, and how the blocks are laid out."""
+
+    fingerprint: str
+    vocab_size: int
+    layout: KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class KVFileHeader:
+    """What a file holds: a history, and blocks with the KV of its first `computed_tokens` tokens.
+
+    `namespace` is the one that the session shares prefixes in. `about` is kept for whoever exports a session.
+    """
+
+    identity: KVIdentity
+    token_ids: Sequence[int]
+    computed_tokens: int
+    namespace: bytes = b""
+    about: str = ""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the file, the last one maybe partly filled."""
+        return -(-self.computed_tokens // self.identity.layout.block_size)
+
+
+def file_bytes(header: KVFileHeader) -> int:
+    """Size of the file that `header` leads to."""
+    return len(encode_header(header)) + sum(_tensor_bytes(header))
+
+
+def encode_header(header: KVFileHeader) -> bytes:
+    """The file's bytes before its tensors: a length, then the JSON of safetensors, padded to 8 bytes."""
+    layout = header.identity.layout
+    dtype, _ = SAFETENSORS_DTYPES[layout.dtype]
+    fields: dict[str, Any] = {
+        "__metadata__": {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": header.identity.fingerprint,
+            "computed_tokens": str(header.computed_tokens),
+            "namespace": header.namespace.hex(),
+            "about": header.about,
+        },
+        "token_ids": {"dtype": "I32", "shape": [len(header.token_ids)]},
+        "kv": {"dtype": dtype, "shape": [header.blocks, *layout.block_shape]},
+        "sha256": {"dtype": "U8", "shape": [DIGEST_BYTES]},
+    }
+    offset = 0
+    for name, length in zip(("token_ids", "kv", "sha256"), _tensor_bytes(header), strict=True):
+        fields[name]["data_offsets"] = [offset, offset + length]
+        offset += length
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _tensor_bytes(header: KVFileHeader) -> tuple[int, int, int]:
+    layout = header.identity.layout
+    return len(header.token_ids) * TOKEN_BYTES, header.blocks * layout.block_bytes, DIGEST_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderFields:
+    """What the header of a file claims. The types and `0 <= computed_tokens <= tokens <= MAX_TOKENS` hold, no more."""
+
+    fingerprint: str
+    dtype: str
+    block_shape: list[object]
+    tokens: int
+    computed_tokens: int
+    namespace: bytes
+    about: str
+
+
+def parse_header(text: bytes) -> HeaderFields:
+    """Read the JSON of a header. Raises `KVFileDamaged`, `KVFileMismatch` if it is of another version."""
+    try:
+        fields = json.loads(text)
+        metadata = fields["__metadata__"]
+        if metadata["format"] != FORMAT:
+            raise ValueError
+        if metadata["version"] != VERSION:
+            raise KVFileMismatch(f"it is of version {metadata['version']} of the format, not {VERSION}")
+        [tokens], computed_tokens = fields["token_ids"]["shape"], int(metadata["computed_tokens"])
+        if type(tokens) is not int or not 0 <= computed_tokens <= tokens <= MAX_TOKENS:
+            raise ValueError
+        if not isinstance(metadata["about"], str):
+            raise TypeError
+        return HeaderFields(
+            fingerprint=str(metadata["fingerprint"]),
+            dtype=str(fields["kv"]["dtype"]),
+            block_shape=list(fields["kv"]["shape"][1:]),
+            tokens=tokens,
+            computed_tokens=computed_tokens,
+            namespace=bytes.fromhex(metadata["namespace"]),
+            about=metadata["about"],
+        )
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise KVFileDamaged("its header is not that of a session of Djinn") from None
+
+
+def match_header(fields: HeaderFields, token_ids: Sequence[int], expected: KVIdentity) -> KVFileHeader:
+    """The header that `fields` and the file's tokens make.
+
+    Raises `KVFileMismatch` unless the `expected` model and layout can use it, `KVFileDamaged` if the tokens are wrong.
+    """
+    if fields.fingerprint != expected.fingerprint:
+        raise KVFileMismatch(f"it is of the model {fields.fingerprint!r}, this server runs {expected.fingerprint!r}")
+    dtype, _ = SAFETENSORS_DTYPES[expected.layout.dtype]
+    if (fields.dtype, fields.block_shape) != (dtype, expected.layout.block_shape):
+        raise KVFileMismatch(
+            f"its KV blocks are {fields.dtype} {fields.block_shape}, this server's are "
+            f"{dtype} {expected.layout.block_shape} (layers, keys and values, heads, tokens, elements)"
+        )
+    if len(token_ids) != fields.tokens:
+        raise KVFileDamaged("it ends within its tokens")
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < expected.vocab_size:
+        raise KVFileDamaged(f"it has token ids outside the vocabulary, 0 to {expected.vocab_size - 1}")
+    return KVFileHeader(expected, token_ids, fields.computed_tokens, fields.namespace, fields.about)

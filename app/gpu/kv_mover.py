@@ -1,0 +1,110 @@
+"""Carrying out moves: one worker each way between device and host, and one for the disk, so that none waits.
+
+A worker takes its orders in turn, blocks until the bytes have arrived, and reports. The engine goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from app.gpu.disk_store import DiskStore
+from app.gpu.host_pool import HostPool
+from app.gpu.kv_file import read_kv_file, write_kv_file
+from app.gpu.kv_header import KVFileError, KVFileHeader, KVIdentity
+from app.gpu.kv_moves import Move, Moved, MoveKind
+
+logger = logging.getLogger(__name__)
+
+_Order = tuple[Move, "torch.cuda.Event | None"]
+
+
+class KVMover:
+    """Owns the copy workers. `disk` is None where there is no disk tier; only exports are written then."""
+
+    def __init__(self, host: HostPool, identity: KVIdentity, disk: DiskStore | None) -> None:
+        self._host = host
+        self._identity = identity
+        self._disk = disk
+        self._queues = {name: queue.SimpleQueue[_Order | None]() for name in ("out", "in", "disk")}
+        self._threads: list[threading.Thread] = []
+
+    def start(self, report: Callable[[Moved], None]) -> None:
+        """Start the workers; each end of a move is reported from the worker's thread."""
+        for name, orders in self._queues.items():
+            thread = threading.Thread(target=self._work, args=(orders, report), name=f"djinn-kv-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Finish what has been ordered and end the workers."""
+        for orders in self._queues.values():
+            orders.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def submit(self, moves: Iterable[Move]) -> None:
+        """Take orders. What the engine has launched on the device until now comes before them."""
+        for move in moves:
+            worker = move.kind.value if move.kind in (MoveKind.OUT, MoveKind.IN) else "disk"
+            self._queues[worker].put((move, self._host.now()))
+
+    def _work(self, orders: queue.SimpleQueue[_Order | None], report: Callable[[Moved], None]) -> None:
+        while (order := orders.get()) is not None:
+            report(self.carry_out(*order))
+
+    def carry_out(self, move: Move, ready: torch.cuda.Event | None = None) -> Moved:
+        """Do one move on the calling thread; whatever goes wrong is in the report."""
+        started = time.perf_counter()
+        try:
+            report = self._do(move, ready)
+        except (KVFileError, OSError) as error:
+            report = Moved(move.number, error=str(error))
+        except Exception as error:
+            logger.exception("move %s failed", move.kind)
+            report = Moved(move.number, error=str(error))
+        return replace(report, seconds=time.perf_counter() - started)
+
+    def _do(self, move: Move, ready: torch.cuda.Event | None) -> Moved:
+        done = Moved(move.number)
+        match move.kind:
+            case MoveKind.OUT:
+                self._host.copy_out(move.source, move.target, ready)
+            case MoveKind.IN:
+                self._host.copy_in(move.source, move.target, ready)
+            case MoveKind.EXPORT:
+                write_kv_file(Path(move.path), self._header(move), self._host.views(move.source))
+            case MoveKind.TO_DISK:
+                self._store.write(move.session, self._header(move), self._host.views(move.source))
+            case MoveKind.FROM_DISK:
+                self._store.read(move.session, self._host.views(move.target))
+            case MoveKind.DELETE:
+                self._store.delete(move.session)
+            case MoveKind.IMPORT:
+                done = self._import(move)
+        return done
+
+    def _import(self, move: Move) -> Moved:
+        """Take over a file; without a disk tier only its tokens."""
+        if self._disk is None:
+            header, computed = read_kv_file(Path(move.path), self._identity), 0
+        else:
+            header = self._disk.adopt(Path(move.path), move.session)
+            computed = header.computed_tokens
+        return Moved(move.number, token_ids=tuple(header.token_ids), computed=computed, about=header.about)
+
+    @property
+    def _store(self) -> DiskStore:
+        if self._disk is None:
+            raise OSError("there is no disk tier")
+        return self._disk
+
+    def _header(self, move: Move) -> KVFileHeader:
+        return KVFileHeader(self._identity, move.token_ids, move.computed, move.namespace, move.about)

@@ -1,0 +1,247 @@
+"""Moving one session's KV between device, host and disk: what each move needs, holds while it runs, and leaves.
+
+    device --park--> to_host --> host --save--> to_disk --> disk
+    device <-- to_device <--restore-- host <-- to_host <--load-- disk
+
+Pure book-keeping: a move is data that a mover carries out, and `complete` is called when it has. Until then the move
+holds a reference to each of its blocks, so nothing that is being read or written can be given to anyone else. A move
+that has been overtaken by a new signal is turned round: the session is back where it came from at once, and what
+arrives later counts only where it still fits.
+"""
+
+from __future__ import annotations
+
+from app.domain import Tier
+from app.gpu.kv_arrivals import Arrivals
+from app.gpu.kv_blocks import BlockId
+from app.gpu.kv_cache import KVCache
+from app.gpu.kv_moves import Move, Moved, MoveKind
+from app.gpu.move_ledger import MoveLedger
+from app.gpu.sequence import Sequence
+
+
+class KVTiers:
+    """Carries sequences from tier to tier."""
+
+    def __init__(self, cache: KVCache, block_bytes: int) -> None:
+        self.cache = cache
+        self.block_bytes = block_bytes
+        self.ledger = MoveLedger(cache.pool, cache.host)
+        self.turned_round = 0
+        self._arrivals = Arrivals(cache, block_bytes)
+
+    @property
+    def freeing(self) -> int:
+        """Device blocks that become available when the parks under way have ended."""
+        return sum(self._freed_by_park(s) for s in self.ledger.moving if s.moving is Tier.TO_HOST)
+
+    def park(self, sequence: Sequence) -> bool:
+        """Move the KV from the device to the host; blocks that have their copy already cost nothing.
+
+        False, and nothing is changed, if the host has no room for the others.
+        """
+        _require(sequence, Tier.DEVICE)
+        self.cache.release_blocks(sequence, self.cache.pool.blocks_for(sequence.computed))
+        sequence.moving = Tier.TO_HOST
+        self._end_park(sequence)
+        return sequence.tier is not Tier.DEVICE
+
+    def copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
+        """Give the first `end` blocks of a session on the device their host copies; it stays. False: no room."""
+        _require(sequence, Tier.DEVICE)
+        return sequence.outgoing is not None or self._copy_out(sequence, end, early=early)
+
+    def restore_need(self, sequence: Sequence) -> int:
+        """Available device blocks that `restore` would take."""
+        _require(sequence, Tier.HOST)
+        if sequence.incoming is not None:
+            return 0
+        found = self._find_on_device(sequence)
+        return len(found) - sum(block is not None and self.cache.pool.holders(block) > 0 for block in found)
+
+    def restore(self, sequence: Sequence) -> bool:
+        """Move the KV from the host to the device. False, and nothing is changed, if too few blocks are available.
+
+        Blocks that the device still has, or has for another session, are not copied.
+        """
+        if self.restore_need(sequence) > self.cache.pool.available:
+            return False
+        if sequence.incoming is None:
+            self._copy_in(sequence)
+        if sequence.incoming is not None:
+            sequence.moving = Tier.TO_DEVICE
+        return True
+
+    def save(self, sequence: Sequence) -> None:
+        """Move the KV from the host to the session's file, unless the file has it already."""
+        _require(sequence, Tier.HOST)
+        if sequence.disk_tokens >= sequence.computed:
+            self.cache.release_copies(sequence, 0)
+            return
+        sequence.disk_blocks, sequence.disk_tokens = len(sequence.host_blocks), 0
+        sequence.moving, sequence.incoming = Tier.TO_DISK, None
+        self.cache.host.share(sequence.host_blocks)
+        sequence.saving = self.ledger.order(
+            sequence,
+            MoveKind.TO_DISK,
+            source=tuple(sequence.host_blocks),
+            token_ids=tuple(sequence.tokens[: sequence.computed]),
+            computed=sequence.computed,
+            namespace=sequence.namespace,
+        )
+
+    def load(self, sequence: Sequence) -> bool:
+        """Read the KV from the session's file into the host. False, and nothing is changed, if there is no room."""
+        _require(sequence, Tier.DISK)
+        if sequence.incoming is None:
+            if self.cache.host.available < sequence.disk_blocks:
+                return False
+            target = tuple(self.cache.host.allocate(sequence.disk_blocks))
+            sequence.incoming = self.ledger.order(sequence, MoveKind.FROM_DISK, target=target)
+        sequence.moving = Tier.TO_HOST
+        return True
+
+    def turn_round(self, sequence: Sequence) -> None:
+        """Give up the move that is under way, if any: the KV is at once where it came from."""
+        if sequence.moving is not None:
+            self.turned_round += 1
+            sequence.moving = None
+
+    def head_back(self, sequence: Sequence) -> None:
+        """Turn round a move that leads away from the device."""
+        if sequence.moving is Tier.TO_DISK or (sequence.moving is Tier.TO_HOST and sequence.blocks):
+            self.turn_round(sequence)
+
+    def cut(self, sequence: Sequence, length: int) -> None:
+        """Forget the KV from position `length` on, in every tier; whatever is under way no longer counts."""
+        if length < sequence.computed:
+            self._detach(sequence)
+            self.cache.uncompute(sequence, length)
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Cut the history to `length` tokens, and its KV with it."""
+        self.cut(sequence, length)
+        del sequence.tokens[length:]
+        sequence.reached = min(sequence.reached, length)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Lose the KV in every tier; it will be computed again."""
+        self._detach(sequence)
+        self.cache.uncompute(sequence, 0)
+        self.forget_file(sequence)
+
+    def forget_file(self, sequence: Sequence) -> None:
+        """Delete the session's file, if it has one and does not live in it."""
+        if sequence.disk_blocks:
+            sequence.disk_blocks = sequence.disk_tokens = 0
+            sequence.saving = None
+            self.ledger.order(sequence, MoveKind.DELETE)
+
+    def export(self, sequence: Sequence, path: str, about: str) -> Move:
+        """Write the history, and as much of the KV as the host has, to a file of the client's."""
+        computed = min(sequence.computed, len(sequence.host_blocks) * self.cache.host.block_size)
+        self.cache.host.share(sequence.host_blocks)
+        return self.ledger.order(
+            sequence,
+            MoveKind.EXPORT,
+            source=tuple(sequence.host_blocks),
+            token_ids=tuple(sequence.tokens),
+            computed=computed,
+            path=path,
+            about=about,
+        )
+
+    def import_file(self, sequence: Sequence, path: str) -> Move:
+        """Make a client's file, if it is whole, the file of a new session."""
+        return self.ledger.order(sequence, MoveKind.IMPORT, path=path)
+
+    def adopt_file(self, sequence: Sequence, computed: int) -> None:
+        """The session's file holds the KV of the first `computed` tokens of its history, and there is no other KV."""
+        sequence.disk_blocks = self.cache.host.blocks_for(computed)
+        sequence.disk_tokens = sequence.computed = computed
+
+    def complete(self, report: Moved) -> tuple[Move, Sequence]:
+        """Account for a move that has ended, well or not; returns it and the sequence that it was for."""
+        move, sequence = self.ledger.find(report.number)
+        worth = self._arrivals.book(sequence, move, arrived=report.error is None)
+        self.ledger.close(move)
+        if not worth and move.kind is MoveKind.TO_DISK:
+            self.forget_file(sequence)
+        elif not worth:
+            self.drop(sequence)
+        if sequence.moving is Tier.TO_HOST and sequence.blocks:
+            self._end_park(sequence)
+        return move, sequence
+
+    def _detach(self, sequence: Sequence) -> None:
+        self.turn_round(sequence)
+        sequence.outgoing = sequence.incoming = None
+
+    def _copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
+        """Order copies of the blocks before index `end` that have none; those that the host has already are shared."""
+        host = self.cache.host
+        while len(sequence.host_blocks) < min(end, len(sequence.hashes)):
+            found = host.find(sequence.hashes[len(sequence.host_blocks)])
+            if found is None:
+                break
+            host.share([found])
+            sequence.host_blocks.append(found)
+        first = len(sequence.host_blocks)
+        if host.available < end - first:
+            return False
+        if end > first:
+            source, target = tuple(sequence.blocks[first:end]), tuple(host.allocate(end - first))
+            self.cache.pool.share(source)
+            sequence.outgoing = self.ledger.order(
+                sequence,
+                MoveKind.OUT,
+                source=source,
+                target=target,
+                first=first,
+                hashes=tuple(sequence.hashes[first:end]),
+                computed=sequence.computed,
+                early=early,
+            )
+        return True
+
+    def _end_park(self, sequence: Sequence) -> None:
+        """Go on with a park: copy what has no copy yet; once every block has one, the device blocks are free."""
+        if sequence.outgoing is not None:
+            return
+        if not self._copy_out(sequence, len(sequence.blocks)):
+            sequence.moving = None
+        elif sequence.outgoing is None:
+            sequence.moving = None
+            self.cache.release_blocks(sequence, 0)
+
+    def _copy_in(self, sequence: Sequence) -> None:
+        pool = self.cache.pool
+        found = self._find_on_device(sequence)
+        pool.share([block for block in found if block is not None])
+        missing = [index for index, block in enumerate(found) if block is None]
+        fresh = dict(zip(missing, pool.allocate(len(missing)), strict=True))
+        blocks = tuple(fresh[index] if block is None else block for index, block in enumerate(found))
+        if not missing:
+            sequence.blocks = list(blocks)
+            return
+        source = tuple(sequence.host_blocks[index] for index in missing)
+        self.cache.host.share(source)
+        target = tuple(fresh.values())
+        sequence.incoming = self.ledger.order(sequence, MoveKind.IN, source=source, target=target, blocks=blocks)
+
+    def _find_on_device(self, sequence: Sequence) -> list[BlockId | None]:
+        """For each host block of the sequence, the device block with the same content, if there is one."""
+        full = len(sequence.hashes)
+        return [
+            self.cache.pool.find(sequence.hashes[index]) if index < full else None
+            for index in range(len(sequence.host_blocks))
+        ]
+
+    def _freed_by_park(self, sequence: Sequence) -> int:
+        copying = set() if sequence.outgoing is None else set(sequence.outgoing.source)
+        return sum(self.cache.pool.holders(block) == 1 + (block in copying) for block in sequence.blocks)
+
+
+def _require(sequence: Sequence, tier: Tier) -> None:
+    if sequence.tier is not tier:
+        raise RuntimeError(f"session {sequence.session} is in tier {sequence.tier}, not {tier}")

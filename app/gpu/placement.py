@@ -1,0 +1,237 @@
+"""Whose KV is where, and when it moves: what clients signal, what pressure demands, and what each policy makes of both.
+
+`signal` moves KV out when its session says that it waits, and back before it returns; `lru` moves it out only when
+others need the room, longest idle first; `none` drops it then. Planning only: time comes from the clock it is given.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from app.domain import KVPolicy, Phase, SessionId, Tier
+from app.gpu.kv_moves import Move, Moved, MoveKind
+from app.gpu.kv_tiers import KVTiers
+from app.gpu.lower_tiers import LowerTiers
+from app.gpu.move_meter import MoveMeter
+from app.gpu.phases import PREFETCH_MARGIN_S, Phases
+from app.gpu.sequence import Sequence
+from app.messages import TierCounts
+
+WRITE_BEHIND_BLOCKS = 8
+"""Blocks in one early copy: few enough that a park which comes meanwhile hardly waits for it."""
+_EVICTED_FIRST = {Phase.IDLE: 0, Phase.IO_WAIT: 1, Phase.COMPUTE: 2, Phase.READY: 3}
+
+
+class Placement:
+    """Places the KV of sessions that have no turn, and finds room for those that have one.
+
+    Such a session is `resident` while it holds device blocks and `lower.away` while its KV is elsewhere.
+    """
+
+    def __init__(self, tiers: KVTiers, policy: KVPolicy, disk_blocks: int, clock: Callable[[], float]) -> None:
+        self.tiers = tiers
+        self.policy = policy
+        self.lower = LowerTiers(tiers, disk_blocks)
+        self.meter = MoveMeter(tiers.block_bytes)
+        self.resident: OrderedDict[SessionId, Sequence] = OrderedDict()
+        """Longest idle first."""
+        self.active: dict[SessionId, Sequence] = {}
+        """Sessions that have a turn."""
+        self.headroom = 0
+        """Device blocks that a prefetch must leave to the sessions that run."""
+        self.phases = Phases(self, clock)
+        self._clock = clock
+        self._pool = tiers.cache.pool
+        self._changed: dict[SessionId, Sequence] = {}
+        self._ordered_at: dict[int, float] = {}
+        self._early_bytes = self._dropped = self._disk_failures = self._late = 0
+
+    def begin_turn(self, sequence: Sequence) -> None:
+        """A turn has come: the session is no longer ours to place, and its KV should be on the device."""
+        assert sequence.turn is not None
+        self.forget(sequence)
+        sequence.phase, sequence.resume_at = Phase.COMPUTE, None
+        self.tiers.head_back(sequence)
+        sequence.turn.begun_at = self._clock()
+        self.note_change(sequence)
+        self.active[sequence.session] = sequence
+        self._late += sequence.tier not in (Tier.DEVICE, None)
+
+    def end_turn(self, sequence: Sequence) -> None:
+        """The session has no turn, or has just been opened with KV."""
+        self.forget(sequence)
+        self.note_change(sequence)
+        if sequence.blocks:
+            self.resident[sequence.session] = sequence
+        elif sequence.tier is not None:
+            self.lower.away[sequence.session] = sequence
+        if sequence.disk_blocks:
+            self.lower.files.setdefault(sequence.session, sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Take the session out of every list but that of files."""
+        self.phases.forget(sequence)
+        self.active.pop(sequence.session, None)
+        self.resident.pop(sequence.session, None)
+        self.lower.away.pop(sequence.session, None)
+
+    def find(self, session: SessionId) -> Sequence | None:
+        """The session of that id, if it has KV and no turn."""
+        return self.resident.get(session) or self.lower.away.get(session)
+
+    def close(self, sequence: Sequence) -> None:
+        """Free everything that the session holds in any tier."""
+        self.forget(sequence)
+        self.tiers.drop(sequence)
+        self.lower.forget(sequence)
+
+    def note_change(self, sequence: Sequence) -> None:
+        """The session's KV has changed its place or size."""
+        self._changed[sequence.session] = sequence
+
+    def take_changed(self) -> list[Sequence]:
+        """Sessions whose KV has changed its place or size since the last call."""
+        changed, self._changed = self._changed, {}
+        return list(changed.values())
+
+    def take_orders(self) -> list[Move]:
+        """The moves that have been decided on since the last call."""
+        orders, self.tiers.ledger.orders = self.tiers.ledger.orders, []
+        now = self._clock()
+        for move in orders:
+            self._ordered_at[move.number] = now
+            self.note_change(self.tiers.ledger.find(move.number)[1])
+        return orders
+
+    def complete(self, report: Moved) -> Move:
+        """Account for a move that has ended, and go on with what it made possible."""
+        move, sequence = self.tiers.complete(report)
+        self.meter.add(move, report)
+        ordered_at = self._ordered_at.pop(move.number)
+        if move.early:
+            self._early_bytes += len(move.source) * self.tiers.block_bytes
+        if report.error is not None:
+            self._disk_failures += 1
+        if sequence.turn is not None and move.kind in (MoveKind.IN, MoveKind.FROM_DISK):
+            sequence.turn.restore_ms += (self._clock() - max(ordered_at, sequence.turn.begun_at)) * 1000
+        self.refile(sequence)
+        self.phases.tick()
+        return move
+
+    @property
+    def loading(self) -> int:
+        """Blocks that come from disk and will need room on the device."""
+        return sum(s.disk_blocks for s in self.tiers.ledger.moving if s.moving is Tier.TO_HOST and not s.blocks)
+
+    def load(self, sequence: Sequence) -> bool:
+        """Begin to read the file of a session that has a turn, or wait for room. False if the KV had to be given up."""
+        if self.tiers.load(sequence):
+            return True
+        if self.make_host_room(sequence.disk_blocks):
+            return self.tiers.load(sequence)
+        if self.tiers.ledger.in_flight:
+            return True
+        self._drop(sequence)
+        return False
+
+    def make_room(self, needed: int, for_sequence: Sequence | None = None, *, or_some: bool = False) -> bool:
+        """Whether `needed` device blocks are available now, after sessions without a turn have given way.
+
+        Some may only be on their way out then: ask again when a move has ended. A prefetch `for_sequence` sends nobody
+        away who returns before it. Where there cannot be that many nobody gives way, except with `or_some`.
+        """
+        if self._pool.available >= needed:
+            return True
+        victims = self._victims(for_sequence)
+        most = self._pool.available + self.tiers.freeing + sum(len(victim.blocks) for victim in victims)
+        if most < needed and not or_some:
+            return False
+        for victim in victims:
+            if self._pool.available + self.tiers.freeing >= needed:
+                break
+            self.evict(victim)
+        return self._pool.available >= needed
+
+    def evict(self, sequence: Sequence) -> bool:
+        """Take a session's KV off the device, or begin to; one that has nowhere to go loses it.
+
+        False while room for it is still being made on the host.
+        """
+        if self.policy is KVPolicy.NONE:
+            self._drop(sequence)
+        elif sequence.tier is Tier.DEVICE and not self.tiers.park(sequence):
+            room = self.make_host_room(len(sequence.blocks) - len(sequence.host_blocks), keep=sequence)
+            if not (room and self.tiers.park(sequence)) and not self.tiers.ledger.in_flight:
+                self._drop(sequence)
+        self.refile(sequence)
+        return sequence.tier is not Tier.DEVICE
+
+    def make_host_room(self, needed: int, keep: Sequence | None = None) -> bool:
+        """Whether `needed` host blocks are available. If not, frees some, or starts to: ask again later.
+
+        Copies of sessions that are on the device give way first, but for those of `keep`.
+        """
+        known = [*self.active.values(), *self.resident.values()]
+        copied = [each for each in known if each.blocks and each is not keep]
+        queued = [each for each in reversed(self.active.values()) if each is not keep]
+        return self.lower.make_host_room(needed, copied, queued)
+
+    def write_behind(self, running: Iterable[Sequence]) -> None:
+        """While the link is idle, copy full blocks of one running session to the host, so that a park finds less to
+        do.
+        """
+        if self.policy is not KVPolicy.SIGNAL or self.tiers.ledger.in_flight:
+            return
+        host = self.tiers.cache.host
+        for sequence in running:
+            end = min(len(sequence.hashes), len(sequence.host_blocks) + WRITE_BEHIND_BLOCKS)
+            if len(sequence.host_blocks) < end and host.available >= 2 * WRITE_BEHIND_BLOCKS:
+                self.tiers.copy_out(sequence, end, early=True)
+                return
+
+    def counts(self) -> TierCounts:
+        """What has happened so far."""
+        return TierCounts(
+            write_behind_bytes=self._early_bytes,
+            turned_round=self.tiers.turned_round,
+            dropped=self._dropped + self.lower.dropped,
+            disk_failures=self._disk_failures,
+            late_restores=self._late,
+        )
+
+    def _victims(self, for_sequence: Sequence | None) -> list[Sequence]:
+        """Residents that may give way, in this order."""
+        movable = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
+        if self.policy is not KVPolicy.SIGNAL:
+            return movable
+        now = self._clock()
+        ranks = {s.session: self._rank(s, now) for s in movable}
+        if for_sequence is not None:
+            back_at, ready = for_sequence.return_time, _EVICTED_FIRST[Phase.READY]
+            movable = [s for s in movable if ranks[s.session][0] < ready and s.return_time > back_at]
+        return sorted(movable, key=lambda s: ranks[s.session])
+
+    def _rank(self, sequence: Sequence, now: float) -> tuple[int, float]:
+        """Smaller gives way earlier: by phase, then the furthest return; equals in the order of their last use."""
+        due = sequence.return_time <= now + 2 * PREFETCH_MARGIN_S  # it may have been fetched already
+        phase = Phase.READY if due else sequence.phase
+        return _EVICTED_FIRST[phase], 0.0 if due else -sequence.return_time
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._dropped += 1
+        self.tiers.drop(sequence)
+        self.lower.files.pop(sequence.session, None)
+
+    def refile(self, sequence: Sequence) -> None:
+        """Keep a session without a turn in the list that its KV belongs to."""
+        self.note_change(sequence)
+        session = sequence.session
+        if session in self.resident and not sequence.blocks:
+            del self.resident[session]
+            if sequence.tier is not None:
+                self.lower.away[session] = sequence
+        elif session in self.lower.away and sequence.tier in (Tier.DEVICE, None):
+            del self.lower.away[session]
+            if sequence.blocks:
+                self.resident[session] = sequence

@@ -1,0 +1,33 @@
+"""Telling models apart by their content, so that KV of one is never used with another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from app.model_store.resolve import ResolvedModel
+
+SAMPLE_BYTES = 1 << 20
+NOT_THE_MODEL = ("_name_or_path", "transformers_version", "dtype")
+"""Entries of a config that say where a model came from and how it was loaded."""
+
+
+def fingerprint(model: ResolvedModel) -> str:
+    """Digest of the model's shape and of a sample of its weights; the same wherever the same files lie.
+
+    The sample is the size, the first and the last MiB of each weight file: a fine-tuned model differs in all of them,
+    and reading whole checkpoints would take longer than loading them.
+    """
+    shape = {name: value for name, value in model.config.to_dict().items() if name not in NOT_THE_MODEL}
+    digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
+    if model.folder is None:
+        digest.update(f"random {model.seed}".encode())
+    else:
+        for path in sorted(model.folder.glob("*.safetensors")):
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                digest.update(f"{path.name} {size}".encode())
+                digest.update(file.read(SAMPLE_BYTES))
+                file.seek(max(0, size - SAMPLE_BYTES))
+                digest.update(file.read())
+    return digest.hexdigest()

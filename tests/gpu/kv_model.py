@@ -1,0 +1,74 @@
+"""What KV memory contains, without numbers: for every slot the history that its key and value were computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from app.domain import SessionId
+from app.gpu.kv_moves import Move, MoveKind
+from app.gpu.scheduler import StepPlan
+from app.gpu.sequence import Sequence
+
+Content = tuple[object, ...]
+Slots = dict[tuple[int, int], Content]
+
+
+class KVModel:
+    """Does to its slots what a runner and a mover would do to memory, and checks what is read."""
+
+    def __init__(self, block_size: int) -> None:
+        self.device: Slots = {}
+        self.host: Slots = {}
+        self.files: dict[SessionId, list[list[Content]]] = {}
+        self._size = block_size
+
+    def run(self, plan: StepPlan) -> None:
+        """Make the plan's copies and writes, and check that every key a row reads belongs to its own history."""
+        for source, target in plan.copies:
+            self._copy(self.device, source, self.device, target)
+        for row in plan.rows:
+            for position in range(row.first, row.first + row.length):
+                self.device[self._slot(row.sequence.blocks, position)] = _content(row.sequence, position)
+        for row in plan.rows:
+            self._check(self.device, row.sequence.blocks, row.sequence, row.first + row.length)
+
+    def move(self, move: Move) -> None:
+        """Make a move's copies, as memory is at this moment."""
+        match move.kind:
+            case MoveKind.OUT:
+                self._copy_all(self.device, self.host, move)
+            case MoveKind.IN:
+                self._copy_all(self.host, self.device, move)
+            case MoveKind.TO_DISK:
+                self.files[move.session] = [self._read(self.host, block) for block in move.source]
+            case MoveKind.FROM_DISK:
+                for block, content in zip(move.target, self.files[move.session], strict=True):
+                    self.host.update({(block, offset): found for offset, found in enumerate(content)})
+            case MoveKind.DELETE:
+                self.files.pop(move.session, None)
+
+    def check_copies(self, sequences: Iterable[Sequence]) -> None:
+        """Every host copy that a sequence counts on is of its own history."""
+        for sequence in sequences:
+            self._check(self.host, sequence.host_blocks, sequence, sequence.computed)
+
+    def _check(self, slots: Slots, blocks: list[int], sequence: Sequence, length: int) -> None:
+        for position in range(min(length, len(blocks) * self._size)):
+            assert slots[self._slot(blocks, position)] == _content(sequence, position)
+
+    def _copy_all(self, origin: Slots, goal: Slots, move: Move) -> None:
+        for source, target in zip(move.source, move.target, strict=True):
+            self._copy(origin, source, goal, target)
+
+    def _copy(self, origin: Slots, source: int, goal: Slots, target: int) -> None:
+        goal.update({(target, offset): found for offset, found in enumerate(self._read(origin, source))})
+
+    def _read(self, slots: Slots, block: int) -> list[Content]:
+        return [slots.get((block, offset), ()) for offset in range(self._size)]
+
+    def _slot(self, blocks: list[int], position: int) -> tuple[int, int]:
+        return blocks[position // self._size], position % self._size
+
+
+def _content(sequence: Sequence, position: int) -> Content:
+    return (sequence.namespace, *sequence.tokens[: position + 1])

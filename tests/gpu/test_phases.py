@@ -1,0 +1,143 @@
+"""When KV leaves and comes back, by what clients say."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.domain import KVPolicy, Phase, Tier
+from app.gpu.kv_moves import Moved, MoveKind
+from tests.gpu.tiering import BLOCK_BYTES, Bench, tier_of
+
+
+def test_it_comes_back_a_margin_before_the_session_does() -> None:
+    bench = Bench()
+    sequence = bench.session(10)
+    bench.placement.phases.signal(sequence, Phase.IO_WAIT, 10.0)
+    bench.finish()
+    assert tier_of(sequence) is Tier.HOST
+    bench.overwrite_device()
+    alarm = bench.placement.phases.next_alarm()
+    assert alarm is not None
+    assert 109.8 < alarm < 109.9
+    bench.now = alarm - 0.01
+    bench.placement.phases.tick()
+    assert tier_of(sequence) is Tier.HOST
+    bench.now = alarm
+    bench.placement.phases.tick()
+    bench.finish()
+    assert tier_of(sequence) is Tier.DEVICE
+
+
+def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
+    bench = Bench()
+    slow = bench.session(40)
+    bench.placement.phases.signal(slow, Phase.IO_WAIT, None)
+    for move in bench.orders():
+        bench.placement.meter.add(move, _took(move.number, seconds=2.0))
+    other = bench.session(20)
+    bench.placement.phases.signal(other, Phase.IO_WAIT, 0.5)
+    assert tier_of(other) is Tier.DEVICE
+    assert bench.orders() == []
+
+
+def test_the_earliest_return_comes_back_first_when_there_is_room_for_one() -> None:
+    bench = Bench(device=4)
+    late = bench.session(12)
+    bench.placement.phases.signal(late, Phase.IO_WAIT, 50.0)
+    bench.finish()
+    soon = bench.session(12)
+    bench.placement.phases.signal(soon, Phase.IO_WAIT, 40.0)
+    bench.finish()
+    bench.overwrite_device()
+    bench.now = 149.95
+    bench.placement.phases.tick()
+    assert [move.session for move in bench.orders()] == [soon.session]
+
+
+def test_sessions_that_are_about_to_return_are_not_sent_away_for_one_that_returns_later() -> None:
+    bench = Bench(device=4)
+    waiting = bench.session(12)
+    bench.placement.phases.signal(waiting, Phase.IO_WAIT, 5.0)
+    bench.finish()
+    ready = bench.session(12)
+    bench.placement.phases.signal(ready, Phase.READY, None)
+    bench.now = 105.0
+    bench.placement.phases.tick()
+    bench.finish()
+    assert tier_of(ready) is Tier.DEVICE
+    assert tier_of(waiting) is Tier.HOST
+
+
+def test_idle_goes_down_to_disk_and_ready_brings_it_all_the_way_back() -> None:
+    bench = Bench()
+    sequence = bench.session(10)
+    bench.placement.phases.signal(sequence, Phase.IDLE, None)
+    assert [move.kind for move in bench.finish()] == [MoveKind.OUT, MoveKind.TO_DISK]
+    assert tier_of(sequence) is Tier.DISK
+    assert bench.host.owned == 0
+    bench.overwrite_device()
+    bench.placement.phases.signal(sequence, Phase.READY, None)
+    assert [move.kind for move in bench.finish()] == [MoveKind.FROM_DISK, MoveKind.IN]
+    assert tier_of(sequence) is Tier.DEVICE
+
+
+@pytest.mark.parametrize("policy", [KVPolicy.LRU, KVPolicy.NONE])
+def test_other_policies_do_not_listen(policy: KVPolicy) -> None:
+    bench = Bench(policy=policy)
+    sequence = bench.session(10)
+    bench.placement.phases.signal(sequence, Phase.IO_WAIT, None)
+    assert tier_of(sequence) is Tier.DEVICE
+    assert bench.orders() == []
+
+
+def test_lru_sends_the_longest_idle_away_and_signal_the_one_that_returns_last() -> None:
+    for policy, expected in ((KVPolicy.LRU, 0), (KVPolicy.SIGNAL, 1)):
+        bench = Bench(device=9, policy=policy)
+        sessions = [bench.session(12) for _ in range(3)]
+        for sequence, return_at in zip(sessions, (120.0, 190.0, 150.0), strict=True):
+            sequence.phase, sequence.resume_at = Phase.IO_WAIT, return_at
+        bench.placement.make_room(2)
+        assert [move.session for move in bench.orders()] == [sessions[expected].session]
+
+
+def test_a_guaranteed_session_never_gives_way() -> None:
+    bench = Bench(device=6)
+    sequence = bench.session(12)
+    sequence.guaranteed = True
+    other = bench.session(12)
+    bench.placement.make_room(6, or_some=True)
+    bench.finish()
+    assert (sequence.tier, other.tier) == (Tier.DEVICE, Tier.HOST)
+
+
+def test_a_host_that_is_full_sends_the_longest_away_to_disk() -> None:
+    bench = Bench(device=16, host=6)
+    first, second, third = (bench.session(12) for _ in range(3))
+    for sequence in (first, second, third):
+        bench.placement.phases.signal(sequence, Phase.IO_WAIT, None)
+        bench.finish()
+    assert [s.tier for s in (first, second, third)] == [Tier.DISK, Tier.HOST, Tier.HOST]
+
+
+def test_without_a_lower_tier_that_has_room_a_session_that_must_go_loses_its_kv() -> None:
+    bench = Bench(device=6, host=2, disk=0)
+    sequence = bench.session(12)
+    bench.placement.make_room(6, or_some=True)
+    assert tier_of(sequence) is None
+    assert bench.placement.counts().dropped == 1
+
+
+def test_traffic_counts_bytes() -> None:
+    bench = Bench()
+    sequence = bench.session(10)
+    bench.placement.phases.signal(sequence, Phase.IO_WAIT, None)
+    bench.finish()
+    bench.overwrite_device()
+    bench.placement.phases.signal(sequence, Phase.READY, None)
+    bench.finish()
+    assert sequence.traffic.bytes_out == sequence.traffic.bytes_in == 3 * BLOCK_BYTES
+    assert sequence.traffic.restores == 1
+
+
+def _took(number: int, seconds: float) -> Moved:
+    return Moved(number, seconds)

@@ -1,0 +1,89 @@
+"""Eighty sessions where the device holds twenty: nobody notices but by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from app.domain import Phase, SamplingParams, StopRule, Tier
+from app.messages import TurnFinished
+from app.routers.dependencies import Services
+from app.stream import TokenRun
+from tests.serving import running_services
+
+AGENTS = 80
+TURNS = 3
+CONTEXT = 900
+GREEDY = SamplingParams(seed=0, temperature=0)
+Answers = dict[int, list[list[int]]]
+
+
+async def live(services: Services, number: int, answers: Answers) -> int:
+    """One agent: three turns, and between them a random phase for a random time. Returns tokens computed twice."""
+    registry, chance = services.sessions, random.Random(number)
+    session, recomputed = registry.create(), 0
+    answers[number] = []
+    for turn_number in range(TURNS):
+        new = [chance.randrange(256) for _ in range(CONTEXT if turn_number == 0 else 20)]
+        turn = registry.start_turn(session, new, GREEDY, StopRule(max_tokens=16))
+        tokens: list[int] = []
+        async for item in turn:
+            if isinstance(item, TokenRun):
+                tokens += item.token_ids
+            elif isinstance(item, TurnFinished):
+                recomputed += item.usage.tokens_recomputed
+        answers[number].append(tokens)
+        registry.set_phase(session, chance.choice(list(Phase)), resume_in_ms=None)
+        await asyncio.sleep(chance.uniform(0, 0.5))
+        if chance.random() < 0.5:
+            registry.set_phase(session, Phase.READY)
+    registry.set_phase(session, Phase.IO_WAIT)
+    return recomputed
+
+
+async def run(**settings: Any) -> tuple[Answers, int]:
+    answers: Answers = {}
+    async with running_services(max_model_len=1024, **settings) as services:
+        lives = await asyncio.gather(*(live(services, number, answers) for number in range(AGENTS)))
+        if settings.get("kv_policy") == "signal":
+            await everything_is_off_the_device(services)
+    return answers, sum(lives)
+
+
+async def everything_is_off_the_device(services: Services) -> None:
+    async with asyncio.timeout(20):
+        while (await services.sessions.memory()).kv_owned_bytes:  # noqa: ASYNC110 (there is no event for it)
+            await asyncio.sleep(0.01)
+    memory = await services.sessions.memory()
+    assert memory.sessions == AGENTS
+    assert sum(memory.sessions_by_tier.get(tier, 0) for tier in (Tier.HOST, Tier.DISK, Tier.TO_DISK)) == AGENTS
+
+
+@pytest.fixture(scope="module")
+def unlimited() -> Answers:
+    answers, recomputed = asyncio.run(run(kv_device="100x1024", kv_policy="none"))
+    assert recomputed == 0
+    return answers
+
+
+@pytest.mark.parametrize("policy", ["signal", "lru", "none"])
+async def test_eighty_say_what_they_would_say_with_room_for_all(policy: str, unlimited: Answers) -> None:
+    answers, recomputed = await run(kv_device="20x1024", kv_host="100x1024", kv_policy=policy)
+    assert answers == unlimited
+    assert (recomputed == 0) == (policy != "none")
+
+
+async def test_a_host_too_small_for_all_uses_the_disk(tmp_path: Any, unlimited: Answers) -> None:
+    settings = {"kv_device": "20x1024", "kv_host": "10x1024", "kv_disk": "100x1024", "kv_policy": "signal"}
+    answers, recomputed = await run(state_dir=tmp_path, **settings)
+    assert answers == unlimited
+    assert recomputed == 0
+
+
+async def test_tiers_too_small_for_all_cost_time_and_nothing_else(unlimited: Answers) -> None:
+    answers, recomputed = await run(kv_device="20x1024", kv_host="10x1024", kv_policy="lru")
+    assert answers == unlimited
+    assert recomputed > 0
