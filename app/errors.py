@@ -2,7 +2,8 @@
 
 DjinnError
 ├── MalformedRequest      400  the request cannot be understood
-│   └── ContextTooLong    400  more tokens than the model or the pool can hold
+│   ├── ContextTooLong    400  more tokens than the model or the pool can hold
+│   └── CompressedBody    415  the body is compressed
 ├── Unauthenticated       401  no valid API key
 ├── NotFound              404  not there, or not yours
 │   └── UnknownModel      404  no such model here
@@ -10,8 +11,11 @@ DjinnError
 ├── WrongState            409  the session's state does not allow this
 ├── TooLarge              413  the body is over the size limit
 ├── FieldOutOfRange       422  one field has a value outside its range, or names a feature that is not there
+│   └── BadExport         422  an exported session that is damaged, or not of this model
 ├── Busy                  429  the queue is full; carries Retry-After
+│   └── SessionLimit      429  as many sessions are open as may be
 ├── Draining              503  the server is shutting down
+├── NotDurable            500  done, but not written down: it would not survive a restart
 └── EngineError           500  a bug or a device failure
 """
 
@@ -45,6 +49,11 @@ class MalformedRequest(DjinnError):
 
 class ContextTooLong(MalformedRequest):
     code = "context_length_exceeded"
+
+
+class CompressedBody(MalformedRequest):
+    status = 415
+    code = "compressed_body"
 
 
 class Unauthenticated(DjinnError):
@@ -87,6 +96,10 @@ class FieldOutOfRange(DjinnError):
     code = "field_out_of_range"
 
 
+class BadExport(FieldOutOfRange):
+    code = "bad_export"
+
+
 class Busy(DjinnError):
     status = 429
     type = "rate_limit_error"
@@ -97,10 +110,25 @@ class Busy(DjinnError):
         self.retry_after_s = retry_after_s
 
 
+class SessionLimit(Busy):
+    code = "session_limit"
+
+    def __init__(self, limit: int, *, retry_after_s: int) -> None:
+        super().__init__(
+            f"{limit} sessions are open, and no more may be: close some, or create them with ttl_s so that they close "
+            "by themselves",
+            retry_after_s=retry_after_s,
+        )
+
+
 class Draining(DjinnError):
     status = 503
     type = "server_error"
     code = "draining"
+
+
+class NotDurable(DjinnError):
+    code = "not_durable"
 
 
 class EngineError(DjinnError):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from app.domain import ModelInfo, Ticket
 from app.errors import DjinnError, EngineError
-from app.messages import Command, Done, Event, Failed, Submit, TurnEvent, TurnFinished
+from app.messages import Command, Done, Event, Failed, Placed, Submit, TurnEvent, TurnFinished
 from app.stream import Turn
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class EngineExecutor:
         self._turns: dict[Ticket, tuple[Turn, Callable[[TurnEvent], None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self.on_placed: Callable[[Placed], None] = lambda placed: None
+        """Takes the news of where sessions' KV is."""
         self.failure: BaseException | None = None
         """What ended the engine thread, if it died."""
 
@@ -117,12 +119,14 @@ class EngineExecutor:
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         for event in events:
-            if event.ticket in self._turns:
+            if isinstance(event, Placed):
+                self.on_placed(event)
+            elif event.ticket in self._turns:
                 self._give_turn(event)
             else:
                 self._give_reply(event)
 
-    def _give_turn(self, event: Event) -> None:
+    def _give_turn(self, event: TurnEvent | Done) -> None:
         turn, observe = self._turns[event.ticket]
         assert not isinstance(event, Done)
         if isinstance(event, TurnFinished | Failed):
@@ -130,7 +134,7 @@ class EngineExecutor:
         observe(event)
         turn.deliver(event)
 
-    def _give_reply(self, event: Event) -> None:
+    def _give_reply(self, event: TurnEvent | Done) -> None:
         future = self._replies.pop(event.ticket)
         if future.done():  # the waiter was cancelled
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from app.domain import FinishReason, TokenLogprobs
@@ -75,6 +75,9 @@ class TextTurn:
     history, the one that completed the match included; it must see to a `Cancel` with that `keep`. The turn then
     ends as `stop` with that many tokens, even where it had already ended by itself with more. As with stop
     tokens, none ends the turn before `min_tokens` tokens: earlier text is not searched.
+
+    `settled` is awaited before the `TurnFinished`, when what stays of the turn is known: whoever has read that may
+    count on it. Its error is raised in place of the `TurnFinished`.
     """
 
     def __init__(
@@ -83,12 +86,14 @@ class TextTurn:
         detokenizer: DetokenizerStream,
         stop: Sequence[str],
         on_stop: Callable[[int], None],
+        settled: Callable[[], Awaitable[None]],
         min_tokens: int = 0,
     ) -> None:
         self._turn = turn
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop)
         self._on_stop = on_stop
+        self._settled = settled
         self._min_tokens = min_tokens
         self._generated = 0
         self._stopped = False
@@ -101,6 +106,7 @@ class TextTurn:
             elif isinstance(item, TurnFinished):
                 if tail := self._show(self._detokenizer.flush()) + self._matcher.flush():
                     yield TextChunk(tail)
+                await self._settled()
                 yield self._finish(item)
             else:
                 yield item

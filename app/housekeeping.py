@@ -1,26 +1,34 @@
-"""What happens to sessions without anyone asking: they expire, and at shutdown their turns are brought to an end."""
+"""What happens to sessions without anyone asking: they come back, they expire, and at shutdown their turns end."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
+from app.session import Session
 from app.sessions import SessionRegistry
 
 SWEEP_INTERVAL_S = 0.5
+
+
+async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> None:
+    """Open the sessions that the journal has brought back, but for those that have expired meanwhile."""
+    for session in sessions:
+        await registry.reopen(session)
 
 
 async def sweep(registry: SessionRegistry) -> None:
     """Close sessions as they expire, for ever."""
     while True:
         await asyncio.sleep(SWEEP_INTERVAL_S)
-        for session in registry.expired:
+        for session in registry.table.expired:
             registry.drop(session)
 
 
 async def drain(registry: SessionRegistry, timeout_s: float) -> None:
     """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that."""
     registry.draining = True
-    running = registry.busy
+    running = registry.table.busy
     ends = [asyncio.create_task(turn.ended.wait()) for _, turn in running]
     if ends:
         await asyncio.wait(ends, timeout=timeout_s)

@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from app.auth import ApiKeyMiddleware
 from app.error_handlers import install_error_handlers
 from app.executor import Engine, EngineExecutor
 from app.gpu.loader import load_engine
-from app.housekeeping import sweep
+from app.housekeeping import restore, sweep
+from app.journal.journal import Journal
+from app.journal.keeper import SessionKeeper
 from app.metrics import Metrics
 from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.model_store.resolve import resolve
 from app.openai.bound_sessions import BoundSessions
-from app.routers import chat, completions, generate, models, sessions, system, tokenize
+from app.routers import chat, completions, export, generate, models, phase, sessions, system, tokenize
 from app.routers.dependencies import Services
 from app.sessions import SessionRegistry
 from app.settings import Settings
+from app.spool import Spool
+from app.strict_requests import refuse_unread
 from app.tokens import Tokens, load_tokens
 
 
@@ -33,40 +37,66 @@ def load_app(settings: Settings) -> FastAPI:
     """Find and load the model, which takes seconds, and build the application around it. Raises `DjinnError`."""
     model = resolve(settings.model, cache_dir=settings.cache_dir.expanduser(), seed=settings.seed)
     served = replace(model, name=settings.served_name or model.name)
-    return create_app(settings, load_engine(served, settings.engine()), load_tokens(model))
+    with ExitStack() as undo:
+        # Before the engine: it locks the folder, where the engine keeps files too.
+        journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser())
+        if journal is not None:
+            undo.callback(journal.close)
+        app = create_app(settings, load_engine(served, settings.engine()), load_tokens(model), journal)
+        undo.pop_all()
+    return app
 
 
-def create_app(settings: Settings, engine: Engine, tokens: Tokens) -> FastAPI:
-    """The application. Its lifespan runs the engine thread and the sweep of expired sessions."""
+def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Journal | None = None) -> FastAPI:
+    """The application. Its lifespan runs the engine thread, the journal and the sweep of expired sessions.
+
+    Raises `FieldOutOfRange` if the journal's sessions are another model's.
+    """
+    keeper = SessionKeeper(journal)
+    restored = keeper.load(engine.info)
     executor = EngineExecutor(engine)
     metrics = Metrics(engine.info.name)
-    registry = SessionRegistry(executor, settings, metrics)
+    registry = SessionRegistry(executor, settings, metrics, keeper)
+    spool = Spool(settings.state_dir and settings.state_dir.expanduser() / "tmp")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        executor.start()
-        sweeping = asyncio.create_task(sweep(registry))
-        try:
+        async with AsyncExitStack() as ends:
+            if journal is not None:
+                journal.start()
+                ends.push_async_callback(asyncio.to_thread, journal.close)
+            executor.start()
+            ends.push_async_callback(executor.stop)
+            await restore(registry, restored)
+            ends.push_async_callback(_end, asyncio.create_task(sweep(registry)))
             yield
-        finally:
-            sweeping.cancel()
-            await asyncio.wait([sweeping])  # raises nothing, however the sweep ended: the engine must be stopped
-            await executor.stop()
 
     app = FastAPI(
         title="Djinn",
         version=version("djinn"),
         lifespan=lifespan,
+        redirect_slashes=False,
+        dependencies=[Depends(refuse_unread)],
         middleware=[
             Middleware(RequestIdMiddleware),
             Middleware(ApiKeyMiddleware, keys=settings.api_keys),
-            Middleware(BodyLimitMiddleware, max_bytes=int(settings.max_request_bytes)),
+            Middleware(
+                BodyLimitMiddleware,
+                max_bytes=int(settings.max_request_bytes),
+                paths={export.IMPORT_PATH: int(settings.max_import_bytes)},
+            ),
         ],
     )
     app.state.services = Services(
-        settings, engine.info, tokens, metrics, registry, BoundSessions(registry), int(time.time())
+        settings, engine.info, tokens, metrics, registry, BoundSessions(registry, restored), spool, int(time.time())
     )
     install_error_handlers(app)
-    for module in (sessions, generate, chat, completions, models, tokenize, system):
+    for module in (sessions, generate, phase, export, chat, completions, models, tokenize, system):
         app.include_router(module.router)
     return app
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """End an endless task. Raises nothing, however it ended before: what is ended after it must be."""
+    task.cancel()
+    await asyncio.wait([task])

@@ -6,9 +6,9 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from app.domain import SessionId, SessionState, TurnUsage
+from app.domain import Phase, Residency, SessionId, SessionState, TurnUsage
 from app.errors import WrongState
-from app.messages import Failed, Started, Token, TurnEvent, TurnFinished
+from app.messages import Failed, SessionMemory, Started, Token, TurnEvent, TurnFinished
 from app.stream import Turn
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
@@ -23,13 +23,17 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
 
 @dataclass(slots=True)
 class SessionUsage:
-    """Totals over the session's turns, in tokens; how long the last one waited, and computed before its first token."""
+    """Totals over the session's turns in tokens, and where the last one's time to its first token went.
+
+    `restore_ms` went by while KV came back to the device, `queue_ms` is any other wait.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     tokens_recomputed: int = 0
     queue_ms: float = 0.0
+    restore_ms: float = 0.0
     prefill_ms: float = 0.0
 
     def add(self, turn: TurnUsage) -> None:
@@ -51,6 +55,15 @@ class Session:
     owner: str | None
     metadata: dict[str, str] = field(default_factory=dict)
     ttl_s: int | None = None
+    residency: Residency = Residency.BEST_EFFORT
+    name: str | None = None
+    """What `X-Session-ID` calls it, if it was opened that way."""
+    ephemeral: bool = False
+    """Whether it lives for one call only: nobody could come back to it after a restart."""
+    phase: Phase = Phase.COMPUTE
+    """What was last signalled; a turn makes it `compute`."""
+    kv: SessionMemory = field(default_factory=SessionMemory)
+    """Where its KV is, by the engine's last word."""
     state: SessionState = SessionState.IDLE
     history: array[int] = field(default_factory=lambda: array("I"))
     usage: SessionUsage = field(default_factory=SessionUsage)
@@ -92,6 +105,7 @@ class Session:
     def begin(self, turn: Turn, history: array[int]) -> None:
         """Enter the queue with a turn whose context is `history`."""
         self.move(SessionState.QUEUED)
+        self.phase = Phase.COMPUTE
         self.turn = turn
         self._before_turn, self.history = self.history, history
         self._prompt_tokens, self._keep = len(history), None

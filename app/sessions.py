@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-import time
+import logging
 from array import array
 from collections.abc import AsyncIterator, Sequence
 
-from app.domain import FinishReason, SamplingParams, SessionId, SessionState, StopRule
-from app.errors import Busy, ContextTooLong, DjinnError, Draining, FieldOutOfRange, NotFound
+from app.domain import FinishReason, Phase, Residency, SamplingParams, SessionState, StopRule
+from app.errors import Busy, ContextTooLong, Draining, FieldOutOfRange
 from app.executor import EngineExecutor
+from app.journal.keeper import SessionKeeper
 from app.messages import (
     Cancel,
     Close,
@@ -20,14 +20,18 @@ from app.messages import (
     MemoryMap,
     Open,
     Rewind,
-    SessionMemory,
+    SetPhase,
     Submit,
     TurnEvent,
+    TurnFinished,
 )
 from app.metrics import Metrics, TurnClock
 from app.session import Session
+from app.session_table import SessionTable, has_expired, new_session_id
 from app.settings import Settings
 from app.stream import Turn
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 
@@ -35,63 +39,100 @@ RETRY_AFTER_S = 1
 class SessionRegistry:
     """Every open session. Used on the event loop only."""
 
-    def __init__(self, executor: EngineExecutor, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, executor: EngineExecutor, settings: Settings, metrics: Metrics, keeper: SessionKeeper) -> None:
         self.executor = executor
         self.info = executor.engine.info
         self.draining = False
         self._settings = settings
         self._metrics = metrics
-        self._sessions: dict[SessionId, Session] = {}
+        self._keeper = keeper
+        self.table = SessionTable(settings.max_sessions)
+        executor.on_placed = self.table.place
 
     def create(
-        self, owner: str | None = None, *, metadata: dict[str, str] | None = None, ttl_s: int | None = None
+        self,
+        owner: str | None = None,
+        *,
+        metadata: dict[str, str] | None = None,
+        ttl_s: int | None = None,
+        name: str | None = None,
+        ephemeral: bool = False,
     ) -> Session:
         """Open an empty session. Raises `Busy` at `max_sessions`, `Draining` during shutdown."""
         self._admit_session()
-        session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s)
+        session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s, name=name, ephemeral=ephemeral)
         self.executor.post(lambda ticket: Open(ticket, session.id, owner or ""))
-        self._sessions[session.id] = session
+        self.table.add(session)
+        self._keeper.note(session)
         return session
 
-    def get(self, session_id: str, owner: str | None = None) -> Session:
-        """The owner's session of that id. Raises `NotFound`, also for another owner's session."""
-        session = self._sessions.get(SessionId(session_id))
-        if session is None or session.owner != owner or _has_expired(session, time.time()):
-            raise NotFound(f"no session {session_id}", param="session_id")
+    async def create_guaranteed(
+        self, owner: str | None = None, *, metadata: dict[str, str] | None = None, ttl_s: int | None = None
+    ) -> Session:
+        """Open an empty session whose KV never gives way. Raises `Busy` also if no more of them can be promised."""
+        session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s, Residency.GUARANTEED)
+        async with self.opening(session):
+            await self.executor.call(lambda ticket: Open(ticket, session.id, owner or "", session.residency))
         return session
 
-    def page(
-        self, owner: str | None = None, *, limit: int, after: str = "", state: SessionState | None = None
-    ) -> list[Session]:
-        """Up to `limit` of the owner's sessions with ids greater than `after`, oldest first."""
-        found = sorted(
-            session.id
-            for session in self._sessions.values()
-            if session.owner == owner and session.id > after and state in (None, session.state)
-        )
-        return [self._sessions[session_id] for session_id in found[:limit]]
+    @contextlib.asynccontextmanager
+    async def opening(self, session: Session) -> AsyncIterator[None]:
+        """Count the session while the engine opens it; then it is found. Raises `SessionLimit`, `Draining`."""
+        self._admit_session()
+        with self.table.opening(session):
+            try:
+                yield
+            except asyncio.CancelledError:  # the engine may have it already
+                self._post_close(session)
+                raise
+
+    async def keep(self, session: Session) -> None:
+        """Return when a new session is durable. Raises `NotDurable` if it cannot be; then there is no such session."""
+        self._keeper.note(session)
+        try:
+            await self.settled(session)
+        except BaseException:  # a client that has gone does not know the session either
+            if session.state is not SessionState.CLOSED:
+                self.drop(session)
+            raise
+
+    async def settled(self, session: Session) -> None:
+        """Return when all that has happened to the session is durable. Raises `NotDurable` if it cannot be."""
+        await self._keeper.settled(session)
+
+    async def reopen(self, session: Session) -> None:
+        """Open a session that the journal has brought back, unless it has expired.
+
+        A promise about its KV that there is no room for any more is dropped: the session is worth more.
+        """
+        if has_expired(session):
+            self._keeper.forget(session)
+            return
+        self.table.add(session)
+        try:
+            await self._open_again(session)
+        except Busy as error:
+            logger.warning("session %s comes back as best_effort: %s", session.id, error.message)
+            session.residency = Residency.BEST_EFFORT
+            self._keeper.note(session)
+            await self._open_again(session)
+        if session.phase is not Phase.COMPUTE:
+            await self.executor.call(lambda ticket: SetPhase(ticket, session.id, session.phase))
 
     async def close(self, session: Session) -> None:
         """Close the session; when this returns, everything that it held is free. A running turn ends as cancelled."""
         self._forget(session)
         await self.executor.call(lambda ticket: Close(ticket, session.id))
+        await self.settled(session)
 
     async def fork(self, session: Session) -> Session:
         """Open a session with the same history and shared KV. Raises `WrongState` unless idle, `Busy`, `Draining`."""
-        self._admit_session()
         session.require(SessionState.IDLE, to="fork")
         child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s)
         child.history = session.history[:]
-        self._sessions[child.id] = child  # before the wait, so that `max_sessions` counts it
-        try:
+        async with self.opening(child):
             await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
-        except DjinnError:
-            self._sessions.pop(child.id, None)
-            raise
-        except asyncio.CancelledError:  # the engine may have it already
-            if child.id in self._sessions:
-                self.drop(child)
-            raise
+        await self.keep(child)
         return child
 
     async def rewind(self, session: Session, to_token: int) -> None:
@@ -100,7 +141,16 @@ class SessionRegistry:
         if not 0 <= to_token <= len(session.history):
             raise FieldOutOfRange(f"to_token must be from 0 to {len(session.history)}", param="to_token")
         del session.history[to_token:]
+        self._keeper.note(session)
         await self.executor.call(lambda ticket: Rewind(ticket, session.id, to_token))
+        await self.settled(session)
+
+    def set_phase(self, session: Session, phase: Phase, resume_in_ms: float | None = None) -> None:
+        """Say what the session is doing, and when it will go on, in ms from now. Raises `WrongState` unless idle."""
+        session.require(SessionState.IDLE, to=f"set the phase to {phase}")
+        session.phase = phase
+        self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))
+        self._keeper.note(session)
 
     def start_turn(
         self,
@@ -121,7 +171,7 @@ class SessionRegistry:
         if self.draining:
             raise Draining("the server is shutting down")
         session.require(SessionState.IDLE, to="start a turn")
-        if self.waiting >= self._settings.max_queue:
+        if self.table.waiting >= self._settings.max_queue:
             raise Busy(f"the queue is full ({self._settings.max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
         history = array("I", token_ids) if replace else session.history + array("I", token_ids)
         if not history:
@@ -130,8 +180,11 @@ class SessionRegistry:
 
         def observe(event: TurnEvent) -> None:
             clock.observe(event)
-            session.usage.queue_ms, session.usage.prefill_ms = clock.queue_ms, clock.prefill_ms
+            usage = session.usage
+            usage.queue_ms, usage.restore_ms, usage.prefill_ms = clock.queue_ms, clock.restore_ms, clock.prefill_ms
             session.observe(event)
+            if isinstance(event, TurnFinished):
+                self._keeper.note(session)
 
         turn = self.executor.start_turn(
             lambda ticket: Submit(ticket, session.id, tuple(token_ids), sampling, stop, replace), observe
@@ -166,6 +219,8 @@ class SessionRegistry:
     ) -> None:
         """Ask for the end of `turn`, without waiting. The first `keep` generated tokens stay (None: all)."""
         session.cut(turn, keep)
+        if session.state is SessionState.IDLE:
+            self._keeper.note(session)
         self.executor.post(lambda ticket: Cancel(ticket, session.id, turn.ticket, keep, reason))
 
     def release(self, session: Session, turn: Turn) -> None:
@@ -178,60 +233,37 @@ class SessionRegistry:
         self, owner: str | None = None, *, metadata: dict[str, str] | None = None
     ) -> AsyncIterator[Session]:
         """A session for one turn: closed on the way out, which ends the turn if it still runs."""
-        session = self.create(owner, metadata=metadata)
+        session = self.create(owner, metadata=metadata, ephemeral=True)
         try:
             yield session
         finally:
             if session.state is not SessionState.CLOSED:
                 self.drop(session)
 
-    @property
-    def waiting(self) -> int:
-        """Turns in the queue."""
-        return sum(session.state is SessionState.QUEUED for session in self._sessions.values())
-
     async def memory(self) -> MemoryMap:
         """The engine's memory map."""
         found: MemoryMap = await self.executor.call(Inspect)
         return found
 
-    async def session_memory(self, session: Session) -> SessionMemory:
-        """Where the session's KV is."""
-        found: SessionMemory = await self.executor.call(lambda ticket: Inspect(ticket, session.id))
-        return found
-
-    @property
-    def expired(self) -> list[Session]:
-        """Sessions whose `ttl_s` has run out."""
-        now = time.time()
-        return [session for session in self._sessions.values() if _has_expired(session, now)]
-
-    @property
-    def busy(self) -> list[tuple[Session, Turn]]:
-        """Sessions with a turn in them, and the turn."""
-        return [(session, session.turn) for session in self._sessions.values() if session.busy and session.turn]
-
     def _admit_session(self) -> None:
         if self.draining:
             raise Draining("the server is shutting down")
-        if len(self._sessions) >= self._settings.max_sessions:
-            raise Busy(f"{self._settings.max_sessions} sessions are open", retry_after_s=RETRY_AFTER_S)
+        self.table.admit()
+
+    async def _open_again(self, session: Session) -> None:
+        owner, token_ids = session.owner or "", tuple(session.history)
+        await self.executor.call(lambda ticket: Open(ticket, session.id, owner, session.residency, token_ids))
 
     def _forget(self, session: Session) -> None:
         session.move(SessionState.CLOSED)
-        del self._sessions[session.id]
+        self.table.remove(session)
+        self._keeper.forget(session)
 
     def drop(self, session: Session) -> None:
         """Close the session without waiting for the engine; one that has died holds nothing to free."""
         self._forget(session)
+        self._post_close(session)
+
+    def _post_close(self, session: Session) -> None:
         if self.executor.failure is None:
             self.executor.post(lambda ticket: Close(ticket, session.id))
-
-
-def new_session_id() -> SessionId:
-    """A fresh id: the time in ms, so that ids sort by age, and 80 random bits, so that nobody can guess one."""
-    return SessionId(f"ses_{time.time_ns() // 1_000_000:011x}{secrets.token_hex(10)}")
-
-
-def _has_expired(session: Session, now: float) -> bool:
-    return session.expires_at is not None and session.expires_at <= now

@@ -17,7 +17,7 @@ from app.cli import main
 from tests.errors import assert_error
 
 READY = re.compile(r"Djinn serves (\S+) on (http://\S+:\d+)\n")
-TINY = ("--model", "random:tiny-llama", "--kv-device", "4MiB", "--port", "0")
+TINY = ("--model", "random:tiny-llama", "--kv-device", "4MiB", "--state-dir", "none", "--port", "0")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:

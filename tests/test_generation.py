@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.domain import FinishReason, Ticket, TokenLogprobs, TurnUsage
-from app.errors import EngineError
+from app.errors import EngineError, NotDurable
 from app.generation import StopMatcher, TextChunk, TextItem, TextTurn
 from app.messages import Failed, Started, Token, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
@@ -84,12 +84,16 @@ def events_of(token_ids: Sequence[int], reason: FinishReason = FinishReason.LENG
     return [*made, TurnFinished(TICKET, reason, usage, PROMPT_TOKENS + len(token_ids))]
 
 
+async def at_once() -> None:
+    """For a turn that nobody keeps."""
+
+
 async def read(
     tokens: Tokens, token_ids: Sequence[int], stop: Sequence[str] = (), *, min_tokens: int = 0, slow: bool
 ) -> tuple[list[TextItem], list[int]]:
     """All items of the turn, and the `keep`s asked for. A slow reader begins when the engine has sent everything."""
     turn, keeps = Turn(TICKET), list[int]()
-    text_turn = TextTurn(turn, tokens.stream(after_text=True), stop, keeps.append, min_tokens)
+    text_turn = TextTurn(turn, tokens.stream(after_text=True), stop, keeps.append, at_once, min_tokens)
 
     async def send() -> None:
         turn.deliver(Started(TICKET, 0))
@@ -174,7 +178,35 @@ async def test_a_failed_turn_raises_its_error_after_what_came_before(tokens: Tok
     turn = Turn(TICKET)
     for event in (Token(TICKET, 65), Failed(TICKET, EngineError("the step failed"))):
         turn.deliver(event)
-    reader = aiter(TextTurn(turn, tokens.stream(after_text=True), (), lambda keep: None))
+    reader = aiter(TextTurn(turn, tokens.stream(after_text=True), (), lambda keep: None, at_once))
     assert text_of([await anext(reader)]) == "A"
     with pytest.raises(EngineError, match="the step failed"):
+        await anext(reader)
+
+
+async def test_the_end_is_told_only_when_it_is_settled_and_a_stop_has_been_announced(tokens: Tokens) -> None:
+    turn, order = Turn(TICKET), list[str]()
+
+    async def settle() -> None:
+        order.append("settled")
+
+    for event in events_of(tokens.encode("abc", add_special_tokens=False)):
+        turn.deliver(event)
+    text_turn = TextTurn(turn, tokens.stream(after_text=True), ["c"], lambda keep: order.append("cut"), settle)
+    async for item in text_turn:
+        order.append(type(item).__name__)
+    assert order == ["cut", "TextChunk", "settled", "TurnFinished"]
+
+
+async def test_a_turn_that_cannot_be_settled_has_no_end_but_the_error(tokens: Tokens) -> None:
+    turn = Turn(TICKET)
+    for event in events_of([65]):
+        turn.deliver(event)
+
+    async def fail() -> None:
+        raise NotDurable("the disk is full")
+
+    reader = aiter(TextTurn(turn, tokens.stream(after_text=True), (), lambda keep: None, fail))
+    assert text_of([await anext(reader)]) == "A"
+    with pytest.raises(NotDurable, match="the disk is full"):
         await anext(reader)

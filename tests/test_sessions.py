@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from app.housekeeping import drain
 from app.messages import TurnFinished
 from app.routers.dependencies import Services
 from app.session import Session
+from app.session_files import export_session, import_session
 from app.sessions import SessionRegistry
 from app.stream import Turn
 from tests.serving import running_services
@@ -37,6 +39,12 @@ async def assert_nothing_is_held(registry: SessionRegistry) -> None:
     memory = await registry.memory()
     assert memory.kv_owned_bytes == 0
     assert memory.running == memory.waiting == 0
+
+
+async def engine_tokens(registry: SessionRegistry, session: Session) -> int:
+    """Length of the history that the engine has, once it has done all that it has been told."""
+    await registry.memory()
+    return session.kv.tokens
 
 
 async def test_state_follows_the_turn_though_nobody_reads_it(services: Services) -> None:
@@ -85,8 +93,7 @@ async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services
     registry.cancel(session, turn, keep=2, reason=FinishReason.STOP)
     if not late:
         assert (await finish(turn)).reason is FinishReason.STOP
-    memory = await registry.session_memory(session)
-    assert len(session.history) == memory.tokens == 5
+    assert len(session.history) == await engine_tokens(registry, session) == 5
 
 
 async def test_a_closed_session_is_gone_and_its_turn_ends_as_cancelled(services: Services) -> None:
@@ -97,7 +104,7 @@ async def test_a_closed_session_is_gone_and_its_turn_ends_as_cancelled(services:
     await registry.close(session)
     assert (await finish(turn)).reason is FinishReason.CANCELLED
     with pytest.raises(NotFound, match=session.id):
-        registry.get(session.id)
+        registry.table.get(session.id)
     await assert_nothing_is_held(registry)
 
 
@@ -105,22 +112,22 @@ async def test_another_owner_sees_nothing_of_a_session(services: Services) -> No
     registry = services.sessions
     mine = registry.create("me")
     with pytest.raises(NotFound):
-        registry.get(mine.id, "you")
+        registry.table.get(mine.id, "you")
     with pytest.raises(NotFound):
-        registry.get(mine.id)
-    assert registry.page("you", limit=10) == []
-    assert registry.get(mine.id, "me") is mine
+        registry.table.get(mine.id)
+    assert registry.table.page("you", limit=10) == []
+    assert registry.table.get(mine.id, "me") is mine
 
 
 async def test_pages_hold_all_sessions_once_in_order(services: Services) -> None:
     registry = services.sessions
     created = {registry.create().id for _ in range(7)}
     seen: list[str] = []
-    while page := registry.page(limit=3, after=seen[-1] if seen else ""):
+    while page := registry.table.page(limit=3, after=seen[-1] if seen else ""):
         seen += [session.id for session in page]
         await registry.close(page[-1])  # a cursor may point at a session that has gone
     assert seen == sorted(created)
-    assert registry.page(limit=10, state=SessionState.RUNNING) == []
+    assert registry.table.page(limit=10, state=SessionState.RUNNING) == []
 
 
 async def test_a_fork_has_the_history_and_goes_its_own_way(services: Services) -> None:
@@ -145,7 +152,7 @@ async def test_forks_at_the_same_time_count_towards_max_sessions() -> None:
         first, second = await asyncio.gather(registry.fork(parent), registry.fork(parent), return_exceptions=True)
         assert isinstance(first, Session)
         assert isinstance(second, Busy)
-        assert {session.id for session in registry.page(limit=9)} == {parent.id, first.id}
+        assert {session.id for session in registry.table.page(limit=9)} == {parent.id, first.id}
 
 
 async def test_a_fork_that_fails_leaves_nothing_behind(services: Services) -> None:
@@ -156,8 +163,47 @@ async def test_a_fork_that_fails_leaves_nothing_behind(services: Services) -> No
     forking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await forking
-    assert registry.page(limit=9) == [parent]
+    assert registry.table.page(limit=9) == [parent]
     await assert_nothing_is_held(registry)
+
+
+async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: Services, tmp_path: Path) -> None:
+    registry = services.sessions
+    session = registry.create()
+    await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4)))
+    await export_session(registry, session, tmp_path / "session")
+    for path in (tmp_path / "session", tmp_path / "missing"):
+        importing = asyncio.create_task(import_session(registry, path))
+        await asyncio.sleep(0)
+        importing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await importing
+    await registry.close(session)
+    assert registry.table.page(limit=9) == []
+    await asyncio.sleep(0.2)
+    assert (await registry.memory()).sessions == 0
+    await assert_nothing_is_held(registry)
+
+
+async def test_a_guaranteed_session_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
+    registry = services.sessions
+    for _ in range(9):  # more than could be promised at once
+        creating = asyncio.create_task(registry.create_guaranteed())
+        await asyncio.sleep(0)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+    assert registry.table.page(limit=9) == []
+    assert (await registry.create_guaranteed()).residency == "guaranteed"
+
+
+async def test_guaranteed_sessions_count_towards_max_sessions() -> None:
+    async with running_services(max_sessions=1) as services:
+        first, second = await asyncio.gather(
+            services.sessions.create_guaranteed(), services.sessions.create_guaranteed(), return_exceptions=True
+        )
+        assert isinstance(first, Session)
+        assert isinstance(second, Busy)
 
 
 async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(services: Services) -> None:
@@ -167,7 +213,7 @@ async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(servi
     with pytest.raises(FieldOutOfRange, match="from 0 to 7"):
         await registry.rewind(session, 8)
     await registry.rewind(session, 2)
-    assert (await registry.session_memory(session)).tokens == len(session.history) == 2
+    assert await engine_tokens(registry, session) == len(session.history) == 2
 
 
 async def test_a_turn_needs_a_token_to_start_from(services: Services) -> None:
@@ -213,9 +259,9 @@ async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Se
     while asyncio.get_running_loop().time() < end:
         await finish(registry.start_turn(used, PROMPT, GREEDY, StopRule(max_tokens=1), replace=True))
     assert unused.state is SessionState.CLOSED
-    assert registry.get(used.id) is used
+    assert registry.table.get(used.id) is used
     with pytest.raises(NotFound):
-        registry.get(unused.id)
+        registry.table.get(unused.id)
     await until(lambda: used.state is SessionState.CLOSED)
     await assert_nothing_is_held(registry)
 
@@ -231,7 +277,7 @@ async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(se
         async with registry.ephemeral() as session:
             await use_and_fail(session, registry)
     assert session.state is SessionState.CLOSED
-    assert registry.page(limit=1) == []
+    assert registry.table.page(limit=1) == []
     await assert_nothing_is_held(registry)
 
 
@@ -281,7 +327,7 @@ async def test_the_history_here_is_the_engines_through_random_use(services: Serv
     for _ in range(60):
         session = choose.choice(sessions)
         await one_random_step(registry, session, choose)
-        assert len(session.history) == (await registry.session_memory(session)).tokens
+        assert len(session.history) == await engine_tokens(registry, session)
     for session in sessions:
         await registry.close(session)
     await assert_nothing_is_held(registry)

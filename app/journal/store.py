@@ -1,0 +1,154 @@
+"""The journal's SQLite file: its tables, its checks, and one transaction per batch."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from array import array
+from dataclasses import astuple, fields, replace
+from pathlib import Path
+
+from app.domain import ModelInfo, Phase, Residency
+from app.errors import FieldOutOfRange
+from app.journal.records import TOKEN_BYTES, Batch, Change, SessionRecord
+
+FORMAT = 1
+TABLES = f"""
+CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL) STRICT;
+CREATE TABLE session (
+    id TEXT PRIMARY KEY, owner TEXT, name TEXT, metadata TEXT NOT NULL, ttl_s INTEGER, residency TEXT NOT NULL,
+    phase TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL, usage TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE tokens (
+    session TEXT NOT NULL, position INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (session, position)
+) STRICT, WITHOUT ROWID;
+PRAGMA user_version = {FORMAT};
+"""
+"""A history is the `ids` of its rows in the order of `position`, which is that of a row's first token."""
+
+COLUMNS = ", ".join(field.name for field in fields(SessionRecord))
+PUT_SESSION = f"REPLACE INTO session ({COLUMNS}) VALUES ({', '.join('?' * len(fields(SessionRecord)))})"
+
+
+class JournalStore:
+    """The file at `path`, which is made if it is not there. Used by one thread at a time.
+
+    Commits are written, not flushed (`synchronous=NORMAL` in WAL mode): the death of the process loses none of them.
+    After a power cut the last ones, which the system had not flushed yet, may be missing; what is there is whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises `FieldOutOfRange` if the file is damaged or not a journal: no session is given up in silence."""
+        self._path = path
+        if not path.exists():
+            self._create()
+        self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
+        try:
+            self._check()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise self._damaged(str(error)) from error
+        except FieldOutOfRange:
+            self.close()
+            raise
+
+    def load(self, model: ModelInfo) -> list[tuple[SessionRecord, array[int]]]:
+        """Every session and its history, by id. From now on the journal is `model`'s.
+
+        Raises `FieldOutOfRange` if the sessions are another model's, to which their token ids mean nothing, or if the
+        file is damaged.
+        """
+        try:
+            self._claim(model)
+            records = [self._record(row) for row in self._connection.execute(f"SELECT {COLUMNS} FROM session")]
+            histories = {record.id: array("I") for record in records}
+            for session, position, ids in self._connection.execute("SELECT * FROM tokens ORDER BY session, position"):
+                if session not in histories or position != len(histories[session]) or len(ids) % TOKEN_BYTES:
+                    raise self._damaged(f"the history of session {session} is not whole at token {position}")
+                histories[session].frombytes(ids)
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+        for session, history in histories.items():
+            if max(history, default=0) >= model.vocab_size:
+                raise self._damaged(f"the history of session {session} has tokens that the model does not have")
+        return [(record, histories[record.id]) for record in sorted(records, key=lambda record: record.id)]
+
+    def apply(self, batch: Batch) -> None:
+        """Write all of `batch`, or on `sqlite3.Error` nothing of it."""
+        with self._connection:
+            for session, change in batch.items():
+                if change is not None:
+                    self._write(change)
+                    continue
+                self._connection.execute("DELETE FROM session WHERE id = ?", (session,))
+                self._connection.execute("DELETE FROM tokens WHERE session = ?", (session,))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def _create(self) -> None:
+        """Make the file whole before it has its name, so that an empty one is known to be damaged."""
+        if self._path.with_name(f"{self._path.name}-wal").exists():
+            raise self._damaged("the file itself is missing, but what was to be added to it (-wal) is there")
+        unnamed = self._path.with_name(f"{self._path.name}.new")
+        unnamed.unlink(missing_ok=True)
+        connection = sqlite3.connect(unnamed)
+        try:
+            connection.executescript(TABLES)
+        except sqlite3.Error as error:
+            raise FieldOutOfRange(f"cannot make the journal {self._path}: {error}", param="state_dir") from error
+        finally:
+            connection.close()
+        os.replace(unnamed, self._path)
+
+    def _check(self) -> None:
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        if (found := self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise self._damaged(found)
+        if (version := self._connection.execute("PRAGMA user_version").fetchone()[0]) != FORMAT:
+            raise self._damaged(f"its format is {version}, this server's is {FORMAT}")
+
+    def _claim(self, model: ModelInfo) -> None:
+        ours = model.name, model.vocab_size
+        theirs = self._connection.execute("SELECT name, vocab_size FROM model").fetchone()
+        if theirs == ours:
+            return
+        sessions = self._connection.execute("SELECT count(*) FROM session").fetchone()[0]
+        if sessions:
+            raise FieldOutOfRange(
+                f"the {sessions} sessions in {self._path.parent} are those of model {theirs[0]!r} (vocabulary "
+                f"{theirs[1]}), not of {ours[0]!r} ({ours[1]}); serve that model, or name another folder with "
+                "--state-dir",
+                param="state_dir",
+            )
+        with self._connection:
+            self._connection.execute("DELETE FROM model")
+            self._connection.execute("INSERT INTO model VALUES (?, ?)", ours)
+
+    def _write(self, change: Change) -> None:
+        session, position = change.record.id, change.position
+        self._connection.execute(PUT_SESSION, astuple(change.record))
+        self._connection.execute("DELETE FROM tokens WHERE session = ? AND position >= ?", (session, position))
+        self._connection.execute(
+            "UPDATE tokens SET ids = substr(ids, 1, (?2 - position) * ?3) "
+            "WHERE session = ?1 AND position = (SELECT max(position) FROM tokens WHERE session = ?1) "
+            "AND position + length(ids) / ?3 > ?2",
+            (session, position, TOKEN_BYTES),
+        )
+        if change.token_ids:
+            self._connection.execute("INSERT INTO tokens VALUES (?, ?, ?)", (session, position, change.token_ids))
+
+    @staticmethod
+    def _record(row: tuple[object, ...]) -> SessionRecord:
+        """Raises `ValueError` for a phase or residency that there is not."""
+        read = SessionRecord(*row)  # type: ignore[arg-type]  # the table is STRICT
+        return replace(read, residency=Residency(read.residency), phase=Phase(read.phase))
+
+    def _damaged(self, why: str) -> FieldOutOfRange:
+        return FieldOutOfRange(
+            f"the journal {self._path} cannot be read: {why}; put back a copy of it, or move it away to start without "
+            "the sessions in it",
+            param="state_dir",
+        )

@@ -1,0 +1,49 @@
+"""Journals and what goes into them, for tests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.domain import ModelInfo, Phase, Residency, SessionId
+from app.journal.records import Change, SessionRecord
+from app.journal.store import JournalStore
+
+FILE = "journal.sqlite3"
+
+
+def model_info(name: str = "tiny", vocab_size: int = 512) -> ModelInfo:
+    """A model of that name and vocabulary; the rest is of no matter to the journal."""
+    return ModelInfo(name, 1024, vocab_size, 2, 64, 2, 16, "float32", "cpu", 1, 1)
+
+
+def record(session: str, **changed: object) -> SessionRecord:
+    """A session with a value in every field."""
+    values: dict[str, object] = {
+        "id": SessionId(session),
+        "owner": "me",
+        "name": None,
+        "metadata": '{"a": "b"}',
+        "ttl_s": 60,
+        "residency": Residency.GUARANTEED,
+        "phase": Phase.IO_WAIT,
+        "created_at": 1.5,
+        "used_at": 2.5,
+        "usage": '{"prompt_tokens": 1}',
+    }
+    return SessionRecord(**{**values, **changed})  # type: ignore[arg-type]
+
+
+def change(session: str, position: int, token_ids: Sequence[int], **changed: object) -> Change:
+    """The session's history from `position` on is `token_ids` now."""
+    return Change(record(session, **changed), position, array("I", token_ids).tobytes())
+
+
+def histories(path: Path) -> dict[str, list[int]]:
+    """What a fresh start finds in the file."""
+    store = JournalStore(path)
+    try:
+        return {found.id: list(history) for found, history in store.load(model_info())}
+    finally:
+        store.close()

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.domain import SessionId
+from app.errors import FieldOutOfRange, NotDurable
+from app.journal.journal import FILE_NAME, Journal
+from tests.journal.building import change, histories, model_info
+
+ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """A journal that writes, in `tmp_path`."""
+    journal = Journal(tmp_path)
+    journal.load(model_info())
+    journal.start()
+    yield journal
+    journal.close()
+
+
+def committed(folder: Path) -> dict[str, bytes]:
+    """What another process sees in the file at this moment."""
+    connection = sqlite3.connect(folder / FILE_NAME)
+    rows = connection.execute("SELECT session, ids FROM tokens ORDER BY session, position").fetchall()
+    connection.close()
+    return {session: b"".join(ids for each, ids in rows if each == session) for session, _ in rows}
+
+
+async def test_what_is_settled_is_in_the_file(journal: Journal, tmp_path: Path) -> None:
+    for length in range(50):
+        journal.append(ONE, change(ONE, length, [length]))
+        journal.append(TWO, change(TWO, 0, [length]))
+        await journal.settled()
+        found = committed(tmp_path)
+        assert len(found[ONE]) == 4 * (length + 1)
+        assert found[TWO] == length.to_bytes(4, "little")
+
+
+async def test_nothing_to_settle_is_settled_at_once(journal: Journal) -> None:
+    await asyncio.wait_for(journal.settled(), 1)
+    journal.append(ONE, change(ONE, 0, [1]))
+    await journal.settled()
+    await asyncio.wait_for(journal.settled(), 1)
+
+
+async def test_append_does_not_wait_for_a_file_that_is_held_up(journal: Journal, tmp_path: Path) -> None:
+    holder = sqlite3.connect(tmp_path / FILE_NAME)
+    holder.execute("BEGIN IMMEDIATE")
+    waiting = []
+    for index in range(200):
+        session = SessionId(f"ses_{index:03}")
+        journal.append(session, change(session, 0, [index]))
+        waiting.append(asyncio.create_task(journal.settled()))
+    waiting[0].cancel()
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in waiting[1:])
+    assert committed(tmp_path) == {}
+    holder.rollback()
+    holder.close()
+    await asyncio.wait_for(asyncio.gather(*waiting[1:]), 10)
+    assert len(committed(tmp_path)) == 200
+
+
+async def test_a_full_disk_is_an_error_for_who_waits_and_loses_nothing_once_there_is_room(
+    journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.append(ONE, change(ONE, 0, [1, 2, 3]))
+    await journal.settled()
+    connection = journal._store._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    journal.append(ONE, change(ONE, 1, [9] * 10_000))
+    for _ in range(2):
+        with pytest.raises(NotDurable, match="full"):
+            await journal.settled()
+    journal.append(ONE, change(ONE, 10_000, [8]))
+    journal.append(TWO, change(TWO, 0, [9] * 10_000))
+    with pytest.raises(NotDurable, match="full"):
+        await journal.settled()
+    assert committed(tmp_path)[ONE] == b"\1\0\0\0\2\0\0\0\3\0\0\0"
+    assert "the journal could not be written" in caplog.text
+    connection.execute("PRAGMA max_page_count = 1000000")
+    await journal.settled()
+    journal.close()
+    assert histories(tmp_path / FILE_NAME) == {ONE: [1] + [9] * 9_999 + [8], TWO: [9] * 10_000}
+
+
+async def test_closing_writes_what_nobody_waited_for(journal: Journal, tmp_path: Path) -> None:
+    journal.append(ONE, change(ONE, 0, [1, 2]))
+    journal.append(TWO, change(TWO, 0, [3]))
+    journal.append(TWO, None)
+    journal.close()
+    assert histories(tmp_path / FILE_NAME) == {ONE: [1, 2]}
+    assert not (tmp_path / f"{FILE_NAME}-wal").exists()
+
+
+def test_a_folder_is_one_servers_at_a_time(tmp_path: Path) -> None:
+    first = Journal(tmp_path)
+    with pytest.raises(FieldOutOfRange, match=rf"another server keeps its sessions in {tmp_path}.*--state-dir") as held:
+        Journal(tmp_path)
+    assert held.value.param == "state_dir"
+    first.close()
+    Journal(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FieldOutOfRange, match=r"file.*--state-dir"):
+        Journal(tmp_path / "file" / "state")
+
+
+def test_a_damaged_journal_lets_go_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).touch()
+    for _ in range(2):
+        with pytest.raises(FieldOutOfRange, match=FILE_NAME):
+            Journal(tmp_path)
+    (tmp_path / FILE_NAME).unlink()
+    Journal(tmp_path).close()

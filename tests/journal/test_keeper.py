@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os.path
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain import Phase, Residency, SessionId, SessionState
+from app.journal.journal import Journal
+from app.journal.keeper import SessionKeeper, common_prefix
+from app.session import Session, SessionUsage
+from tests.journal.building import model_info
+
+TOKENS = st.lists(st.integers(0, 2), max_size=12)
+
+
+@given(a=TOKENS, b=TOKENS)
+def test_common_prefix_is_pythons(a: list[int], b: list[int]) -> None:
+    assert common_prefix(array("I", a), array("I", b)) == len(os.path.commonprefix([a, b]))  # noqa: RUF071 (of lists)
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[SessionKeeper]:
+    """A keeper on a journal in `tmp_path`; what it notes is written when the fixture ends, or with `restarted`."""
+    journal = Journal(tmp_path)
+    keeper = SessionKeeper(journal)
+    assert keeper.load(model_info()) == []
+    journal.start()
+    yield keeper
+    journal.close()
+
+
+async def restarted(keeper: SessionKeeper, folder: Path) -> list[Session]:
+    """What a new keeper finds."""
+    assert keeper._journal is not None
+    keeper._journal.close()
+    journal = Journal(folder)
+    found = SessionKeeper(journal).load(model_info())
+    journal.close()
+    return found
+
+
+def session(number: int, **fields: object) -> Session:
+    return Session(SessionId(f"ses_{number}"), None, history=array("I", [1, 2, 3]), **fields)  # type: ignore[arg-type]
+
+
+async def test_every_field_comes_back(keeper: SessionKeeper, tmp_path: Path) -> None:
+    kept = Session(
+        SessionId("ses_1"),
+        "me",
+        {"naïve": "\ud800 \N{GRINNING FACE}"},
+        ttl_s=5,
+        residency=Residency.GUARANTEED,
+        name="conversation 7",
+        phase=Phase.IO_WAIT,
+        history=array("I", [5, 6]),
+        usage=SessionUsage(1, 2, 3, 4, queue_ms=0.5),
+        created_at=1.25,
+        used_at=2.25,
+    )
+    keeper.note(kept)
+    [back] = await restarted(keeper, tmp_path)
+    assert back.state is SessionState.IDLE
+    for field in ("id", "owner", "metadata", "ttl_s", "residency", "name", "phase", "history", "usage"):
+        assert getattr(back, field) == getattr(kept, field)
+    assert (back.created_at, back.used_at) == (1.25, 2.25)
+
+
+async def test_sessions_come_back_in_the_order_of_their_age(keeper: SessionKeeper, tmp_path: Path) -> None:
+    for number in (3, 1, 2):
+        keeper.note(session(number))
+    assert [back.id for back in await restarted(keeper, tmp_path)] == ["ses_1", "ses_2", "ses_3"]
+
+
+async def test_an_ephemeral_session_is_not_kept(keeper: SessionKeeper, tmp_path: Path) -> None:
+    ephemeral = session(1, ephemeral=True)
+    keeper.note(ephemeral)
+    await keeper.settled(ephemeral)
+    keeper.forget(ephemeral)
+    assert await restarted(keeper, tmp_path) == []
+
+
+@pytest.mark.parametrize("state", [SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED])
+async def test_half_a_turn_is_not_kept(keeper: SessionKeeper, tmp_path: Path, state: SessionState) -> None:
+    busy = session(1)
+    keeper.note(busy)
+    busy.state = state
+    busy.history.extend([4, 5])
+    keeper.note(busy)
+    [back] = await restarted(keeper, tmp_path)
+    assert list(back.history) == [1, 2, 3]
+
+
+async def test_what_happens_to_a_closed_session_does_not_bring_it_back(keeper: SessionKeeper, tmp_path: Path) -> None:
+    closed = session(1)
+    keeper.note(closed)
+    closed.move(SessionState.CLOSED)
+    keeper.forget(closed)
+    keeper.note(closed)
+    assert await restarted(keeper, tmp_path) == []
+
+
+async def test_however_a_history_changes_it_comes_back_as_it_is(keeper: SessionKeeper, tmp_path: Path) -> None:
+    kept = session(1)
+    for history in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2], [1, 2, 9, 9], [], [7], [7]):
+        kept.history = array("I", history)
+        keeper.note(kept)
+        await keeper.settled(kept)
+    kept.history.append(8)
+    keeper.note(kept)
+    [back] = await restarted(keeper, tmp_path)
+    assert list(back.history) == [7, 8]
+
+
+async def test_without_a_journal_nothing_is_kept_and_nobody_waits() -> None:
+    keeper = SessionKeeper(None)
+    assert keeper.load(model_info()) == []
+    kept = session(1)
+    keeper.note(kept)
+    await keeper.settled(kept)
+    keeper.forget(kept)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from app.domain import SessionId
+from app.errors import FieldOutOfRange
+from app.journal.records import Batch, add_to
+from app.journal.store import JournalStore
+from tests.journal.building import FILE, change, histories, model_info, record
+
+TOKENS = st.lists(st.integers(0, 511), max_size=6)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Sessions come, grow, are cut, are written anew and go, in batches of any size; a dict is the model."""
+
+    sessions = Bundle("sessions")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / FILE
+        self.store = JournalStore(self.path)
+        self.store.load(model_info())
+        self.batch: Batch = {}
+        self.expected: dict[str, list[int]] = {}
+        self.used_at: dict[str, float] = {}
+        self.made = 0
+
+    def new(self, token_ids: list[int]) -> str:
+        self.made += 1
+        session = f"ses_{self.made:03}"
+        self.note(session, 0, token_ids)
+        return session
+
+    def note(self, session: str, position: int, token_ids: list[int]) -> None:
+        self.used_at[session] = self.used_at.get(session, 0.0) + 1
+        self.expected[session] = self.expected.get(session, [])[:position] + token_ids
+        add_to(self.batch, SessionId(session), change(session, position, token_ids, used_at=self.used_at[session]))
+
+    @rule(target=sessions, token_ids=TOKENS)
+    def create(self, token_ids: list[int]) -> str:
+        return self.new(token_ids)
+
+    @rule(target=sessions, parent=sessions)
+    def fork(self, parent: str) -> str:
+        return self.new(self.expected[parent])
+
+    @rule(session=sessions, token_ids=TOKENS)
+    def append(self, session: str, token_ids: list[int]) -> None:
+        self.note(session, len(self.expected[session]), token_ids)
+
+    @rule(session=sessions, share=st.floats(0, 1), token_ids=TOKENS)
+    def replace_from(self, session: str, share: float, token_ids: list[int]) -> None:
+        self.note(session, int(share * len(self.expected[session])), token_ids)
+
+    @rule(session=consumes(sessions))
+    def close(self, session: str) -> None:
+        del self.expected[session], self.used_at[session]
+        add_to(self.batch, SessionId(session), None)
+
+    @rule()
+    def commit(self) -> None:
+        self.store.apply(self.batch)
+        self.batch = {}
+
+    @rule()
+    def reopen(self) -> None:
+        self.commit()
+        self.store.close()
+        self.store = JournalStore(self.path)
+
+    @invariant()
+    def what_is_committed_is_what_comes_back(self) -> None:
+        if self.batch:
+            return
+        found = self.store.load(model_info())
+        assert {kept.id: list(history) for kept, history in found} == self.expected
+        assert [kept for kept, _ in found] == [
+            record(session, used_at=self.used_at[session]) for session in sorted(self.expected)
+        ]
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def filled(path: Path, sessions: int = 50) -> None:
+    """A journal of `sessions` sessions of 500 tokens, closed."""
+    store = JournalStore(path)
+    store.load(model_info())
+    store.apply({SessionId(f"ses_{index}"): change(f"ses_{index}", 0, range(500)) for index in range(sessions)})
+    store.close()
+
+
+def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    filled(path, 1)
+    store = JournalStore(path)
+    used = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(f"PRAGMA max_page_count = {used + 2}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.apply({SessionId("ses_0"): None, SessionId("ses_1"): change("ses_1", 0, [7] * 100_000)})
+    store.close()
+    assert histories(path) == {"ses_0": list(range(500))}
+
+
+def test_a_turn_on_a_long_history_writes_only_its_own_tokens(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path / FILE)
+    store.load(model_info())
+    session = SessionId("ses_1")
+    store.apply({session: change(session, 0, [1] * 100_000)})
+    store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store.apply({session: change(session, 100_000, [2] * 30)})
+    written = (tmp_path / f"{FILE}-wal").stat().st_size
+    store.close()
+    assert written < 32_768
+    assert histories(tmp_path / FILE) == {session: [1] * 100_000 + [2] * 30}
+
+
+@pytest.mark.parametrize(
+    ("size", "garbage"),
+    [(0, b""), (100, b""), (4096, b""), (30_000, b""), (None, b"\xa5" * 4096), (0, b"not a journal at all" * 500)],
+)
+def test_a_damaged_file_is_named_not_passed_over(tmp_path: Path, size: int | None, garbage: bytes) -> None:
+    path = tmp_path / FILE
+    filled(path)
+    whole = path.read_bytes()
+    half = len(whole) // 2
+    path.write_bytes(whole[:half] + garbage + whole[half + len(garbage) :] if size is None else whole[:size] + garbage)
+    with pytest.raises(FieldOutOfRange, match=str(path)) as refused:
+        histories(path)
+    assert refused.value.param == "state_dir"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM tokens WHERE session = 'ses_1' AND position = 500",
+        "UPDATE tokens SET ids = substr(ids, 1, 7) WHERE session = 'ses_1' AND position = 0",
+        "DELETE FROM session WHERE id = 'ses_1'",
+        "UPDATE session SET phase = 'asleep'",
+        "UPDATE tokens SET ids = x'00020000' WHERE session = 'ses_1' AND position = 510",
+        "PRAGMA user_version = 2",
+    ],
+)
+def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str) -> None:
+    path = tmp_path / FILE
+    filled(path, 2)
+    store = JournalStore(path)
+    store.apply({SessionId("ses_1"): change("ses_1", 500, range(10))})
+    store.apply({SessionId("ses_1"): change("ses_1", 510, [3])})
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(sql)
+    connection.close()
+    with pytest.raises(FieldOutOfRange, match=str(path)):
+        histories(path)
+
+
+def test_a_missing_file_beside_its_wal_is_a_loss_not_a_new_journal(tmp_path: Path) -> None:
+    (tmp_path / f"{FILE}-wal").write_bytes(b"something")
+    with pytest.raises(FieldOutOfRange, match="is missing"):
+        JournalStore(tmp_path / FILE)
+
+
+@pytest.mark.parametrize("other", [model_info("other"), model_info(vocab_size=513)])
+def test_another_models_sessions_are_refused_with_what_to_do(tmp_path: Path, other: object) -> None:
+    filled(tmp_path / FILE)
+    store = JournalStore(tmp_path / FILE)
+    with pytest.raises(FieldOutOfRange, match=r"50 sessions .* model 'tiny' .*--state-dir"):
+        store.load(other)  # type: ignore[arg-type]
+    store.close()
+    assert len(histories(tmp_path / FILE)) == 50
+
+
+def test_a_journal_without_sessions_goes_over_to_the_next_model(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path / FILE)
+    assert store.load(model_info("first")) == store.load(model_info("second")) == []
+    store.apply({SessionId("ses_1"): change("ses_1", 0, [1])})
+    assert [history for _, history in store.load(model_info("second"))] == [array("I", [1])]
+    store.close()

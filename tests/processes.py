@@ -1,0 +1,85 @@
+"""Servers in processes of their own that can be killed and started again in no time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from app.cli import SPIN_COUNT
+
+START_TIMEOUT_S = 60
+READY = re.compile(r"Djinn serves \S+ on (http://\S+:\d+)\n")
+TINY = ("--model", "random:tiny-llama", "--port", "0", "--kv-device", "4MiB", "--kv-host", "16MiB")
+
+
+def forking() -> ForkServerContext:
+    """Processes that begin as forks of one that has imported PyTorch and all of Djinn, which takes seconds."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # as `djinn serve` does: it counts when PyTorch is imported
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["app.main", "app.server"])
+    return context
+
+
+def _serve(output: str, flags: Sequence[str]) -> None:
+    """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    from app.cli import main
+
+    raise SystemExit(main(["serve", *flags]))
+
+
+class ServerProcess:
+    """A running `djinn serve`."""
+
+    def __init__(self, process: BaseProcess, url: str) -> None:
+        self._process = process
+        self.url = url
+        assert process.pid is not None
+        self.pid = process.pid
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM, and wait for the orderly end."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        if self._process.is_alive():
+            os.kill(self.pid, with_signal)
+        self._process.join(START_TIMEOUT_S)
+
+
+@contextmanager
+def serve_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
+    """A server of a tiny model that keeps its sessions in `folder`; it is killed at the end of the block."""
+    output = folder.with_name(f"{folder.name}.out")
+    output.unlink(missing_ok=True)
+    process = forking().Process(target=_serve, args=(str(output), [*TINY, "--state-dir", str(folder), *flags]))
+    process.start()
+    try:
+        yield ServerProcess(process, _url(process, output))
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+def _url(process: BaseProcess, output: Path) -> str:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.is_alive():
+        if output.exists() and (ready := READY.search(output.read_text())):
+            return ready[1]
+        time.sleep(0.01)
+    raise RuntimeError(f"the server did not start: {output.exists() and output.read_text()}")

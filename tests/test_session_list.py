@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+
+
+def create(http: httpx.Client) -> str:
+    session_id: str = http.post("/v1/sessions").json()["id"]
+    return session_id
+
+
+def test_the_list_comes_in_pages_and_by_state(http: httpx.Client) -> None:
+    created = [create(http) for _ in range(5)]
+    seen: list[str] = []
+    more = True
+    while more:
+        after = {"after": seen[-1]} if seen else {}
+        page = http.get("/v1/sessions", params={"limit": 2, **after}).json()
+        assert len(page["data"]) <= 2
+        seen += [session["id"] for session in page["data"]]
+        more = page["has_more"]
+    assert len(set(seen)) == len(seen)
+    assert set(created) <= set(seen)
+    assert http.get("/v1/sessions", params={"state": "running"}).json() == {"data": [], "has_more": False}
+
+
+def test_the_list_by_tier_is_in_pages_however_few_are_there(serve_with: ServeWith) -> None:
+    http = serve_with()
+    created = [create(http) for _ in range(9)]
+    used = [created[place] for place in (1, 2, 6, 8)]
+    for session in used:
+        http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5, 6], "max_tokens": 1})
+    first = http.get("/v1/sessions", params={"tier": "device", "limit": 3}).json()
+    assert [session["id"] for session in first["data"]] == used[:3]
+    assert first["has_more"]
+    last = http.get("/v1/sessions", params={"tier": "device", "limit": 3, "after": used[2]}).json()
+    assert [session["id"] for session in last["data"]] == used[3:]
+    assert not last["has_more"]
+    assert http.get("/v1/sessions", params={"tier": "disk"}).json() == {"data": [], "has_more": False}
+    every = http.get("/v1/sessions", params={"limit": 9}).json()
+    assert [session["id"] for session in every["data"]] == created
+    assert not every["has_more"]
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"limit": 101}, "limit"),
+        ({"state": "gone"}, "state"),
+        ({"tier": "tape"}, "tier"),
+        ({"x": 1}, "x"),
+    ],
+)
+def test_bad_list_parameters_are_refused(http: httpx.Client, params: dict[str, str | int], param: str) -> None:
+    assert_error(http.get("/v1/sessions", params=params), 422, "field_out_of_range", param=param)
