@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -13,7 +14,6 @@ from app.errors import (
     Busy,
     DjinnError,
     EngineError,
-    FieldOutOfRange,
     MalformedRequest,
     MethodNotAllowed,
     NotFound,
@@ -21,12 +21,15 @@ from app.errors import (
     Unauthenticated,
 )
 from app.sse import ClientDisconnected
+from app.validation import describe_validation
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
-SHOWN_PROBLEMS = 3
 BUG_MESSAGE = "internal error; the server's log has the details"
+LONG_WORD = re.compile(r"(\S{100})\S+")
+LONGEST_TEXT = 1000
+"""Characters of an error's message: a client's own input can be in it."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has gone: nobody reads it."""
 
@@ -47,10 +50,13 @@ def error_response(error: DjinnError) -> Response:
 
 
 def error_body(error: DjinnError) -> bytes:
-    """The JSON text of the error. Lone surrogates from a client's JSON become question marks: UTF-8 has none."""
-    body = error.body()
-    clean = {name: value and value.encode(errors="replace").decode() for name, value in body["error"].items()}
-    return orjson.dumps({"error": clean})
+    """The JSON text of the error."""
+    return orjson.dumps({"error": {name: value and _clean(value) for name, value in error.body()["error"].items()}})
+
+
+def _clean(text: str) -> str:
+    """Cuts what a client sent at length; its lone surrogates become question marks: UTF-8 has none."""
+    return LONG_WORD.sub(r"\1...", text)[:LONGEST_TEXT].encode(errors="replace").decode()
 
 
 def body_of(error: Exception) -> bytes:
@@ -59,28 +65,6 @@ def body_of(error: Exception) -> bytes:
         return error_body(error)
     logger.error("a streamed answer failed", exc_info=error)
     return error_body(DjinnError(BUG_MESSAGE))
-
-
-def describe_validation(error: RequestValidationError) -> DjinnError:
-    """The first problems of a rejected request, each with its field and what the field allows."""
-    problems = error.errors()
-    if problems[0]["type"] == "json_invalid":
-        return MalformedRequest(f"the body is not valid JSON: {problems[0]['ctx']['error']}")
-    if problems[0]["loc"] == ("body",) and problems[0]["type"] != "value_error":
-        return MalformedRequest("the body must be a JSON object, sent with Content-Type: application/json")
-    shown = []
-    for problem in problems[:SHOWN_PROBLEMS]:
-        field, message = _field(problem["loc"]), problem["msg"].removeprefix("Value error, ")
-        shown.append(f"{field}: {message}" if field else message)
-    return FieldOutOfRange("; ".join(shown), param=_field(problems[0]["loc"]) or None)
-
-
-def _field(location: tuple[str | int, ...]) -> str:
-    """Dotted path of a field, without the place (`body`, `query`) in front.
-
-    Members of a union are tagged with names of several words, so that they can be left out too.
-    """
-    return ".".join(str(part) for part in location[1:] if " " not in str(part))
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -92,12 +76,14 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(describe_validation(error))
+        return error_response(describe_validation(request, error))
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         meaning = FROM_STATUS.get(error.status_code, EngineError)
-        response = error_response(meaning(f"{request.method} {request.url.path}: {error.detail}"))
+        # FastAPI keeps to itself why it could not read a body.
+        reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
+        response = error_response(meaning(f"{request.method} {request.url.path}: {reason}"))
         response.headers.update(error.headers or {})
         return response
 

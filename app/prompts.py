@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.errors import MalformedRequest
-from app.schemas import GenerateBody, check_token_ids
+from app.schemas.turns import GenerateBody
+from app.schemas.wire import check_token_ids
 from app.tokens import Tokens
 
 REPLY = "djinn-stands-for-a-reply"

@@ -1,6 +1,7 @@
 """The Python client of a Djinn server: `Djinn` blocks, `AsyncDjinn` is for asyncio. docs/client.md shows both."""
 
-from client.async_client import AsyncDjinn, AsyncSession, AsyncSessions, AsyncTurnStream
+from client.async_client import AsyncDjinn, AsyncSessions
+from client.async_session import AsyncSession, AsyncTurnStream
 from client.errors import (
     APIError,
     BadRequest,
@@ -9,6 +10,7 @@ from client.errors import (
     ConnectionLost,
     DjinnError,
     InvalidAnswer,
+    InvalidRequest,
     NotFound,
     RateLimited,
     ServerError,
@@ -19,8 +21,10 @@ from client.errors import (
     Unauthorized,
     Unprocessable,
 )
-from client.models import Health, MemoryMap, Model, SessionInfo, TokenEvent, Turn, Usage
-from client.sync_client import Djinn, Session, Sessions, TurnStream
+from client.memory_models import MemoryMap
+from client.models import Health, History, Model, PhaseChange, SessionInfo, TokenEvent, Turn, Usage
+from client.sync_client import Djinn, Sessions
+from client.sync_session import Session, TurnStream
 
 __all__ = [
     "APIError",
@@ -35,10 +39,13 @@ __all__ = [
     "Djinn",
     "DjinnError",
     "Health",
+    "History",
     "InvalidAnswer",
+    "InvalidRequest",
     "MemoryMap",
     "Model",
     "NotFound",
+    "PhaseChange",
     "RateLimited",
     "ServerError",
     "Session",

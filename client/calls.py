@@ -7,7 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import quote
 
-from client.models import Health, MemoryMap, Model, ModelList, SessionInfo, SessionPage, SessionState, Turn
+from client.memory_models import MemoryMap
+from client.models import (
+    Health,
+    History,
+    Model,
+    ModelList,
+    Phase,
+    PhaseChange,
+    Residency,
+    SessionInfo,
+    SessionPage,
+    SessionState,
+    Tier,
+    Turn,
+)
 
 T = TypeVar("T")
 
@@ -52,9 +66,11 @@ class TurnOptions(TypedDict, total=False):
     logprobs: int
 
 
-def create_session(metadata: Mapping[str, str] | None, ttl_s: int | None) -> Call[SessionInfo]:
+def create_session(
+    metadata: Mapping[str, str] | None, ttl_s: int | None, residency: Residency | None
+) -> Call[SessionInfo]:
     """`POST /v1/sessions`."""
-    body = _given(metadata=metadata, ttl_s=ttl_s)
+    body = _given(metadata=metadata, ttl_s=ttl_s, residency=residency)
     return Call("POST", "/v1/sessions", SessionInfo.model_validate_json, json=body)
 
 
@@ -63,9 +79,14 @@ def get_session(session: str) -> Call[SessionInfo]:
     return Call("GET", _session_path(session), SessionInfo.model_validate_json)
 
 
-def list_sessions(state: SessionState | None, after: str) -> Call[SessionPage]:
+def get_history(session: str) -> Call[History]:
+    """`GET /v1/sessions/{id}/history`."""
+    return Call("GET", _session_path(session, "history"), History.model_validate_json)
+
+
+def list_sessions(state: SessionState | None, tier: Tier | None, after: str) -> Call[SessionPage]:
     """`GET /v1/sessions`: the page that follows session `after`, or with an empty one the first."""
-    params = _given(state=state, after=after, limit=PAGE_SIZE)
+    params = _given(state=state, tier=tier, after=after, limit=PAGE_SIZE)
     return Call("GET", "/v1/sessions", SessionPage.model_validate_json, params=params)
 
 
@@ -90,10 +111,26 @@ def fork_session(session: str) -> Call[SessionInfo]:
     return Call("POST", _session_path(session, "fork"), SessionInfo.model_validate_json)
 
 
+def export_session(session: str) -> Call[None]:
+    """`GET /v1/sessions/{id}/export`. The answer is a file, not for `parse`."""
+    return Call("GET", _session_path(session, "export"), _nothing)
+
+
+def import_session() -> Call[SessionInfo]:
+    """`POST /v1/sessions/import`, with a file as the body."""
+    return Call("POST", "/v1/sessions/import", SessionInfo.model_validate_json)
+
+
 def rewind_session(session: str, to_token: int) -> Call[SessionInfo]:
     """`POST /v1/sessions/{id}/rewind`."""
     path = _session_path(session, "rewind")
     return Call("POST", path, SessionInfo.model_validate_json, json={"to_token": to_token})
+
+
+def set_phase(session: str, phase: Phase, resume_in_ms: float | None) -> Call[PhaseChange]:
+    """`POST /v1/sessions/{id}/phase`."""
+    body = _given(phase=phase, resume_in_ms=resume_in_ms)
+    return Call("POST", _session_path(session, "phase"), PhaseChange.model_validate_json, json=body)
 
 
 def memory() -> Call[MemoryMap]:
@@ -113,7 +150,7 @@ def health() -> Call[Health]:
 
 def _session_path(session: str, action: str | None = None) -> str:
     """The path of a session or of something under it; a `/` in an id must not become structure."""
-    path = f"/v1/sessions/{quote(session, safe='')}"
+    path = f"/v1/sessions/{quote(session, safe='', errors='replace')}"
     return path if action is None else f"{path}/{action}"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import httpx
 import httpx_sse
@@ -15,6 +15,7 @@ from client.errors import (
     ConnectionFailed,
     ConnectionLost,
     InvalidAnswer,
+    InvalidRequest,
     Timeout,
     TransportError,
     error_from_answer,
@@ -34,7 +35,7 @@ HTTPX_ERRORS: Mapping[type[httpx.HTTPError], type[TransportError]] = {
     httpx.PoolTimeout: ConnectionFailed,
     httpx.ProxyError: ConnectionFailed,
     httpx.UnsupportedProtocol: ConnectionFailed,
-    httpx.LocalProtocolError: ConnectionFailed,
+    httpx.LocalProtocolError: InvalidRequest,
     httpx.TimeoutException: Timeout,
     httpx.DecodingError: InvalidAnswer,
     httpx.TooManyRedirects: InvalidAnswer,
@@ -57,7 +58,12 @@ class Connection:
     timeout: float | None
 
     def options(self) -> dict[str, Any]:
-        """What `httpx.Client` and `httpx.AsyncClient` are made with. Raises `ValueError` if the address is not HTTP."""
+        """What `httpx.Client` and `httpx.AsyncClient` are made with.
+
+        Raises `ValueError` if the address is not HTTP, or the key is not printable.
+        """
+        if self.api_key is not None and not self.api_key.isprintable():
+            raise ValueError("api_key must not have control characters, such as the newline at the end of a file")
         try:
             url = httpx.URL(self.base_url)
         except httpx.InvalidURL as error:
@@ -66,7 +72,7 @@ class Connection:
             raise ValueError(f"base_url must be http://HOST[:PORT] or https://HOST[:PORT], not {self.base_url!r}")
         return {
             "base_url": url,
-            "headers": {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"},
+            "headers": {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}".encode()},
             "timeout": httpx.Timeout(self.timeout, connect=CONNECT_TIMEOUT_S),
             "limits": httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
         }
@@ -97,8 +103,25 @@ def _describe(error: httpx.HTTPError) -> str:
 
 
 def to_request(http: httpx.Client | httpx.AsyncClient, call: Call[T]) -> httpx.Request:
-    """The HTTP request of a call."""
-    return http.build_request(call.method, call.path, params=call.params, json=call.json)
+    """The HTTP request of a call. Raises `InvalidRequest`."""
+    return _build(http, call, json=call.json)
+
+
+def to_upload(
+    http: httpx.Client | httpx.AsyncClient, call: Call[T], content: BinaryIO | AsyncIterable[bytes], size: int
+) -> httpx.Request:
+    """The HTTP request of a call whose body is a session file of `size` bytes. Raises `InvalidRequest`."""
+    headers = {"Content-Type": "application/vnd.safetensors", "Content-Length": str(size)}
+    return _build(http, call, content=content, headers=headers)
+
+
+def _build(http: httpx.Client | httpx.AsyncClient, call: Call[T], **body: Any) -> httpx.Request:
+    if http.is_closed:
+        raise InvalidRequest(f"{call.method} {call.path}: the client has been closed")
+    try:
+        return http.build_request(call.method, call.path, params=call.params, **body)
+    except (TypeError, ValueError) as error:  # NaN, bytes, lone surrogates
+        raise InvalidRequest(f"{call.method} {call.path}: {error}") from error
 
 
 def read_answer(call: Call[T], response: httpx.Response) -> T:

@@ -11,6 +11,7 @@ DjinnError
 │   ├── RateLimited       429  the queue is full; try again in `retry_after` seconds
 │   └── ServerError       5xx  a bug, a device failure, or the server is shutting down
 └── TransportError        there was no whole answer
+    ├── InvalidRequest    HTTP or JSON has no form for what was to be sent, or the client is closed: nothing was sent
     ├── ConnectionFailed  the request never reached the server: repeating it is safe
     ├── ConnectionLost    the connection broke after the request was sent: it may have taken effect
     │   └── StreamBroken  the event stream ended before the turn did
@@ -89,7 +90,7 @@ class Unprocessable(APIError):
 
 
 class RateLimited(APIError):
-    """429: the queue is full; try again in `retry_after` seconds."""
+    """429: the queue is full, or as many sessions are open as may be; try again in `retry_after` seconds."""
 
 
 class ServerError(APIError):
@@ -98,6 +99,10 @@ class ServerError(APIError):
 
 class TransportError(DjinnError):
     """There was no whole answer."""
+
+
+class InvalidRequest(TransportError):
+    """HTTP or JSON has no form for what was to be sent, or the client is closed: nothing was sent."""
 
 
 class ConnectionFailed(TransportError):
@@ -126,20 +131,25 @@ BY_STATUS: Mapping[int, type[APIError]] = {
     404: NotFound,
     409: Conflict,
     413: TooLarge,
+    415: BadRequest,
     422: Unprocessable,
     429: RateLimited,
 }
 BY_CODE: Mapping[str, type[APIError]] = {
     "context_length_exceeded": BadRequest,
     "malformed_request": BadRequest,
+    "compressed_body": BadRequest,
     "invalid_api_key": Unauthorized,
     "model_not_found": NotFound,
     "not_found": NotFound,
     "wrong_state": Conflict,
     "request_too_large": TooLarge,
     "field_out_of_range": Unprocessable,
+    "bad_export": Unprocessable,
     "queue_full": RateLimited,
+    "session_limit": RateLimited,
     "draining": ServerError,
+    "not_durable": ServerError,
     "engine_error": ServerError,
     "internal_error": ServerError,
 }

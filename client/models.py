@@ -7,6 +7,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 SessionState = Literal["idle", "queued", "running", "paused", "closed"]
+Phase = Literal["compute", "io_wait", "ready", "idle"]
+Residency = Literal["best_effort", "guaranteed"]
+Tier = Literal["device", "to_host", "host", "to_disk", "disk", "to_device"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -68,7 +71,7 @@ class Turn(Answer):
 class KV(Answer):
     """Where a session's KV is; `tier` is None when it has none."""
 
-    tier: Literal["device", "host", "disk"] | None
+    tier: Tier | None
     blocks: int
     device_bytes: int
     host_bytes: int
@@ -76,7 +79,10 @@ class KV(Answer):
 
 
 class ResumeTimes(Answer):
-    """What the last turn's time to first token was made of, in milliseconds."""
+    """What the last turn's time to first token was made of, in milliseconds.
+
+    `restore` is the wait for KV on its way back to the device, `queue` any other wait.
+    """
 
     queue: float
     restore: float
@@ -97,13 +103,22 @@ class SessionInfo(Answer):
 
     id: str
     state: SessionState
-    phase: Literal["compute", "io_wait", "ready", "idle"]
+    phase: Phase
+    residency: Residency
     tokens: int
     kv: KV
     usage: SessionUsage
     metadata: dict[str, str]
     created_at: float
     expires_at: float | None
+
+
+class History(Answer):
+    """Every token of a session: `token_ids[i]` stands at position i. `text` shows special tokens too."""
+
+    tokens: int
+    token_ids: tuple[int, ...]
+    text: str
 
 
 class SessionPage(Answer):
@@ -116,6 +131,21 @@ class SessionPage(Answer):
     def next_after(self) -> str | None:
         """The `after` that asks for the next page; None if there is none."""
         return self.data[-1].id if self.has_more and self.data else None
+
+
+class Moving(Answer):
+    """KV on its way: where to, and how many bytes."""
+
+    to: Tier
+    bytes: int
+
+
+class PhaseChange(Answer):
+    """The session's phase, where its KV is, and what is on its way there."""
+
+    phase: Phase
+    tier: Tier | None
+    moving: Moving | None
 
 
 class Health(Answer):
@@ -135,24 +165,3 @@ class ModelList(Answer):
     """The models that the server runs."""
 
     data: tuple[Model, ...]
-
-
-class KVPool(Answer):
-    """The KV pool, in bytes: what sessions hold, and what only serves as a prefix and gives way."""
-
-    total_bytes: int
-    owned_bytes: int
-    cached_bytes: int
-    block_bytes: int
-    block_tokens: int
-
-
-class MemoryMap(Answer):
-    """The server's memory: weights (`text`), KV (`data`), and who uses it. A session is resident while it holds KV."""
-
-    text_bytes: int
-    data: KVPool
-    sessions: int
-    sessions_resident: int
-    turns_running: int
-    turns_waiting: int

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import httpx
 from httpx_sse import EventSource
 
 from client.calls import Call
-from client.edge import Connection, check_status, mapped_errors, read_answer, to_request
+from client.edge import Connection, check_status, mapped_errors, read_answer, to_request, to_upload
+from client.files import CHUNK_BYTES, read_chunks, written_whole
 
 T = TypeVar("T")
 
@@ -30,6 +34,25 @@ class Transport:
     @contextmanager
     def stream(self, call: Call[T]) -> Iterator[EventSource]:
         """The answer as a source of events; leaving the block closes its connection."""
+        with self._open(call) as response:
+            yield EventSource(response)
+
+    def download(self, call: Call[None], path: Path) -> None:
+        """Write the answer to the file `path`, which appears when it is whole. Raises also `OSError`."""
+        with self._open(call) as response, written_whole(path) as file, mapped_errors():
+            for chunk in response.iter_bytes(CHUNK_BYTES):
+                file.write(chunk)
+
+    def upload(self, call: Call[T], path: Path) -> T:
+        """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
+        with path.open("rb") as file, mapped_errors():
+            size = os.fstat(file.fileno()).st_size
+            response = self._http.send(to_upload(self._http, call, file, size))
+        return read_answer(call, response)
+
+    @contextmanager
+    def _open(self, call: Call[T]) -> Iterator[httpx.Response]:
+        """An answer that is not read yet and no error."""
         with mapped_errors():
             response = self._http.send(to_request(self._http, call), stream=True)
         try:
@@ -37,7 +60,7 @@ class Transport:
                 with mapped_errors():
                     response.read()
             check_status(response)
-            yield EventSource(response)
+            yield response
         finally:
             response.close()
 
@@ -61,6 +84,26 @@ class AsyncTransport:
     @asynccontextmanager
     async def stream(self, call: Call[T]) -> AsyncIterator[EventSource]:
         """The answer as a source of events; leaving the block closes its connection."""
+        async with self._open(call) as response:
+            yield EventSource(response)
+
+    async def download(self, call: Call[None], path: Path) -> None:
+        """Write the answer to the file `path`, which appears when it is whole. Raises also `OSError`."""
+        async with self._open(call) as response:
+            with written_whole(path) as file, mapped_errors():
+                async for chunk in response.aiter_bytes(CHUNK_BYTES):
+                    await asyncio.to_thread(file.write, chunk)
+
+    async def upload(self, call: Call[T], path: Path) -> T:
+        """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
+        with await asyncio.to_thread(path.open, "rb") as file, mapped_errors():
+            size = os.fstat(file.fileno()).st_size
+            response = await self._http.send(to_upload(self._http, call, read_chunks(file), size))
+        return read_answer(call, response)
+
+    @asynccontextmanager
+    async def _open(self, call: Call[T]) -> AsyncIterator[httpx.Response]:
+        """An answer that is not read yet and no error."""
         with mapped_errors():
             response = await self._http.send(to_request(self._http, call), stream=True)
         try:
@@ -68,7 +111,7 @@ class AsyncTransport:
                 with mapped_errors():
                     await response.aread()
             check_status(response)
-            yield EventSource(response)
+            yield response
         finally:
             await response.aclose()
 

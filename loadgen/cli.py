@@ -16,7 +16,7 @@ from loadgen.experiments.density import run_density
 from loadgen.report import Report, write_json
 from loadgen.tables import render
 from loadgen.targets import TargetSpec
-from loadgen.workload import Workload
+from loadgen.workload import Signals, Workload
 
 DEFAULTS = Workload()
 
@@ -127,6 +127,13 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         default=DEFAULTS.think,
         metavar="LOW:HIGH",
         help=f"seconds between turns, drawn evenly (default: {low:g}:{high:g})",
+    )
+    parser.add_argument(
+        "--signals",
+        type=Signals,
+        choices=list(Signals),
+        default=DEFAULTS.signals,
+        help=f"what Djinn is told of think times (default: {DEFAULTS.signals})",
     )
     parser.add_argument(
         "--trace",

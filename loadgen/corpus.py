@@ -77,7 +77,9 @@ def _parse(path: Path, number: int, line: str) -> _Conversation:
     try:
         return _Conversation.model_validate_json(line)
     except ValidationError as error:
-        raise LoadgenError(f"trace {path}, line {number}: not a conversation: {error}") from error
+        problem = error.errors(include_url=False)[0]
+        reason = ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
+        raise LoadgenError(f"trace {path}, line {number}: not a conversation: {reason}") from error
 
 
 def _render(conversation: _Conversation) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -25,12 +26,16 @@ class TurnClock:
 
 @dataclass(frozen=True, slots=True)
 class TurnCost:
-    """What a server says a turn cost, in tokens; None where it does not say."""
+    """What a server says a turn cost, in tokens; None where it does not say.
+
+    `resume_ms` is what went by before the first token: in the queue, while KV came back (`restore`), and in `prefill`.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
     recomputed_tokens: int | None
+    resume_ms: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,18 @@ class TurnRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalRecord:
+    """A phase that an agent told its server. `sent_s` is in seconds since the start of the run."""
+
+    agent: int
+    phase: str
+    sent_s: float
+    round_trip_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
-    """A turn that did not complete, or with `turn` None a conversation that could not be closed.
+    """A turn that did not complete, or with `turn` None a signal or the end of a conversation that did not get through.
 
     `kind` is the name of the error's class; `at_s` is in seconds since the start of the run.
     """
@@ -72,3 +87,4 @@ class Run:
     interrupted: bool = False
     turns: list[TurnRecord] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    signals: list[SignalRecord] = field(default_factory=list)

@@ -72,6 +72,7 @@ def _target_as_json(target: TargetReport) -> dict[str, Any]:
         "prompts_sha256": target.prompts_sha256,
         "summary": asdict(target.summary),
         "turns": [_turn_as_json(record) for record in target.run.turns],
+        "signals": [asdict(record) for record in target.run.signals],
         "failures": [asdict(failure) for failure in target.run.failures],
     }
 

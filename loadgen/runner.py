@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from client import DjinnError, Timeout
 from loadgen.prompts import TokenIds
-from loadgen.records import Failure, Run, TurnClock, TurnRecord
+from loadgen.records import Failure, Run, SignalRecord, TurnClock, TurnRecord
 from loadgen.targets import Agent, Target
 from loadgen.workload import AgentPlan
 
 CLOSE_TIMEOUT_S = 10.0
+
+COME_BACK_S = 0.1
+"""How long before its next turn an agent says that it comes back."""
 
 
 class WrongTokenCount(DjinnError):
@@ -49,16 +52,36 @@ class Runner:
         agent = self._target.new_agent()
         due_s = plan.arrival_s
         try:
-            for turn, (new_ids, think_s) in enumerate(zip(turns, (*plan.thinks_s, 0.0), strict=True)):
+            for turn, (new_ids, think_s) in enumerate(zip(turns, (*plan.thinks_s, None), strict=True)):
                 await asyncio.sleep(due_s - self._now())
-                if not await self._run_turn(agent, number, turn, due_s, new_ids):
+                record = await self._run_turn(agent, number, turn, due_s, new_ids)
+                if record is None or think_s is None:
                     break
-                due_s = self._now() + think_s
+                due_s = record.sent_s + record.latency_s + think_s
+                await self._announce(agent, number, due_s)
         finally:
             await self._close(agent, number)
 
-    async def _run_turn(self, agent: Agent, number: int, turn: int, due_s: float, new_ids: TokenIds) -> bool:
-        """Run and record one turn; whether it completed."""
+    async def _announce(self, agent: Agent, number: int, due_s: float) -> None:
+        """Tell the server that the agent thinks until `due_s`, and shortly before then that it comes back."""
+        await self._signal(agent.leave(max(0.0, due_s - self._now())), number)
+        await asyncio.sleep(due_s - COME_BACK_S - self._now())
+        await self._signal(agent.come_back(), number)
+
+    async def _signal(self, told: Awaitable[str | None], number: int) -> None:
+        sent_s = self._now()
+        try:
+            phase = await told
+        except DjinnError as error:
+            self._fail(number, None, error)
+            return
+        if phase is not None:
+            self._run.signals.append(SignalRecord(number, phase, sent_s, self._now() - sent_s))
+
+    async def _run_turn(
+        self, agent: Agent, number: int, turn: int, due_s: float, new_ids: TokenIds
+    ) -> TurnRecord | None:
+        """Run and record one turn; None if it did not complete."""
         sent_s = self._now()
         clock = TurnClock()
         try:
@@ -69,11 +92,11 @@ class Runner:
                 raise WrongTokenCount("the turn ended without an event that had tokens")
         except DjinnError as error:
             self._fail(number, turn, error)
-            return False
+            return None
         record = TurnRecord(number, turn, due_s, sent_s, tuple(clock.token_times_s), clock.over_s, cost)
         self._run.turns.append(record)
         self._on_change(self._run)
-        return True
+        return record
 
     async def _close(self, agent: Agent, number: int) -> None:
         try:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadgen.records import Run, TurnRecord
+from loadgen.records import Failure, Run, TurnRecord
 from loadgen.workload import Workload
 
 
@@ -39,14 +39,16 @@ class Summary:
 
     TTFT is from the sending of a turn to its first event with tokens, the opening of a session included; resumed
     turns are all but an agent's first. Inter-token latency is the time from one event with tokens to the next of the
-    same turn. Lateness is how long after its due time a turn was sent: if it is not small, the load generator was the
-    bottleneck. `tokens_per_s` counts the tokens of completed turns over the whole run.
+    same turn. A signal's time is its round trip. Lateness is how long after its due time a turn was sent: if it is not
+    small, the load generator was the bottleneck. `tokens_per_s` counts the tokens of completed turns over the whole
+    run. `turn_errors` and `other_errors`, those of signals and of closing conversations, count kinds of errors.
     """
 
     ttft_first_s: Distribution | None
     ttft_resumed_s: Distribution | None
     turn_latency_s: Distribution | None
     inter_token_s: Distribution | None
+    signal_s: Distribution | None
     lateness_s: Distribution | None
     tokens_per_s: float
     duration_s: float
@@ -56,7 +58,8 @@ class Summary:
     turns_completed: int
     turns_failed: int
     turns_not_run: int
-    errors: dict[str, int]
+    turn_errors: dict[str, int]
+    other_errors: dict[str, int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
@@ -65,7 +68,7 @@ class Summary:
     @property
     def succeeded(self) -> bool:
         """Whether every planned turn completed and every conversation could be closed."""
-        return self.turns_completed == self.turns_planned and not self.errors
+        return self.turns_completed == self.turns_planned and not self.other_errors
 
 
 def summarize(run: Run, workload: Workload) -> Summary:
@@ -78,6 +81,7 @@ def summarize(run: Run, workload: Workload) -> Summary:
         ttft_resumed_s=Distribution.of([_ttft(record) for record in run.turns if record.turn > 0]),
         turn_latency_s=Distribution.of([record.latency_s for record in run.turns]),
         inter_token_s=Distribution.of([gap for record in run.turns for gap in _gaps(record)]),
+        signal_s=Distribution.of([signal.round_trip_s for signal in run.signals]),
         lateness_s=Distribution.of([record.sent_s - record.due_s for record in run.turns]),
         tokens_per_s=completion_tokens / run.duration_s if run.duration_s else 0.0,
         duration_s=run.duration_s,
@@ -87,7 +91,8 @@ def summarize(run: Run, workload: Workload) -> Summary:
         turns_completed=len(run.turns),
         turns_failed=failed,
         turns_not_run=planned - len(run.turns) - failed,
-        errors=dict(sorted(Counter(failure.kind for failure in run.failures).items())),
+        turn_errors=_kinds(failure for failure in run.failures if failure.turn is not None),
+        other_errors=_kinds(failure for failure in run.failures if failure.turn is None),
         prompt_tokens=sum(record.cost.prompt_tokens for record in run.turns),
         completion_tokens=completion_tokens,
         cached_tokens=_sum(record.cost.cached_tokens for record in run.turns),
@@ -103,6 +108,10 @@ def peak_agents(turns: Iterable[TurnRecord]) -> int:
         spans[record.agent] = (min(start, record.sent_s), max(end, record.sent_s + record.latency_s))
     changes = sorted([(start, 1) for start, _ in spans.values()] + [(end, -1) for _, end in spans.values()])
     return max(np.cumsum([change for _, change in changes]).tolist(), default=0)
+
+
+def _kinds(failures: Iterable[Failure]) -> dict[str, int]:
+    return dict(sorted(Counter(failure.kind for failure in failures).items()))
 
 
 def _ttft(record: TurnRecord) -> float:

@@ -15,6 +15,7 @@ LATENCIES = {
     "TTFT, resumed turns": "ttft_resumed_s",
     "turn latency": "turn_latency_s",
     "inter-token latency": "inter_token_s",
+    "signal round trip": "signal_s",
     "lateness of sending": "lateness_s",
 }
 
@@ -61,13 +62,18 @@ def _totals(summary: Summary) -> dict[str, str]:
         "turns completed": f"{summary.turns_completed} of {summary.turns_planned}",
         "turns failed": str(summary.turns_failed),
         "turns not run": f"{summary.turns_not_run}{' (interrupted)' if summary.interrupted else ''}",
-        "errors": ", ".join(f"{kind} {count}" for kind, count in summary.errors.items()) or "none",
+        "errors of turns": _counts(summary.turn_errors),
+        "errors of signals and closing": _counts(summary.other_errors),
         "tokens/s": f"{summary.tokens_per_s:,.1f}",
         "seconds": f"{summary.duration_s:,.1f}",
         "agents at once": str(summary.peak_agents),
         "prompt tokens cached": _share(summary.cached_tokens, summary.prompt_tokens),
         "prompt tokens recomputed": _share(summary.recomputed_tokens, summary.prompt_tokens),
     }
+
+
+def _counts(errors: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in errors.items()) or "none"
 
 
 def _share(tokens: int | None, of: int) -> str:

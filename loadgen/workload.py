@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
 from loadgen.arrivals import poisson_arrivals
 from loadgen.errors import LoadgenError
+
+
+class Signals(StrEnum):
+    """What agents tell a Djinn server about their think times."""
+
+    ETA = "eta"
+    """When they begin, and how long they will take."""
+    READY = "ready"
+    """When they begin, and shortly before they end."""
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +28,8 @@ class Workload:
 
     The first prompt has `context` tokens, of which the first `system_tokens` are the same for every agent; every later
     turn adds `resume_tokens` of new text. Every turn generates exactly `completion_tokens`. Between turns an agent
-    thinks for a time drawn evenly from `think`, (low, high). Arrival and think times are multiplied by `time_scale`.
+    thinks for a time drawn evenly from `think`, (low, high), and says so to servers that can be told. Arrival and think
+    times are multiplied by `time_scale`.
 
     Raises `LoadgenError` if a value is outside its range.
     """
@@ -32,6 +44,7 @@ class Workload:
     completion_tokens: int = 64
     seed: int = 0
     time_scale: float = 1.0
+    signals: Signals = Signals.ETA
 
     def __post_init__(self) -> None:
         for name in ("agents", "context", "turns", "resume_tokens", "completion_tokens"):
@@ -47,7 +60,9 @@ class Workload:
         if not 0 <= low <= high < math.inf:
             raise LoadgenError("think must be LOW:HIGH with 0 <= LOW <= HIGH, in seconds")
         if not 0 <= self.system_tokens < self.context:
-            raise LoadgenError(f"system_tokens must be from 0 to context - 1, {self.context - 1}")
+            raise LoadgenError(
+                f"system_tokens is {self.system_tokens}, but must be from 0 to context - 1, {self.context - 1}"
+            )
 
     @property
     def final_tokens(self) -> int:

@@ -42,13 +42,47 @@ def test_numbers_that_are_none_are_refused(http: httpx.Client, value: bytes) -> 
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"prompt": "\\ud800"}', b'{"prompt": "a", "\\ud800": 1}', b'{"prompt": "a", "stop": "\\ud800"}']
+    ("body", "param"),
+    [
+        (b'{"prompt": "\\ud800"}', "prompt"),
+        (b'{"prompt": "a", "stop": "\\ud800"}', "stop"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "messages.0.content"),
+        (b'{"prompt": "a", "\\ud800": 1}', None),
+    ],
 )
-def test_half_a_surrogate_pair_is_the_clients_error(http: httpx.Client, body: bytes) -> None:
+def test_half_a_surrogate_pair_is_refused_where_it_was_sent(http: httpx.Client, body: bytes, param: str | None) -> None:
     session = http.post("/v1/sessions").json()["id"]
     response = http.post(f"/v1/sessions/{session}/generate", content=body, headers=JSON)
-    assert response.status_code in (400, 422)
-    assert response.json()["error"]["message"]
+    assert "nicode" in assert_error(response, 422, "field_out_of_range", param=param)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"ttl_s": "\xff"}', "can't decode byte 0xff"),
+        (b"[" * 100_000, "recursion"),
+        (b'{"ttl_s": ' + b"9" * 5000 + b"}", "5000 digits"),
+    ],
+    ids=["not UTF-8", "deep", "long number"],
+)
+def test_a_body_that_cannot_be_parsed_says_why(http: httpx.Client, body: bytes, reason: str) -> None:
+    message = assert_error(http.post("/v1/sessions", content=body, headers=JSON), 400, "malformed_request")
+    assert reason in message
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/", "/health/", "/v1/models/", "/v1/completions/"])
+def test_a_path_with_a_slash_too_many_is_no_other_path(http: httpx.Client, path: str) -> None:
+    assert_error(http.get(path), 404, "not_found")
+
+
+@pytest.mark.parametrize("word", ["x" * 30_000, "x%20" * 7_500])
+def test_what_a_client_sent_comes_back_cut(http: httpx.Client, word: str) -> None:
+    assert len(http.get(f"/v1/{word}").content) < 2_000
+    assert len(http.get(f"/v1/sessions/{word}").content) < 2_000
+    for body in ({word: 1}, {"ttl_s": 1, "metadata": {word: 1}}, {"residency": word}):
+        response = http.post("/v1/sessions", json=body)
+        assert response.status_code == 422
+        assert len(response.content) < 3_000
 
 
 async def test_a_bug_is_a_500_without_its_secrets() -> None:

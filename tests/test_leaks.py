@@ -22,7 +22,7 @@ CUT_OFF = STREAMS // 3
 def held(http: httpx.Client) -> tuple[int, int]:
     """Sessions that are open and bytes of KV that they hold."""
     memory = http.get("/v1/memory").json()
-    return memory["sessions"], memory["data"]["owned_bytes"]
+    return memory["sessions"], memory["data"]["device"]["owned_bytes"]
 
 
 def descriptors() -> int:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import time
+
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.domain import Ticket
+from app.messages import Started
+from app.metrics import Metrics, TurnClock
 from tests.conftest import ServeWith
 
 # What dashboards for vLLM read, by the names on the wire.
@@ -48,6 +54,53 @@ def test_turns_are_counted_under_both_names(serve_with: ServeWith) -> None:
     assert found["vllm:inter_token_latency_seconds_count"] == 8
     assert found["vllm:request_success_total"] == 2
     assert 0 < found["vllm:kv_cache_usage_perc"] < 1
+
+
+def test_what_the_memory_map_tells_is_there_by_tier_and_direction(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True})
+    http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"})
+    while http.get(f"/v1/sessions/{session}").json()["kv"]["tier"] != "host":
+        time.sleep(0.005)
+    memory = http.get("/v1/memory").json()
+    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+
+    def series(name: str, label: str) -> dict[str, float]:
+        return {sample.labels[label]: sample.value for sample in families[name].samples}
+
+    assert series("djinn_sessions_by_tier", "tier") == memory["sessions_by_tier"]
+    for name, figure in (("moves", "count"), ("moved_bytes", "bytes"), ("move_seconds", "seconds")):
+        expected = {direction: moved[figure] for direction, moved in memory["moves"].items()}
+        assert series(f"djinn_kv_{name}", "direction") == expected
+    assert series("djinn_kv_moves", "direction")["out"] >= 1
+    for count, value in memory["counts"].items():
+        assert [sample.value for sample in families[f"djinn_kv_{count}"].samples] == [value]
+    bytes_by_tier = {
+        (sample.labels["tier"], f"{sample.labels['kind']}_bytes"): sample.value
+        for sample in families["djinn_kv_bytes"].samples
+    }
+    for tier in ("device", "host", "disk"):
+        for kind, value in memory["data"][tier].items():
+            assert bytes_by_tier[tier, kind] == value
+
+
+def test_a_wait_for_kv_is_not_a_wait_in_the_queue() -> None:
+    metrics = Metrics("m")
+    clock = TurnClock(metrics)
+    clock.observe(Started(Ticket(1), 0, restore_ms=300.0, at=time.perf_counter() + 0.5))
+    assert clock.restore_ms == 300
+    assert clock.queue_ms == pytest.approx(200, abs=20)
+    TurnClock(metrics).observe(Started(Ticket(2), 0))
+    counts = {
+        sample.name: sample.value
+        for histogram in (metrics.restore, metrics.queue)
+        for family in histogram.collect()
+        for sample in family.samples
+    }
+    assert counts["djinn_turn_restore_seconds_count"] == 1
+    assert counts["djinn_turn_restore_seconds_sum"] == pytest.approx(0.3)
+    assert counts["djinn_turn_queue_seconds_count"] == 2
 
 
 def test_aliases_carry_the_labels_that_dashboards_filter_by(http: httpx.Client) -> None:

@@ -5,7 +5,7 @@ import pytest
 from app.errors import FieldOutOfRange, MalformedRequest
 from app.model_store.resolve import resolve
 from app.prompts import following_token_ids, new_token_ids
-from app.schemas import GenerateBody
+from app.schemas.turns import GenerateBody
 from app.settings import Settings
 from app.tokens import Tokens, load_tokens
 

@@ -21,6 +21,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.serving import serve
 
+schemathesis.serializer.alias("application/vnd.safetensors", "application/octet-stream")
+
 
 @pytest.fixture(scope="module")
 def small_url() -> Iterator[str]:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, NullIsAbsent, Usage
 from app.openai.messages import Message
-from app.schemas import Metadata
-
-
-def _refuse(value: object) -> None:
-    raise ValueError("not supported")
-
-
-NotSupported = Annotated[None, BeforeValidator(_refuse)]
-"""A field that clients may name as long as they ask nothing of it."""
+from app.schemas.sessions import Metadata
+from app.schemas.wire import MAX_COUNT
 
 
 class ResponseFormat(NullIsAbsent):
@@ -26,10 +19,13 @@ class ResponseFormat(NullIsAbsent):
 
 
 class ChatBody(GenerationFields):
-    """A chat to answer."""
+    """A chat to answer.
+
+    SDKs send some fields with values that ask for nothing: of what is not supported, only those are taken.
+    """
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=0, description="the newer name of max_tokens")
+    max_completion_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="the newer name of max_tokens")
     logprobs: bool = Field(False, description="report each token's log-probability")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token; only with logprobs"
@@ -39,9 +35,12 @@ class ChatBody(GenerationFields):
         None, description="the caller's own labels; a whole answer returns them, a stream does not"
     )
     store: Literal[False] = Field(False, description="answers are not stored")
-    tools: NotSupported = None
-    tool_choice: NotSupported = None
-    parallel_tool_calls: NotSupported = None
+    tools: Annotated[list[None], Field(max_length=0)] = Field(default=[], description="not supported: none")
+    tool_choice: Literal["none", "auto"] = Field("none", description="there are no tools to choose from")
+    parallel_tool_calls: bool = Field(True, description="there are no tools to call")
+    service_tier: Literal["auto", "default"] = Field("auto", description="there is one")
+    prediction: None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] = Field(default=["text"])
 
     @field_validator("top_logprobs")
     @classmethod

@@ -12,7 +12,7 @@ from app.domain import FinishReason, SamplingParams, StopRule
 from app.errors import DjinnError, Draining, WrongState
 from app.generation import TextChunk, TextItem, TextTurn
 from app.messages import TurnFinished
-from app.schemas import MAX_SEED
+from app.schemas.turns import MAX_SEED
 from app.session import Session
 from app.sessions import SessionRegistry
 from app.tokens import Tokens
@@ -54,12 +54,18 @@ class Choices:
         self._open_session = open_session
         self._cleanup = cleanup
         self._merged: asyncio.Queue[tuple[int, TextItem | Exception]] = asyncio.Queue(maxsize=1)
+        self._sessions: list[Session] = []
         self._to_finish = len(ask.prompts) * ask.n
 
     async def start(self) -> None:
-        """Submit the first choice of every prompt. Raises what `SessionRegistry.start_turn` raises."""
+        """Open every session, then submit the first choice of every prompt.
+
+        Raises what `SessionRegistry` raises, `Busy` before anything is computed.
+        """
+        for _ in range(self._to_finish):
+            self._sessions.append(await self._cleanup.enter_async_context(self._open_session()))
         for prompt in range(len(self._ask.prompts)):
-            await self._start_choice(prompt * self._ask.n)
+            self._start_choice(prompt * self._ask.n)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
         """The items of all choices, each with its index, until every choice has finished.
@@ -75,16 +81,16 @@ class Choices:
             if index % self._ask.n == 0 and isinstance(item, TextChunk | TurnFinished) and index not in computed:
                 computed.add(index)
                 for other in range(index + 1, index + self._ask.n):
-                    await self._start_choice(other)
+                    self._start_choice(other)
             if isinstance(item, TurnFinished):
                 self._to_finish -= 1
                 if item.reason is FinishReason.CANCELLED:
                     raise self._cancelled()
             yield index, item
 
-    async def _start_choice(self, index: int) -> None:
+    def _start_choice(self, index: int) -> None:
         prompt, number = divmod(index, self._ask.n)
-        session = await self._cleanup.enter_async_context(self._open_session())
+        session = self._sessions[index]
         turn = self._registry.start_turn(
             session,
             self._ask.prompts[prompt],
@@ -98,6 +104,7 @@ class Choices:
             self._tokens.stream(after_text=True),
             self._ask.stop_strings,
             partial(self._registry.cancel, session, turn, reason=FinishReason.STOP),
+            partial(self._registry.settled, session),
             self._ask.stop_rules[prompt].min_tokens,
         )
         task = asyncio.create_task(self._pump(index, text))

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
-from app.schemas import TokenId
-from app.views import is_none
+from app.schemas.wire import MAX_COUNT, TokenId
+from app.views.turns import is_none
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
@@ -16,7 +16,7 @@ DEFAULT_MAX_TOKENS = 16
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
-def _prompt_form(prompt: object) -> str:
+def _prompt_form(prompt: object) -> str | None:
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     match prompt, first:
         case list(), int():
@@ -25,8 +25,10 @@ def _prompt_form(prompt: object) -> str:
             return "list of token ids"
         case list(), _:
             return "list of texts"
-        case _:
+        case str(), _:
             return "one text"
+        case _:
+            return None
 
 
 Prompt = Annotated[
@@ -34,7 +36,11 @@ Prompt = Annotated[
     | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("list of texts")]
     | Annotated[TokenIds, Tag("token ids")]
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("list of token ids")],
-    Discriminator(_prompt_form),
+    Discriminator(
+        _prompt_form,
+        custom_error_type="prompt",
+        custom_error_message="Input should be a text, a list of texts, token ids or a list of token ids",
+    ),
 ]
 
 
@@ -42,11 +48,13 @@ class CompletionBody(GenerationFields):
     """Texts to go on with."""
 
     prompt: Prompt = Field(description="one prompt or several, each a text or token ids")
-    max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, description="most tokens to generate")
+    max_tokens: int | None = Field(DEFAULT_MAX_TOKENS, ge=0, le=MAX_COUNT, description="most tokens to generate")
     echo: bool = Field(False, description="the prompt is part of the text, and its tokens of the logprobs")
     logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token; 0: only the token itself"
     )
+    best_of: Literal[1] = Field(1, description="every choice that is generated is given")
+    suffix: None = Field(None, description="text cannot be generated in front of other text")
     return_token_ids: bool = Field(False, description="give each choice's `token_ids` beside its text, as vLLM does")
 
     @property

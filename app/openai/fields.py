@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from app.domain import TurnUsage
-from app.schemas import SamplingFields, WireModel
+from app.schemas.turns import SamplingFields
+from app.schemas.wire import WireModel
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -44,6 +45,7 @@ class StreamOptions(NullIsAbsent):
     """Options of a streamed answer."""
 
     include_usage: bool = Field(False, description="end with a chunk that has the usage and no choices")
+    include_obfuscation: Literal[False] = Field(False, description="events are never padded")
 
 
 class GenerationFields(NullIsAbsent, SamplingFields):

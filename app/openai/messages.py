@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from app.openai.fields import NullIsAbsent
-from app.schemas import WireModel
+from app.schemas.wire import WireModel
 
 
 class TextPart(WireModel):
@@ -142,11 +141,6 @@ Message = Annotated[
         custom_error_message="role must be system, developer, user, assistant or tool",
     ),
 ]
-
-
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The chat as chat templates read it."""
-    return [message.for_template() for message in messages]
 
 
 def _template_message(role: str, content: str | list[TextPart], **optional: object) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from typing import Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from app.errors import FieldOutOfRange
 from app.openai.fields import NullIsAbsent
 from app.openai.messages import Message
-from app.schemas import TokenId
+from app.schemas.wire import TokenId
 
 
 class TokenizeBody(NullIsAbsent):
@@ -31,7 +32,8 @@ class TokenizeBody(NullIsAbsent):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give exactly one of prompt and messages")
+            both = self.prompt is not None
+            raise FieldOutOfRange("give exactly one of prompt and messages", param="messages" if both else None)
         only_chat = self.add_generation_prompt is not None or self.continue_final_message is not None
         if self.messages is None and only_chat:
             raise ValueError("add_generation_prompt and continue_final_message are only allowed with messages")

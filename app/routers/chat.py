@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from app.openai.answers import Head, collect, stream
 from app.openai.chat import ChatBody, ChatCompletion
 from app.openai.chat_answer import ChatChunkWriter, whole_choice
-from app.openai.messages import template_messages
+from app.openai.chat_prompt import chat_prompt
 from app.routers.openai_call import OpenAICallDep, check_model, generation_responses
 from app.sse import EventStream, unless_disconnected
 
@@ -26,7 +26,7 @@ async def create_chat_completion(request: Request, body: ChatBody, call: OpenAIC
     """Answer a chat. A client that disconnects cancels its turns."""
     services = call.services
     check_model(services, body.model)
-    prompt = await asyncio.to_thread(services.tokens.render_chat, template_messages(body.messages))
+    prompt = await asyncio.to_thread(chat_prompt, body.messages, services.tokens)
     choices = await call.start(
         body,
         [prompt],

@@ -11,7 +11,7 @@ from app.openai.answers import Head, collect, stream
 from app.openai.completion import Completion, CompletionBody
 from app.openai.completion_answer import CompletionChunkWriter, Echo, whole_choice
 from app.routers.openai_call import OpenAICallDep, check_model, generation_responses
-from app.schemas import check_token_ids
+from app.schemas.wire import check_token_ids
 from app.sse import EventStream, unless_disconnected
 from app.tokens import Tokens
 
@@ -58,10 +58,10 @@ async def create_completion(request: Request, body: CompletionBody, call: OpenAI
 
 def _encode(prompts: Sequence[str | list[int]], tokens: Tokens, vocab_size: int) -> list[Echo]:
     encoded = []
-    for prompt in prompts:
+    for index, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             encoded.append(Echo(prompt, tuple(tokens.encode(prompt, add_special_tokens=True))))
         else:
-            check_token_ids(prompt, vocab_size, param="prompt")
+            check_token_ids(prompt, vocab_size, param="prompt" if len(prompts) == 1 else f"prompt.{index}")
             encoded.append(Echo(tokens.decode(prompt), tuple(prompt)))
     return encoded

@@ -15,8 +15,9 @@ from app.openai.bound_sessions import BoundSessions
 from app.session import Session
 from app.sessions import SessionRegistry
 from app.settings import Settings
+from app.spool import Spool
 from app.tokens import Tokens
-from app.views import ErrorBody
+from app.views.errors import ErrorBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Services:
     metrics: Metrics
     sessions: SessionRegistry
     bound_sessions: BoundSessions
+    spool: Spool
     started_at: int
     """Unix seconds."""
 
@@ -49,7 +51,7 @@ OwnerDep = Annotated[str | None, Depends(_owner)]
 
 
 async def _session(session_id: str, services: ServicesDep, owner: OwnerDep) -> Session:
-    return services.sessions.get(session_id, owner)
+    return services.sessions.table.get(session_id, owner)
 
 
 async def _cleanup() -> AsyncIterator[AsyncExitStack]:

@@ -16,10 +16,10 @@ from app.generation import TextChunk, TextTurn
 from app.messages import TurnFinished
 from app.prompts import new_token_ids
 from app.routers.dependencies import CleanupDep, Services, ServicesDep, SessionDep, errors
-from app.schemas import GenerateBody
+from app.schemas.turns import GenerateBody
 from app.session import Session
 from app.sse import EventStream, sse_event, unless_disconnected
-from app.views import TokenEvent, TokenLogprobsView, TurnUsageView, TurnView
+from app.views.turns import TokenEvent, TokenLogprobsView, TurnUsageView, TurnView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
@@ -98,7 +98,8 @@ async def _start(session: Session, body: GenerateBody, services: Services, clean
     turn = registry.start_turn(session, token_ids, params, stop, param=body.input_field)
     cleanup.callback(registry.release, session, turn)
     on_stop = partial(registry.cancel, session, turn, reason=FinishReason.STOP)
-    text_turn = TextTurn(turn, tokens.stream(after_text=True), body.stop_strings, on_stop, body.min_tokens)
+    settled = partial(registry.settled, session)
+    text_turn = TextTurn(turn, tokens.stream(after_text=True), body.stop_strings, on_stop, settled, body.min_tokens)
     return _TurnReader(text_turn, with_logprobs=body.logprobs is not None)
 
 

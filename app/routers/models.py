@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 
+from app.errors import NotFound
 from app.openai.models import Model, ModelList
 from app.routers.dependencies import Services, ServicesDep, errors
 from app.routers.openai_call import check_model
@@ -20,6 +21,8 @@ async def list_models(services: ServicesDep) -> ModelList:
 @router.get("/v1/models/{model:path}", operation_id="getModel", responses=errors(404))
 async def get_model(model: str, services: ServicesDep) -> Model:
     """One served model. Its name may hold slashes."""
+    if not model:
+        raise HTTPException(NotFound.status)  # what any other path that ends in a slash gets
     check_model(services, model)
     return _model(services)
 

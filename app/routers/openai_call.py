@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Response
+from fastapi import Depends, Header, Request, Response
 
 from app.errors import FieldOutOfRange, UnknownModel
 from app.openai.choices import Ask, Choices, OpenSession
 from app.openai.fields import GenerationFields
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, errors
 from app.session import Session
+from app.settings import Settings
 
 SESSION_HEADER = "X-Session-ID"
 SessionHeader = Annotated[
@@ -60,9 +61,13 @@ class OpenAICall:
         """
         tokens, registry = self.services.tokens, self.services.sessions
         body.check_vocabulary(self.services.info.vocab_size)
-        rooms = [
-            registry.room(len(prompt), max_tokens, param=prompt_field, limit_param=limit_field) for prompt in prompts
-        ]
+        _check_count(self.services.settings, prompts=len(prompts), n=body.n)
+        rooms = []
+        for index, prompt in enumerate(prompts):
+            field = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
+            if not prompt:
+                raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
+            rooms.append(registry.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
         ask = Ask(
             prompts=tuple(tuple(prompt) for prompt in prompts),
             n=body.n,
@@ -70,8 +75,10 @@ class OpenAICall:
             stop_rules=tuple(body.to_stop_rule(max_tokens=room, eos_token_ids=tokens.eos_token_ids) for room in rooms),
             stop_strings=body.stop_strings,
         )
-        choices = Choices(registry, tokens, ask, self._sessions(body, ask), self._cleanup)
-        await choices.start()
+        with ExitStack() as undo:
+            choices = Choices(registry, tokens, ask, self._sessions(body, ask, undo), self._cleanup)
+            await choices.start()
+            undo.pop_all()
         return choices
 
     def answer(self, response: Response) -> Response:
@@ -80,25 +87,39 @@ class OpenAICall:
             response.headers[SESSION_HEADER] = self._session.id
         return response
 
-    def _sessions(self, body: GenerationFields, ask: Ask) -> OpenSession:
-        """Where the choices run: each in a session that lives as long as the call, or the one in the bound session."""
+    def _sessions(self, body: GenerationFields, ask: Ask, undo: ExitStack) -> OpenSession:
+        """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
+
+        `undo` gets what is to be done about it if they cannot start.
+        """
         if self._session_name is None:
             return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(body.user))
-        session = self._bound(self._session_name, body, ask)
+        session = self._bound(self._session_name, body, ask, undo)
         return lambda: nullcontext(session)
 
-    def _bound(self, name: str, body: GenerationFields, ask: Ask) -> Session:
+    def _bound(self, name: str, body: GenerationFields, ask: Ask, undo: ExitStack) -> Session:
         if body.n > 1:
             raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
         if len(ask.prompts) > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
-        self._session = self.services.bound_sessions.find(self._owner, name, metadata=_labels(body.user))
-        return self._session
+        bound_sessions = self.services.bound_sessions
+        session = bound_sessions.find(self._owner, name)
+        if session is None:
+            session = bound_sessions.open(self._owner, name, metadata=_labels(body.user))
+            undo.callback(self.services.sessions.drop, session)
+        self._session = session
+        return session
 
 
 async def _openai_call(
-    services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep, session_name: SessionHeader = None
+    request: Request,
+    services: ServicesDep,
+    owner: OwnerDep,
+    cleanup: CleanupDep,
+    session_name: SessionHeader = None,
 ) -> OpenAICall:
+    if len(set(request.headers.getlist(SESSION_HEADER))) > 1:
+        raise FieldOutOfRange(f"{SESSION_HEADER}: a call is bound to one session", param=SESSION_HEADER)
     return OpenAICall(services, owner, cleanup, session_name)
 
 
@@ -109,6 +130,22 @@ def check_model(services: Services, name: str) -> None:
     """Raise `UnknownModel` unless `name` is the served model's."""
     if name != services.info.name:
         raise UnknownModel(f"there is no model {name!r} here, only {services.info.name!r}", param="model")
+
+
+def _check_count(settings: Settings, *, prompts: int, n: int) -> None:
+    """Raise `FieldOutOfRange` for more choices than the server takes even if it has nothing else to do.
+
+    Each has a session; the first of every prompt wait in the queue at once, and later the others of a prompt.
+    """
+    for param, count, limit, what in (
+        ("prompt", prompts, settings.max_queue, "turns can wait at once"),
+        ("n", n - 1, settings.max_queue, "turns can wait at once"),
+        ("n" if n > 1 else "prompt", prompts * n, settings.max_sessions, "sessions can be open at once"),
+    ):
+        if count > limit:
+            raise FieldOutOfRange(
+                f"{param}: {prompts} prompts with {n} choices each are too many: at most {limit} {what}", param=param
+            )
 
 
 def _labels(user: str | None) -> dict[str, str]:

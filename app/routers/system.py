@@ -8,15 +8,20 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from app.domain import KVPolicy
 from app.errors import Draining
 from app.routers.dependencies import ServicesDep, errors
-from app.schemas import EstimateQuery
-from app.views import MemoryEstimate, MemoryView, Status, Version
+from app.schemas.memory import EstimateQuery
+from app.views.errors import ErrorBody
+from app.views.estimate import MemoryEstimate
+from app.views.memory import MemoryView
+from app.views.system import Status, Version
 
 router = APIRouter(tags=["system"])
 
 
-@router.get("/health", operation_id="getHealth")
+@router.head("/health", include_in_schema=False)
+@router.get("/health", operation_id="getHealth", responses={422: {"model": ErrorBody}})
 async def get_health() -> Status:
     """Whether the process is alive. Needs no API key."""
     return Status(status="ok")
@@ -52,11 +57,11 @@ async def get_version(services: ServicesDep) -> Version:
 
 @router.get("/v1/memory", operation_id="getMemory", responses=errors())
 async def get_memory(services: ServicesDep) -> MemoryView:
-    """Budgets and use of the memory segments, in bytes."""
-    return MemoryView.of(await services.sessions.memory())
+    """Budgets and use of the memory segments in bytes, and what has moved between the tiers."""
+    return MemoryView.of(await services.sessions.memory(), KVPolicy(services.settings.kv_policy))
 
 
 @router.get("/v1/memory/estimate", operation_id="estimateMemory", responses=errors())
 async def estimate_memory(query: Annotated[EstimateQuery, Query()], services: ServicesDep) -> MemoryEstimate:
-    """What a session of `tokens` tokens takes, and how many such sessions the device holds at once."""
-    return MemoryEstimate.of(await services.sessions.memory(), query.tokens)
+    """What a session of `tokens` tokens takes, how many the device holds at once, and how long one takes to move."""
+    return MemoryEstimate.of(await services.sessions.memory(), query.tokens, query.bandwidth)

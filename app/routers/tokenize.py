@@ -6,11 +6,11 @@ import asyncio
 
 from fastapi import APIRouter
 
-from app.openai.messages import template_messages
+from app.openai.chat_prompt import chat_prompt
 from app.openai.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 from app.routers.dependencies import ServicesDep, errors
 from app.routers.openai_call import check_model
-from app.schemas import check_token_ids
+from app.schemas.wire import check_token_ids
 from app.tokens import Tokens
 
 router = APIRouter(tags=["openai"])
@@ -51,6 +51,4 @@ def _encode(body: TokenizeBody, tokens: Tokens) -> list[int]:
         return tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     continues = bool(body.continue_final_message)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    return tokens.render_chat(
-        template_messages(body.messages), add_generation_prompt=opens, continue_final_message=continues
-    )
+    return chat_prompt(body.messages, tokens, add_generation_prompt=opens, continue_final_message=continues)

@@ -44,7 +44,7 @@ async def run_density(specs: Sequence[TargetSpec], workload: Workload, corpus: C
     started_at = datetime.now(UTC)
     reports: list[TargetReport] = []
     async with AsyncExitStack() as stack:
-        targets = [connect(spec) for spec in specs]
+        targets = [connect(spec, workload.signals) for spec in specs]
         for target in targets:
             stack.push_async_callback(target.close)
         prepared = [await _prepare(target, workload, corpus) for target in targets]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from loadgen.targets.base import Agent, Target, TargetSpec
 from loadgen.targets.djinn import DjinnTarget
 from loadgen.targets.openai import OpenAITarget
+from loadgen.workload import Signals
 
 __all__ = ["Agent", "DjinnTarget", "OpenAITarget", "Target", "TargetSpec", "connect"]
 
 
-def connect(spec: TargetSpec) -> Target:
+def connect(spec: TargetSpec, signals: Signals) -> Target:
     """The target of a spec. Nothing is sent yet. Raises `LoadgenError` if the address is not HTTP."""
-    return DjinnTarget(spec) if spec.model is None else OpenAITarget(spec, spec.model)
+    return DjinnTarget(spec, signals) if spec.model is None else OpenAITarget(spec, spec.model)

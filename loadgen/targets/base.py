@@ -28,9 +28,11 @@ class TargetSpec:
     def parse(cls, text: str) -> TargetSpec:
         """Read `NAME=URL` (Djinn's own protocol) or `NAME=URL#MODEL` (OpenAI's). Raises `LoadgenError`."""
         name, _, address = text.partition("=")
-        url, _, model = address.partition("#")
-        if not name or not url:
+        url, separator, model = address.partition("#")
+        if not name or not url or (separator and not model):
             raise LoadgenError(f"a target is NAME=URL or NAME=URL#MODEL, not {text!r}")
+        if url.rstrip("/").endswith("/v1"):
+            raise LoadgenError(f"the URL of target {name} must be that of the server, without /v1")
         return cls(name, url, model or None)
 
     def transport(self) -> AsyncTransport:
@@ -49,6 +51,17 @@ class Agent(Protocol):
 
         Tells `clock` of every event with tokens, and when the turn is over. Raises `client.DjinnError`.
         """
+        ...
+
+    async def leave(self, think_s: float) -> str | None:
+        """Tell the server that the next turn comes after `think_s` seconds.
+
+        Returns the phase that it was told, None if it was told nothing. Raises `client.DjinnError`.
+        """
+        ...
+
+    async def come_back(self) -> str | None:
+        """Tell the server that the next turn is about to come; like `leave`."""
         ...
 
     async def close(self) -> None:

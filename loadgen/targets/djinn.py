@@ -6,13 +6,15 @@ from client import AsyncSession, AsyncSessions
 from loadgen.prompts import TokenIds
 from loadgen.records import TurnClock, TurnCost
 from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
+from loadgen.workload import Signals
 
 
 class DjinnTarget:
-    """A Djinn server."""
+    """A Djinn server, whose agents tell it of their think times in the way of `signals`."""
 
-    def __init__(self, spec: TargetSpec) -> None:
+    def __init__(self, spec: TargetSpec, signals: Signals) -> None:
         self.spec = spec
+        self._signals = signals
         self._transport = spec.transport()
         self._sessions = AsyncSessions(self._transport)
 
@@ -26,7 +28,7 @@ class DjinnTarget:
 
     def new_agent(self) -> DjinnAgent:
         """An agent whose session is opened with its first turn, and counts as part of it."""
-        return DjinnAgent(self._sessions)
+        return DjinnAgent(self._sessions, self._signals)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -36,12 +38,13 @@ class DjinnTarget:
 class DjinnAgent:
     """An agent whose history is a session on the server."""
 
-    def __init__(self, sessions: AsyncSessions) -> None:
+    def __init__(self, sessions: AsyncSessions, signals: Signals) -> None:
         self._sessions = sessions
+        self._signals = signals
         self._session: AsyncSession | None = None
 
     async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
-        """Send the new tokens and read the events of the turn."""
+        """Send the new tokens and read the events of the turn; once it is over, ask where its time went."""
         if self._session is None:
             self._session = await self._sessions.create()
         running = self._session.stream(
@@ -53,12 +56,27 @@ class DjinnAgent:
                     clock.tokens()
         clock.over()
         usage = turn.turn.usage
+        resume_ms = (await self._session.refresh()).usage.resume_ms
         return TurnCost(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
             recomputed_tokens=usage.tokens_recomputed,
+            resume_ms=resume_ms.model_dump(),
         )
+
+    async def leave(self, think_s: float) -> str | None:
+        """Send `io_wait`, with the time of return if signals have one."""
+        if self._session is None or self._signals is Signals.NONE:
+            return None
+        resume_in_ms = 1000 * think_s if self._signals is Signals.ETA else None
+        return (await self._session.set_phase("io_wait", resume_in_ms=resume_in_ms)).phase
+
+    async def come_back(self) -> str | None:
+        """Send `ready`, unless the server knows the time of return."""
+        if self._session is None or self._signals is not Signals.READY:
+            return None
+        return (await self._session.set_phase("ready")).phase
 
     async def close(self) -> None:
         """Close the session, if there is one: the server frees what it held."""

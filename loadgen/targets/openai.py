@@ -87,5 +87,11 @@ class OpenAIAgent:
         """What the server makes of its own text: the best that can be known where it does not tell the ids."""
         return await self._target.tokenize(text, False)
 
+    async def leave(self, think_s: float) -> None:
+        """There is no way to tell."""
+
+    async def come_back(self) -> None:
+        """There is no way to tell."""
+
     async def close(self) -> None:
         """There is nothing to close: the server does not know the conversation."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 import client
+from client.calls import TurnOptions
 from client.edge import Connection
 from client.models import SessionInfo
 from client.transport import AsyncTransport, Transport
 from tests.client.conftest import AnswerWith
 
 SESSION = SessionInfo.model_validate_json("""{
-    "id": "ses_1", "state": "idle", "phase": "compute", "tokens": 0,
+    "id": "ses_1", "state": "idle", "phase": "compute", "residency": "best_effort", "tokens": 0,
     "kv": {"tier": null, "blocks": 0, "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0},
     "usage": {
         "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "tokens_recomputed": 0,
@@ -146,6 +150,54 @@ def test_an_error_inside_a_stream(ask: Ask, answer_with: AnswerWith) -> None:
 def test_an_event_that_is_not_djinns(ask: Ask, answer_with: AnswerWith) -> None:
     with pytest.raises(client.InvalidAnswer, match="token event"):
         ask(answer_with(STREAM + b'event: token\ndata: {"choices": []}\n\n'))
+
+
+UNSENDABLE: list[TurnOptions] = [
+    {"prompt": "x", "temperature": math.nan},
+    {"prompt": "x", "logit_bias": {1: math.inf}},
+    {"prompt": "\ud800"},
+    {"prompt": cast("str", b"x")},
+]
+
+
+@pytest.mark.parametrize("options", UNSENDABLE)
+def test_what_json_has_no_form_for_is_not_sent(options: TurnOptions, answer_with: AnswerWith) -> None:
+    transport = Transport(Connection(answer_with(b""), None, timeout=0.5))
+    session = client.Session(transport, SESSION)
+    with pytest.raises(client.InvalidRequest):
+        session.generate(**options)
+    with pytest.raises(client.InvalidRequest), session.stream(**options):
+        pytest.fail("a turn that cannot be sent has begun")
+    transport.close()
+
+
+async def test_what_json_has_no_form_for_is_not_sent_asyncio(answer_with: AnswerWith) -> None:
+    async with client.AsyncDjinn(answer_with(b"")) as djinn:
+        with pytest.raises(client.InvalidRequest):
+            await djinn.sessions.create(metadata={"name": "\ud800"})
+
+
+async def test_a_client_that_is_closed_sends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "session").touch()
+    blocking, asynchronous = client.Djinn("http://127.0.0.1"), client.AsyncDjinn("http://127.0.0.1")
+    blocking.close()
+    await asynchronous.close()
+    session = client.Session(blocking.sessions._transport, SESSION)
+    with pytest.raises(client.InvalidRequest, match="closed"):
+        blocking.health()
+    with pytest.raises(client.InvalidRequest, match="closed"):
+        blocking.sessions.import_from(tmp_path / "session")
+    with pytest.raises(client.InvalidRequest, match="closed"), session.stream(prompt="x"):
+        pytest.fail("a turn has begun")
+    with pytest.raises(client.InvalidRequest, match="closed"):
+        await asynchronous.health()
+
+
+@pytest.mark.parametrize("kind", [client.Djinn, client.AsyncDjinn])
+@pytest.mark.parametrize("key", ["secret\n", "sec\0ret", "\ud800"])
+def test_a_key_that_cannot_be_one(kind: Callable[..., object], key: str) -> None:
+    with pytest.raises(ValueError, match="api_key"):
+        kind("http://127.0.0.1", api_key=key)
 
 
 @pytest.mark.parametrize("kind", [client.Djinn, client.AsyncDjinn])

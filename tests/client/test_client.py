@@ -100,6 +100,77 @@ def test_fork_and_rewind(djinn: Djinn) -> None:
         assert parent.refresh().tokens == 24
 
 
+def test_the_history_is_what_was_sent_and_generated(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        turn = session.generate(prompt="Hello", max_tokens=4, ignore_eos=True)
+        history = session.history()
+        assert history.token_ids[-4:] == turn.token_ids
+        assert history.tokens == len(history.token_ids) == session.refresh().tokens
+        assert "Hello" in history.text
+        assert session.rewind(3).tokens == 3
+        assert session.history().token_ids == history.token_ids[:3]
+
+
+async def test_the_history_asyncio(server_url: str) -> None:
+    async with client.AsyncDjinn(server_url, timeout=30) as djinn, await djinn.sessions.create() as session:
+        await session.generate(token_ids=[5, 6], max_tokens=0)
+        assert (await session.history()).token_ids == (5, 6)
+
+
+def test_a_session_that_is_gone_is_closed(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        session.close()
+    session.close()
+
+
+async def test_a_session_that_is_gone_is_closed_asyncio(server_url: str) -> None:
+    async with client.AsyncDjinn(server_url, timeout=30) as djinn:
+        async with await djinn.sessions.create() as session:
+            await session.close()
+        await session.close()
+
+
+def test_the_blocks_own_error_comes_before_that_of_closing(unused_tcp_port: int, djinn: Djinn) -> None:
+    info = djinn.sessions.create().info
+    with Djinn(f"http://127.0.0.1:{unused_tcp_port}") as nobody:
+        session = client.Session(nobody.sessions._transport, info)
+        with pytest.raises(ZeroDivisionError), session:
+            raise ZeroDivisionError
+        with pytest.raises(client.ConnectionFailed), session:
+            pass
+
+
+async def test_the_blocks_own_error_comes_before_that_of_closing_asyncio(unused_tcp_port: int, djinn: Djinn) -> None:
+    info = djinn.sessions.create().info
+    async with client.AsyncDjinn(f"http://127.0.0.1:{unused_tcp_port}") as nobody:
+        session = client.AsyncSession(nobody.sessions._transport, info)
+        with pytest.raises(ZeroDivisionError):
+            async with session:
+                raise ZeroDivisionError
+        with pytest.raises(client.ConnectionFailed):
+            async with session:
+                pass
+
+
+def test_listing_by_tier(djinn: Djinn) -> None:
+    with djinn.sessions.create() as used, djinn.sessions.create() as empty:
+        used.generate(token_ids=[9] * 20, max_tokens=1)
+        on_device = {session.id for session in djinn.sessions.list(tier="device")}
+        assert used.id in on_device
+        assert empty.id not in on_device
+
+
+def test_guaranteed_sessions_are_admitted_until_the_reserve_is_used_up() -> None:
+    def admit_five(djinn: Djinn) -> None:
+        for _ in range(5):  # of which the device holds 4
+            assert djinn.sessions.create(residency="guaranteed").info.residency == "guaranteed"
+
+    with serve() as url, Djinn(url) as djinn:
+        with pytest.raises(client.RateLimited):
+            admit_five(djinn)
+        assert djinn.sessions.create().info.residency == "best_effort"
+
+
 def test_listing_walks_all_pages(djinn: Djinn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("client.calls.PAGE_SIZE", 3)
     sessions = [djinn.sessions.create(metadata={"number": str(number)}) for number in range(7)]
@@ -130,7 +201,7 @@ def test_what_the_server_says_about_itself(djinn: Djinn) -> None:
     with djinn.sessions.create() as session:
         session.generate(token_ids=[1] * 40, max_tokens=1)
         assert session.refresh().kv.tier == "device"
-        assert djinn.memory().data.owned_bytes >= session.info.kv.device_bytes > 0
+        assert djinn.memory().data.device.owned_bytes >= session.info.kv.device_bytes > 0
 
 
 def test_errors_that_the_server_tells(djinn: Djinn) -> None:
@@ -167,8 +238,14 @@ def test_keys() -> None:
             assert session.generate(prompt="x", max_tokens=1).usage.completion_tokens == 1
 
 
+def test_a_key_may_have_any_letters() -> None:
+    with serve(api_keys=("schlüssel-ж",)) as url, Djinn(url, api_key="schlüssel-ж") as djinn:
+        djinn.sessions.create().close()
+
+
 def test_a_full_server_says_when_to_come_back() -> None:
     with serve(max_sessions=1) as url, Djinn(url) as djinn, djinn.sessions.create():
         with pytest.raises(client.RateLimited) as limited:
             djinn.sessions.create()
+        assert limited.value.code == "session_limit"
         assert limited.value.retry_after is not None

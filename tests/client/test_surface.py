@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from enum import StrEnum
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 
 import client
-from app import views
+from app import domain
 from app.openai.models import Model
-from app.schemas import GenerateBody, ListSessionsQuery
-from client import calls, models
+from app.schemas.sessions import ListSessionsQuery
+from app.schemas.turns import GenerateBody
+from app.views import history, memory, sessions, turns
+from client import calls, memory_models, models
 
 
 def test_public_names() -> None:
@@ -46,6 +50,20 @@ def _offer(kind: type) -> dict[str, list[str]]:
     return {name: list(inspect.signature(method).parameters) for name, method in methods if name[0] != "_"}
 
 
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (models.SessionState, domain.SessionState),
+        (models.Phase, domain.Phase),
+        (models.Tier, domain.Tier),
+        (models.Residency, domain.Residency),
+        (models.FinishReason, domain.FinishReason),
+    ],
+)
+def test_the_client_knows_every_word_of_the_server(known: object, words: type[StrEnum]) -> None:
+    assert set(get_args(known)) == set(words)
+
+
 def test_a_turn_takes_every_field_that_the_server_does() -> None:
     assert set(calls.TurnOptions.__annotations__) == set(GenerateBody.model_fields) - {"stream"}
 
@@ -59,17 +77,23 @@ def test_the_page_size_is_the_most_that_the_server_gives() -> None:
 @pytest.mark.parametrize(
     ("answer", "view", "left_out"),
     [
-        (models.SessionInfo, views.SessionView, {"checkpoint"}),
-        (models.KV, views.KVView, set()),
-        (models.SessionUsage, views.SessionUsageView, set()),
-        (models.ResumeTimes, views.ResumeTimes, set()),
-        (models.SessionPage, views.SessionPage, set()),
-        (models.Turn, views.TurnView, {"checkpoint"}),
-        (models.Usage, views.TurnUsageView, set()),
-        (models.TokenEvent, views.TokenEvent, set()),
-        (models.TokenLogprobs, views.TokenLogprobsView, set()),
-        (models.MemoryMap, views.MemoryView, set()),
-        (models.KVPool, views.DataView, set()),
+        (models.SessionInfo, sessions.SessionView, {"checkpoint"}),
+        (models.KV, sessions.KVView, set()),
+        (models.SessionUsage, sessions.SessionUsageView, set()),
+        (models.ResumeTimes, sessions.ResumeTimes, set()),
+        (models.History, history.HistoryView, set()),
+        (models.SessionPage, sessions.SessionPage, set()),
+        (models.Turn, turns.TurnView, {"checkpoint"}),
+        (models.Usage, turns.TurnUsageView, set()),
+        (models.TokenEvent, turns.TokenEvent, set()),
+        (models.TokenLogprobs, turns.TokenLogprobsView, set()),
+        (models.PhaseChange, sessions.PhaseView, set()),
+        (models.Moving, sessions.MovingView, set()),
+        (memory_models.MemoryMap, memory.MemoryView, set()),
+        (memory_models.Data, memory.DataView, set()),
+        (memory_models.TierUse, memory.TierView, set()),
+        (memory_models.Moves, memory.MovesView, set()),
+        (memory_models.Counts, memory.CountsView, set()),
         (models.Model, Model, {"object", "created", "owned_by"}),
     ],
 )

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,32 @@ def test_times_fit_together(compared: dict[str, Any]) -> None:
             last[turn["agent"]] = turn["sent_s"] + turn["latency_s"]
 
 
+def test_a_djinn_server_is_told_of_every_pause_and_tells_where_time_went(compared: dict[str, Any]) -> None:
+    djinn, plain = compared["targets"]
+    assert compared["workload"]["signals"] == "eta"
+    assert [signal["phase"] for signal in djinn["signals"]] == ["io_wait"] * AGENTS * (TURNS - 1)
+    assert djinn["summary"]["signal_s"]["count"] == AGENTS * (TURNS - 1)
+    assert all(0 < signal["round_trip_s"] < 5 for signal in djinn["signals"])
+    for turn in djinn["turns"]:
+        assert set(turn["resume_ms"]) == {"queue", "restore", "prefill"}
+        assert sum(turn["resume_ms"].values()) <= 1000 * turn["ttft_s"]
+    assert plain["signals"] == []
+    assert plain["summary"]["signal_s"] is None
+    assert {turn["resume_ms"] for turn in plain["turns"]} == {None}
+
+
+@pytest.mark.parametrize(("signals", "phases"), [("ready", {"io_wait": 2, "ready": 2}), ("none", {})])
+def test_what_the_server_is_told_can_be_chosen(
+    url: str, tmp_path: Path, signals: str, phases: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--agents", "2", "--turns", "2", "--signals", signals]
+    assert density(tmp_path, *arguments, "--target", f"djinn={url}") == 0
+    (target,) = result(tmp_path)["targets"]
+    assert Counter(signal["phase"] for signal in target["signals"]) == phases
+    assert target["failures"] == []
+    assert "signal round trip" in capsys.readouterr().out
+
+
 def test_no_session_is_left_behind(compared: dict[str, Any], url: str) -> None:
     assert compared["targets"]
     assert _sessions(url) == []
@@ -102,7 +129,7 @@ def test_failed_turns_are_counted_and_the_others_go_on(tmp_path: Path, capsys: p
     found = result(tmp_path)
     assert found["workload"]["rate"] is None
     summary = found["targets"][0]["summary"]
-    assert summary["errors"] == {"RateLimited": 2}
+    assert summary["turn_errors"] == {"RateLimited": 2}
     assert (summary["turns_completed"], summary["turns_failed"], summary["turns_not_run"]) == (6, 2, 4)
     assert "RateLimited 2" in capsys.readouterr().out
 
@@ -132,6 +159,8 @@ def test_a_key_opens_a_server_and_is_not_written_down(tmp_path: Path) -> None:
         (["--target", "djinn=127.0.0.1:9"], "target djinn: base_url must be http://"),
         (["--target", "127.0.0.1:9"], "NAME=URL"),
         (["--target", "a=URL", "--context", "2000"], "last turn ends at 2058 tokens"),
+        (["--target", "a=URL#"], "NAME=URL#MODEL"),
+        (["--target", "a=URL/v1/#tiny-llama"], "without /v1"),
         (["--target", "a=URL#gpt-9"], "no model gpt-9, only tiny-llama"),
         (["--target", "a=URL", "--target", "a=URL#tiny-llama"], "a name of its own: a, a"),
         (["--target", "a=URL", "--api-key", "b=secret"], "--api-key for no target: b"),
@@ -149,7 +178,15 @@ def test_what_cannot_start_says_why(
     assert list(tmp_path.glob("density-*.json")) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["--target", "a=b", "--think", "x"], ["--target", "a=b", "--agents", "few"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--target", "a=b", "--think", "x"],
+        ["--target", "a=b", "--agents", "few"],
+        ["--target", "a=b", "--signals", "some"],
+    ],
+)
 def test_a_command_line_that_cannot_be_read(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         density(tmp_path, *arguments)

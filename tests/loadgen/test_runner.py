@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -22,11 +23,13 @@ TURN_S = 0.2
 class Server:
     """Takes `TURN_S` for each turn; a new token id can ask it to misbehave. It is its own agent."""
 
-    FAIL, STUTTER, SILENT, HANG, KEEP_OPEN, CLOSE_BADLY = range(-6, 0)
+    FAIL, STUTTER, SILENT, HANG, KEEP_OPEN, CLOSE_BADLY, DEAF = range(-7, 0)
 
     def __init__(self) -> None:
         self.spec = TargetSpec("server", "http://nowhere")
         self.seen: list[TokenIds] = []
+        self.told: list[tuple[str, float, float]] = []
+        """What agents said between turns, for how long they would be away, and when."""
         self.open = 0
 
     def new_agent(self) -> ScriptedAgent:
@@ -59,6 +62,17 @@ class ScriptedAgent:
             clock.tokens()
         clock.over()
         return TurnCost(1, completion_tokens - (self._last == Server.STUTTER), None, None)
+
+    async def leave(self, think_s: float) -> str | None:
+        if self._last == Server.DEAF:
+            raise client.Conflict("not now")
+        self._server.told.append(("leave", think_s, time.perf_counter()))
+        await asyncio.sleep(0.05)
+        return "io_wait"
+
+    async def come_back(self) -> str | None:
+        self._server.told.append(("come back", 0.0, time.perf_counter()))
+        return None
 
     async def close(self) -> None:
         if self._last == Server.KEEP_OPEN:
@@ -112,6 +126,26 @@ async def test_a_conversation_that_cannot_be_closed_is_reported(monkeypatch: pyt
         (0, None, "Timeout"),
         (1, None, "NotFound"),
     }
+
+
+async def test_a_server_is_told_of_each_pause_when_it_begins_and_before_it_ends() -> None:
+    server = Server()
+    started = time.perf_counter()
+    found = await run(server, [AgentPlan(0.0, (0.4, 0.3))], [[1, 2, 3]])
+    assert [what for what, _, _ in server.told] == ["leave", "come back"] * 2
+    assert [for_s for _, for_s, _ in server.told[::2]] == pytest.approx([0.4, 0.3], abs=0.03)
+    for record, (_, _, at) in zip(found.turns[1:], server.told[1::2], strict=True):
+        assert at - started == pytest.approx(record.due_s - runner.COME_BACK_S, abs=0.03)
+        assert record.sent_s == pytest.approx(record.due_s, abs=0.03)
+    assert [(signal.agent, signal.phase) for signal in found.signals] == [(0, "io_wait")] * 2
+    assert [signal.round_trip_s for signal in found.signals] == pytest.approx([0.05, 0.05], abs=0.03)
+
+
+async def test_a_signal_that_fails_is_reported_and_its_agent_goes_on() -> None:
+    found = await run(Server(), [AgentPlan(0.0, (0.0,))], [[Server.DEAF, 1]])
+    assert [(failure.turn, failure.kind) for failure in found.failures] == [(None, "Conflict")]
+    assert len(found.turns) == 2
+    assert found.signals == []
 
 
 async def test_cancelled_it_gives_what_it_has_and_closes_what_is_open() -> None:

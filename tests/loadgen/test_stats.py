@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.records import Failure, Run, TurnCost, TurnRecord
+from loadgen.records import Failure, Run, SignalRecord, TurnCost, TurnRecord
 from loadgen.stats import Distribution, peak_agents, summarize
 from loadgen.workload import Workload
 
@@ -52,6 +52,13 @@ def test_what_is_measured_of_a_turn() -> None:
     assert summary.succeeded
 
 
+def test_signals_have_a_distribution() -> None:
+    signals = [SignalRecord(0, "io_wait", 1.0, seconds) for seconds in (0.001, 0.002, 0.003)]
+    summary = summarize(Run(10.0, signals=signals), Workload())
+    assert summary.signal_s is not None
+    assert (summary.signal_s.count, summary.signal_s.p50, summary.signal_s.max) == (3, 0.002, 0.003)
+
+
 def test_failures_are_counted_by_kind_and_what_they_prevented_is_not_lost() -> None:
     failures = [
         Failure(1, 1, 3.0, "RateLimited", ""),
@@ -59,7 +66,9 @@ def test_failures_are_counted_by_kind_and_what_they_prevented_is_not_lost() -> N
         Failure(2, None, 4.0, "Timeout", ""),
     ]
     summary = summarize(Run(10.0, False, [record(agent=0), record(agent=1)], failures), Workload(agents=3, turns=2))
-    assert summary.errors == {"RateLimited": 1, "Timeout": 2}
+    assert summary.turn_errors == {"RateLimited": 1, "Timeout": 1}
+    assert summary.other_errors == {"Timeout": 1}
+    assert sum(summary.turn_errors.values()) == summary.turns_failed
     assert (summary.turns_planned, summary.turns_completed, summary.turns_failed) == (6, 2, 2)
     assert summary.turns_not_run == 2
     assert not summary.succeeded

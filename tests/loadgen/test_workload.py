@@ -76,3 +76,8 @@ def test_seeds_differ() -> None:
 def test_a_value_out_of_range_is_named(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(LoadgenError, match=named):
         Workload(**wrong)
+
+
+def test_a_default_that_does_not_fit_is_told() -> None:
+    with pytest.raises(LoadgenError, match="system_tokens is 128, but must be from 0 to context - 1, 63"):
+        Workload(context=64)

@@ -47,6 +47,17 @@ def test_only_what_is_new_is_computed(sdk: openai.OpenAI, http: httpx.Client) ->
     assert session_of(http, second.headers)["tokens"] == usage.prompt_tokens + usage.completion_tokens
 
 
+def test_a_call_to_a_session_that_waits_needs_no_signal(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    ask: Any = {"model": MODEL, "prompt": "Look this up: ", "max_tokens": 4, **bound("waiter")}
+    headers = sdk.completions.with_raw_response.create(**ask).headers
+    path = f"/v1/sessions/{headers['x-session-id']}"
+    assert http.post(f"{path}/phase", json={"phase": "io_wait"}).json()["phase"] == "io_wait"
+    sdk.completions.create(**ask)
+    session = session_of(http, headers)
+    assert session["phase"] == "compute"
+    assert session["usage"]["tokens_recomputed"] == 0
+
+
 def test_the_answer_does_not_depend_on_what_the_session_holds(sdk: openai.OpenAI, reference: Reference) -> None:
     for prompt in ("A story about a fox", "A story about a bear", "A st"):
         bound_answer = sdk.completions.create(

@@ -124,19 +124,12 @@ def test_choices_differ_and_can_be_had_again_with_the_seed(sdk: openai.OpenAI) -
         (
             [
                 {"role": "user", "content": "What time is it?"},
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "refusal": None,
-                    "tool_calls": [
-                        {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
-                    ],
-                },
+                {"role": "assistant", "content": "I look.", "refusal": None},
                 {"role": "tool", "tool_call_id": "c1", "content": "12:00"},
             ],
             [
                 {"role": "user", "content": "What time is it?"},
-                {"role": "assistant", "content": ""},
+                {"role": "assistant", "content": "I look."},
                 {"role": "tool", "content": "12:00"},
             ],
         ),
@@ -167,8 +160,32 @@ def test_null_means_absent_and_harmless_fields_are_taken(sdk: openai.OpenAI) -> 
         model=MODEL, messages=CHAT, max_tokens=2, user="u1", store=False, metadata={"run": "7"}, extra_body=empty
     )
     assert answer.metadata == {"run": "7"}
-    text: Any = {"type": "text"}
-    sdk.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=1, response_format=text)
+
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"response_format": {"type": "text"}},
+    {"tools": []},
+    {"tool_choice": "none"},
+    {"tool_choice": "auto"},
+    {"parallel_tool_calls": False},
+    {"service_tier": "auto"},
+    {"service_tier": "default"},
+    {"modalities": ["text"]},
+    {"prediction": None},
+    {"store": False},
+    {"stream": True, "stream_options": {"include_obfuscation": False}},
+]
+
+
+@pytest.mark.parametrize("neutral", NEUTRAL, ids=lambda fields: "-".join(f"{key}-{fields[key]}" for key in fields))
+def test_a_value_that_asks_for_nothing_changes_nothing(sdk: openai.OpenAI, neutral: dict[str, Any]) -> None:
+    asked: Any = {"model": MODEL, "messages": CHAT, "temperature": 0, "max_tokens": 4}
+    plain, answer = sdk.chat.completions.create(**asked), sdk.chat.completions.create(**asked, **neutral)
+    if "stream" in neutral:
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    else:
+        said = content_of(answer)
+    assert said == content_of(plain)
 
 
 async def test_many_async_calls_get_each_their_own_answer(async_sdk: openai.AsyncOpenAI, reference: Reference) -> None:

@@ -209,3 +209,9 @@ def test_penalties_keep_tokens_from_coming_again(sdk: openai.OpenAI, penalty: di
     assert repeated is not None
     assert penalised is not None
     assert len(set(penalised)) > len(set(repeated))
+
+
+@pytest.mark.parametrize("neutral", [{"best_of": 1}, {"suffix": None}])
+def test_a_value_that_asks_for_nothing_changes_nothing(sdk: openai.OpenAI, neutral: dict[str, Any]) -> None:
+    asked: Any = {"model": MODEL, "prompt": "Once", "temperature": 0, "max_tokens": 4}
+    assert sdk.completions.create(**asked, **neutral).choices == sdk.completions.create(**asked).choices

@@ -32,7 +32,7 @@ def test_a_stream_that_is_closed_frees_everything(openai_url: str) -> None:
             assert next(lines).startswith("data: {")
             assert memory(client)["turns_running"] > 0
         wait_until_idle(client, sessions=before["sessions"])
-        assert memory(client)["data"]["owned_bytes"] == before["data"]["owned_bytes"]
+        assert memory(client)["data"]["device"]["owned_bytes"] == before["data"]["device"]["owned_bytes"]
 
 
 def test_a_call_that_does_not_stream_is_given_up_too(openai_url: str) -> None:
@@ -41,7 +41,7 @@ def test_a_call_that_does_not_stream_is_given_up_too(openai_url: str) -> None:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=LONG, timeout=0.3)
         wait_until_idle(client, sessions=before["sessions"])
-        assert memory(client)["data"]["owned_bytes"] == before["data"]["owned_bytes"]
+        assert memory(client)["data"]["device"]["owned_bytes"] == before["data"]["device"]["owned_bytes"]
 
 
 def test_a_bound_session_outlives_its_client(openai_url: str) -> None:

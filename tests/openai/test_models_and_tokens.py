@@ -44,7 +44,7 @@ def test_a_chat_is_tokenized_with_the_models_template(http: httpx.Client, refere
     ("path", "body", "param"),
     [
         ("/tokenize", {}, None),
-        ("/tokenize", {"prompt": "x", "messages": CHAT}, None),
+        ("/tokenize", {"prompt": "x", "messages": CHAT}, "messages"),
         ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, None),
         ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, None),
         ("/tokenize", {"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True}, None),

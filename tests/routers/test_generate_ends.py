@@ -16,8 +16,8 @@ from app.errors import WrongState
 from app.generation import TextTurn
 from app.routers import generate as generate_route
 from app.routers.dependencies import Services
-from app.schemas import GenerateBody
-from app.views import TokenEvent, TurnView
+from app.schemas.turns import GenerateBody
+from app.views.turns import TokenEvent, TurnView
 from tests.routers.generating import PROMPT, streaming, wait_until_idle
 
 

@@ -14,6 +14,9 @@ from tests.routers.generating import PROMPT, streaming
     [
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 10**400}, "max_tokens"),
+        ({"min_tokens": 2**31}, "min_tokens"),
+        ({"top_k": 2**31}, "top_k"),
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
@@ -30,6 +33,7 @@ from tests.routers.generating import PROMPT, streaming
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"logit_bias": {"512": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        *(({"logit_bias": {key: 1}}, f"logit_bias.{key}") for key in ("05", "+5", "5.0", "-5", "٥", "x", "9" * 10)),
         ({"logprobs": 21}, "logprobs"),
         ({"token_ids": [512]}, "token_ids"),
         ({"token_ids": [-1]}, "token_ids.0"),
@@ -48,10 +52,25 @@ def test_a_bad_field_is_named(http: httpx.Client, session: str, body: dict[str, 
     assert http.get(session).json()["tokens"] == 0
 
 
-@pytest.mark.parametrize("extra", [{}, {"prompt": "a", "token_ids": [5]}])
-def test_exactly_one_kind_of_input_is_taken(http: httpx.Client, session: str, extra: dict[str, object]) -> None:
+@pytest.mark.parametrize(("extra", "param"), [({}, None), ({"prompt": "a", "token_ids": [5]}, "token_ids")])
+def test_exactly_one_kind_of_input_is_taken(
+    http: httpx.Client, session: str, extra: dict[str, object], param: str | None
+) -> None:
     response = http.post(f"{session}/generate", json={"max_tokens": 1, **extra})
-    assert "exactly one of prompt, messages and token_ids" in assert_error(response, 422, "field_out_of_range")
+    message = assert_error(response, 422, "field_out_of_range", param=param)
+    assert "exactly one of prompt, messages and token_ids" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "range_"),
+    [
+        ({"temperature": -1}, "greater than or equal to 0 and less than or equal to 100"),
+        ({"top_p": 0}, "greater than 0 and less than or equal to 1"),
+        ({"presence_penalty": 3}, "greater than or equal to -2 and less than or equal to 2"),
+    ],
+)
+def test_both_ends_of_a_range_are_named(http: httpx.Client, session: str, body: dict[str, object], range_: str) -> None:
+    assert range_ in http.post(f"{session}/generate", json={**PROMPT, **body}).json()["error"]["message"]
 
 
 def test_an_empty_session_cannot_go_on_from_nothing(http: httpx.Client, session: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from importlib.metadata import version
 
 import httpx
@@ -11,6 +12,8 @@ from tests.errors import assert_error
 
 def test_health_and_ready(http: httpx.Client) -> None:
     assert http.get("/health").json() == {"status": "ok"}
+    probe = http.head("/health")
+    assert (probe.status_code, probe.content) == (200, b"")
     assert http.get("/ready").json() == {"status": "ready"}
 
 
@@ -27,15 +30,47 @@ def test_memory_counts_what_sessions_hold(serve_with: ServeWith) -> None:
     http = serve_with()
     empty = http.get("/v1/memory").json()
     assert empty["sessions"] == 0
-    assert empty["data"]["owned_bytes"] == 0
-    assert empty["data"]["total_bytes"] == 4 << 20
+    assert empty["data"]["device"] == {"total_bytes": 4 << 20, "owned_bytes": 0, "cached_bytes": 0}
+    assert empty["data"]["host"] == {"total_bytes": 16 << 20, "owned_bytes": 0, "cached_bytes": 0}
+    assert empty["data"]["disk"]["total_bytes"] == 0
+    assert empty["policy"] == "signal"
+    assert set(empty["moves"]) == {"out", "in", "to_disk", "from_disk"}
+    assert set(empty["sessions_by_tier"].values()) == set(empty["counts"].values()) == {0}
     session = http.post("/v1/sessions").json()["id"]
     http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 40, "max_tokens": 1})
     held = http.get("/v1/memory").json()
-    assert held["sessions"] == held["sessions_resident"] == 1
-    assert held["data"]["owned_bytes"] == 3 * held["data"]["block_bytes"]
+    assert held["sessions"] == held["sessions_by_tier"]["device"] == 1
+    assert held["data"]["device"]["owned_bytes"] == 3 * held["data"]["block_bytes"]
     http.delete(f"/v1/sessions/{session}")
-    assert http.get("/v1/memory").json()["data"]["owned_bytes"] == 0
+    assert http.get("/v1/memory").json()["data"]["device"]["owned_bytes"] == 0
+
+
+def test_memory_measures_what_moves(serve_with: ServeWith) -> None:
+    http = serve_with()
+    before = http.get("/v1/memory").json()["moves"]["in"]
+    assert before == {"count": 0, "bytes": 0, "seconds": 0, "bytes_per_s": None}
+    assert http.get("/v1/memory/estimate", params={"tokens": 100}).json()["transfer_ms"]["in"] is None
+    path = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    body = {"token_ids": [5] * 100, "max_tokens": 0}
+    http.post(f"{path}/generate", json=body)
+    http.post(f"{path}/phase", json={"phase": "io_wait"})
+    while http.get(path).json()["kv"]["tier"] != "host":
+        time.sleep(0.005)
+    http.post(f"{path}/generate", json=body)
+    found = http.get("/v1/memory").json()
+    for direction in ("out", "in"):
+        moved = found["moves"][direction]
+        assert moved["count"] >= 1
+        assert moved["bytes"] >= found["data"]["block_bytes"]
+        assert moved["bytes_per_s"] == pytest.approx(moved["bytes"] / moved["seconds"])
+    moved_in = found["moves"]["in"]
+    estimate = http.get("/v1/memory/estimate", params={"tokens": 100}).json()
+    assert estimate["transfer_ms"]["in"] == pytest.approx(1000 * estimate["kv_bytes"] / moved_in["bytes_per_s"])
+
+
+@pytest.mark.parametrize("policy", ["lru", "none"])
+def test_memory_tells_the_policy(serve_with: ServeWith, policy: str) -> None:
+    assert serve_with(kv_policy=policy).get("/v1/memory").json()["policy"] == policy
 
 
 def test_the_estimate_is_what_a_session_then_takes(serve_with: ServeWith) -> None:
@@ -49,10 +84,22 @@ def test_the_estimate_is_what_a_session_then_takes(serve_with: ServeWith) -> Non
     assert estimate["sessions_resident"] == 256 // 7
 
 
-@pytest.mark.parametrize("tokens", ["0", "-1", "many", str(10**9 + 1)])
-def test_an_estimate_for_no_size_is_refused(http: httpx.Client, tokens: str) -> None:
-    response = http.get("/v1/memory/estimate", params={"tokens": tokens})
-    assert_error(response, 422, "field_out_of_range", param="tokens")
+def test_the_estimate_takes_any_bandwidth(http: httpx.Client) -> None:
+    estimate = http.get("/v1/memory/estimate", params={"tokens": 1000, "bandwidth": 25e9}).json()
+    assert estimate["transfer_ms"]["out"] == estimate["transfer_ms"]["in"]
+    assert estimate["transfer_ms"]["in"] == pytest.approx(estimate["kv_bytes"] / 25e9 * 1000)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        *(("tokens", value) for value in ("0", "-1", "many", str(10**9 + 1))),
+        *(("bandwidth", value) for value in ("0", "-1", "fast", "inf", "nan", "1e16")),
+    ],
+)
+def test_an_estimate_for_no_size_or_speed_is_refused(http: httpx.Client, param: str, value: str) -> None:
+    response = http.get("/v1/memory/estimate", params={"tokens": "100", param: value})
+    assert_error(response, 422, "field_out_of_range", param=param)
 
 
 def test_operation_ids_are_short_and_stable(http: httpx.Client) -> None:
@@ -62,11 +109,13 @@ def test_operation_ids_are_short_and_stable(http: httpx.Client) -> None:
         "createSession",
         "listSessions",
         "getSession",
+        "getHistory",
         "closeSession",
         "generate",
         "cancelTurn",
         "forkSession",
         "rewindSession",
+        "setPhase",
         "getHealth",
         "getReady",
         "getMetrics",

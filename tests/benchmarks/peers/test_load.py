@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from benchmarks.peers.load import OpenAILoad
-from benchmarks.peers.server_process import ServerFailedError
 from benchmarks.peers.workload import Workload
+from benchmarks.server_process import ServerFailedError
 from tests.serving import serve
 
 WORKLOAD = Workload(

@@ -4,7 +4,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from benchmarks.peers.report import ratio_table, to_markdown, to_rich, variant_table
+from benchmarks.peers.report import ratio_table, variant_table
+from benchmarks.tables import to_markdown, to_rich
 from tests.benchmarks.peers.test_summary import ROUNDS
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks.peers.rounds import Measurement, Round
-from benchmarks.peers.summary import Best, Metric, Spread, best_by_peer, metrics_of, times_better
+from benchmarks.peers.summary import Best, Metric, best_by_peer, metrics_of, times_better
 from benchmarks.peers.timeline import DecodePhase
+from benchmarks.spread import Spread
 
 THROUGHPUT = Metric("throughput_8", "Throughput, 8 streams", "tok/s", True)
 TTFT = Metric("ttft_1000", "First token of 1,000", "s", False)

@@ -3,7 +3,7 @@
 import os
 import time
 
-from benchmarks.peers.cpu_meter import CpuMeter, busy_cpu_s, session_cpu_s
+from benchmarks.cpu_meter import CpuMeter, busy_cpu_s, session_cpu_s
 
 
 def burn(cpu_s: float) -> None:

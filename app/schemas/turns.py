@@ -1,45 +1,47 @@
-"""What a client may ask of sessions and turns. Every field is implemented or refused; none is ignored."""
+"""What a client may ask of a turn."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from app.domain import SamplingParams, SessionState, StopRule
+from app.domain import SamplingParams, StopRule
 from app.errors import FieldOutOfRange
+from app.schemas.wire import MAX_COUNT, TokenId, WireModel, check_token_ids
 
 MAX_SEED = 2**63 - 1
 
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 StopStrings = Annotated[
     Annotated[StopString, Tag("one string")] | Annotated[list[StopString], Field(max_length=16), Tag("some strings")],
     Discriminator(lambda value: "some strings" if isinstance(value, list) else "one string"),
 ]
-MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
-Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
-"""The client's own labels, kept and returned as they came: OpenAI's limits."""
 
 
-class WireModel(BaseModel):
-    """Base of every request body: an unknown field, a wrong type and a NaN are errors."""
+def _read_token_id(key: object) -> object:
+    """A token id from a JSON key, which is always text. Each has one spelling, so that none is given twice."""
+    if not isinstance(key, str):
+        return key
+    if not re.fullmatch(r"0|[1-9]\d{0,9}", key, re.ASCII):
+        raise ValueError("a token id is written in decimal digits, without leading zeros")
+    return int(key)
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+TokenIdKey = Annotated[TokenId, BeforeValidator(_read_token_id)]
 
 
 class SamplingFields(WireModel):
     """How to choose tokens and when to stop: the fields that every generating route shares."""
 
     max_tokens: int | None = Field(
-        None, ge=0, description="most tokens to generate (default: what the context has room for)"
+        None, ge=0, le=MAX_COUNT, description="most tokens to generate (default: what the context has room for)"
     )
     temperature: float = Field(1.0, ge=0, le=100, description="under 0.00001 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, description="0 or -1: off")
+    top_k: int = Field(0, ge=-1, le=MAX_COUNT, description="0 or -1: off")
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
@@ -48,8 +50,8 @@ class SamplingFields(WireModel):
     stop: StopStrings | None = Field(None, description="strings that end the turn; the text ends before them")
     stop_token_ids: list[TokenId] = Field(default=[], max_length=64)
     ignore_eos: bool = False
-    min_tokens: int = Field(0, ge=0, description="no stop token is sampled before this many tokens")
-    logit_bias: dict[Annotated[TokenId, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+    min_tokens: int = Field(0, ge=0, le=MAX_COUNT, description="no stop token is sampled before this many tokens")
+    logit_bias: dict[TokenIdKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, description="token id to a value that is added to its logit", max_length=1024
     )
 
@@ -89,13 +91,6 @@ class SamplingFields(WireModel):
         check_token_ids(self.logit_bias or (), vocab_size, param="logit_bias")
 
 
-def check_token_ids(token_ids: Iterable[int], vocab_size: int, *, param: str) -> None:
-    """Raise `FieldOutOfRange` unless every id is in the vocabulary."""
-    wrong = next((token_id for token_id in token_ids if token_id >= vocab_size), None)
-    if wrong is not None:
-        raise FieldOutOfRange(f"{param}: token id {wrong} must be at most {vocab_size - 1}", param=param)
-
-
 class ChatMessage(WireModel):
     """One new message of a conversation."""
 
@@ -116,7 +111,10 @@ class GenerateBody(SamplingFields):
     def _one_input(self) -> Self:
         given = self._inputs()
         if len(given) != 1:
-            raise ValueError(f"give exactly one of prompt, messages and token_ids, not {' and '.join(given) or 'none'}")
+            raise FieldOutOfRange(
+                f"give exactly one of prompt, messages and token_ids, not {' and '.join(given) or 'none'}",
+                param=given[-1] if given else None,
+            )
         return self
 
     @property
@@ -126,48 +124,3 @@ class GenerateBody(SamplingFields):
 
     def _inputs(self) -> list[str]:
         return [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
-
-
-def _explain_residency(value: object) -> object:
-    if value == "guaranteed":
-        raise ValueError(
-            "guaranteed residency needs memory tiers, which this server does not have; allowed: best_effort"
-        )
-    return value
-
-
-class CreateSessionBody(WireModel):
-    """A new session."""
-
-    metadata: Metadata = Field(default={})
-    ttl_s: int | None = Field(
-        None, ge=1, le=30 * 24 * 3600, description="closes after this many seconds without a turn"
-    )
-    residency: Annotated[Literal["best_effort"], BeforeValidator(_explain_residency)] = Field(
-        "best_effort",
-        description="KV gives way to other sessions when memory runs short, and is computed again",
-    )
-
-
-class RewindBody(WireModel):
-    """Where to cut the history."""
-
-    to_token: int = Field(ge=0, description="position of the first token to drop")
-
-
-class ListSessionsQuery(WireModel):
-    """Which sessions to list."""
-
-    model_config = ConfigDict(strict=False)
-
-    limit: int = Field(20, ge=1, le=100)
-    after: str = Field("", description="id of the last session of the page before")
-    state: SessionState | None = None
-
-
-class EstimateQuery(WireModel):
-    """The size of the session to estimate."""
-
-    model_config = ConfigDict(strict=False)
-
-    tokens: int = Field(ge=1, le=10**9)

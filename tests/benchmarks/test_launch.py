@@ -1,8 +1,8 @@
-"""What is published about how a peer was started."""
+"""What is published about how a process under test was started."""
 
 from pathlib import Path
 
-from benchmarks.peers.peers import Launch, without_folders
+from benchmarks.launch import Launch, without_folders
 
 
 def test_a_published_launch_tells_nothing_about_the_machine() -> None:

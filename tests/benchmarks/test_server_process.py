@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.runner import free_port
-from benchmarks.peers.server_process import ServerFailedError, running_server
+from benchmarks.server_process import ServerFailedError, free_port, running_server
 
 NOWHERE = "http://127.0.0.1:9"
 SERVER = """

@@ -1,0 +1,22 @@
+"""What a session's client is doing: the signal that KV moves on."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from app.domain import KVPolicy
+from app.routers.dependencies import ServicesDep, SessionDep, errors
+from app.schemas.sessions import PhaseBody
+from app.views.sessions import PhaseView
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+
+@router.post("/{session_id}/phase", operation_id="setPhase", responses=errors(400, 404, 409))
+async def set_phase(session: SessionDep, body: PhaseBody, services: ServicesDep) -> PhaseView:
+    """Say what the session is doing, and when it will go on. Answers at once; KV moves in the background.
+
+    A turn makes the phase `compute` by itself.
+    """
+    services.sessions.set_phase(session, body.phase, body.resume_in_ms)
+    return PhaseView.of(session, KVPolicy(services.settings.kv_policy))

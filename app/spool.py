@@ -1,0 +1,52 @@
+"""Files on their way through the server: an export before it is sent, an import before the engine takes it over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK_BYTES = 1 << 20
+
+
+class Spool:
+    """A folder for them. Used on the event loop; the disk is waited for on other threads."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """None: wherever the system keeps temporary files. Removes what a crash left in `folder`. Raises `OSError`."""
+        if folder is not None:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir(mode=0o700, parents=True)
+        self._folder = folder
+
+    @contextlib.asynccontextmanager
+    async def path(self) -> AsyncIterator[Path]:
+        """Name of a file, in a folder of its own, which is deleted with all that is in it at the end of the block."""
+        inside = tempfile.TemporaryDirectory(dir=self._folder, prefix="djinn-")
+        try:
+            yield Path(inside.name) / "session.safetensors"
+        finally:
+            await asyncio.to_thread(inside.cleanup)
+
+
+async def write_chunks(path: Path, chunks: AsyncIterable[bytes]) -> None:
+    """Write what comes in `chunks` to the file `path`. Raises `OSError`, and what `chunks` raises."""
+    pending = bytearray()
+    with await asyncio.to_thread(path.open, "wb") as file:
+        async for chunk in chunks:
+            pending += chunk
+            if len(pending) >= CHUNK_BYTES:
+                await asyncio.to_thread(file.write, pending)
+                pending = bytearray()
+        await asyncio.to_thread(file.write, pending)
+
+
+async def read_chunks(file: BinaryIO) -> AsyncGenerator[bytes, None]:
+    """The rest of the file."""
+    while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+        yield chunk

@@ -1,0 +1,69 @@
+"""What the server answers about its memory, as frozen values. All sizes are in bytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from client.models import Answer, Tier
+
+Direction = Literal["out", "in", "to_disk", "from_disk"]
+"""Which way KV moves: between device and host, or between host and disk."""
+
+
+class TierUse(Answer):
+    """KV in one tier: what there is room for, what sessions hold, and what is only kept for reuse and gives way."""
+
+    total_bytes: int
+    owned_bytes: int
+    cached_bytes: int
+
+
+class Data(Answer):
+    """KV in every tier, in blocks of `block_tokens` tokens that take `block_bytes`."""
+
+    device: TierUse
+    host: TierUse
+    disk: TierUse
+    block_bytes: int
+    block_tokens: int
+
+
+class Moves(Answer):
+    """What has moved one way since the server started. `bytes_per_s` is measured: None before the first move."""
+
+    count: int
+    bytes: int
+    seconds: float
+    bytes_per_s: float | None
+
+
+class Counts(Answer):
+    """What happened to KV since the server started.
+
+    `write_behind_bytes` left early, without anyone waiting; `turned_round` moves were overtaken by a new signal;
+    `dropped` sessions lost KV for want of room and `disk_failures` files could not be written or read, which costs a
+    recompute; `late_restores` turns found their KV not yet on the device.
+    """
+
+    write_behind_bytes: int
+    turned_round: int
+    dropped: int
+    disk_failures: int
+    late_restores: int
+
+
+class MemoryMap(Answer):
+    """The server's memory: weights (`text`), KV (`data`), when it moves and how fast it has, and who uses it.
+
+    `sessions_by_tier` counts the sessions that have KV.
+    """
+
+    text_bytes: int
+    data: Data
+    policy: Literal["signal", "lru", "none"]
+    moves: dict[Direction, Moves]
+    counts: Counts
+    sessions: int
+    sessions_by_tier: dict[Tier, int]
+    turns_running: int
+    turns_waiting: int

@@ -1,0 +1,126 @@
+"""A session and its turns, blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Self, Unpack
+
+from httpx_sse import EventSource
+
+from client import calls
+from client.calls import TurnOptions
+from client.edge import mapped_errors
+from client.errors import DjinnError, NotFound, StreamBroken
+from client.models import History, Phase, PhaseChange, SessionInfo, TokenEvent, Turn
+from client.stream import TurnDecoder
+from client.transport import Transport
+
+
+class TurnStream:
+    """The running turn: iterate to get its tokens, then read `turn`."""
+
+    def __init__(self, source: EventSource) -> None:
+        self._decoder = TurnDecoder(source.response.headers.get("x-request-id"))
+        self._tokens = self._read(source)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        return self._tokens
+
+    def _read(self, source: EventSource) -> Iterator[TokenEvent]:
+        with mapped_errors(lost=StreamBroken):
+            for event in source.iter_sse():
+                tokens = self._decoder.feed(event)
+                if tokens is not None:
+                    yield tokens
+        self._decoder.end()
+
+    @property
+    def turn(self) -> Turn:
+        """The whole turn. Raises `RuntimeError` while it is not over."""
+        return self._decoder.turn
+
+
+class Session:
+    """A session on the server. `info` is what the server last said about it."""
+
+    def __init__(self, transport: Transport, info: SessionInfo) -> None:
+        self._transport = transport
+        self.info = info
+
+    @property
+    def id(self) -> str:
+        """The id that other calls and other clients know the session by."""
+        return self.info.id
+
+    def generate(self, **options: Unpack[TurnOptions]) -> Turn:
+        """Run one turn and wait for its end."""
+        return self._transport.send(calls.generate(self.id, options, stream=False))
+
+    @contextmanager
+    def stream(self, **options: Unpack[TurnOptions]) -> Iterator[TurnStream]:
+        """Run one turn and read its tokens as they come. Leaving the block early cancels the turn."""
+        with self._transport.stream(calls.generate(self.id, options, stream=True)) as source:
+            yield TurnStream(source)
+
+    def cancel(self) -> SessionInfo:
+        """End the running turn, whoever started it; its reader gets what was generated. Raises `Conflict`."""
+        self.info = self._transport.send(calls.cancel_turn(self.id))
+        return self.info
+
+    def fork(self) -> Session:
+        """A new session with the same history."""
+        return Session(self._transport, self._transport.send(calls.fork_session(self.id)))
+
+    def export_to(self, path: str | Path) -> None:
+        """Write the session to a file that `djinn.sessions.import_from` takes. Raises `Conflict` under a turn."""
+        self._transport.download(calls.export_session(self.id), Path(path))
+
+    def rewind(self, to_token: int) -> SessionInfo:
+        """Drop every token of the history from position `to_token` on."""
+        self.info = self._transport.send(calls.rewind_session(self.id, to_token))
+        return self.info
+
+    def history(self) -> History:
+        """Every token of the session, and their text."""
+        return self._transport.send(calls.get_history(self.id))
+
+    def set_phase(self, phase: Phase, *, resume_in_ms: float | None = None) -> PhaseChange:
+        """Say what the session is doing; with `io_wait` and `idle`, also when it will go on. Raises `Conflict`.
+
+        Returns without waiting for KV that moves because of it.
+        """
+        return self._transport.send(calls.set_phase(self.id, phase, resume_in_ms))
+
+    @contextmanager
+    def io_wait(self, *, resume_in_ms: float | None = None) -> Iterator[PhaseChange]:
+        """Go around a tool call: the phase is `io_wait` in the block, and `ready` after it, also if it raises.
+
+        `resume_in_ms` is how long the block will take, as far as is known: KV is then back when it ends.
+        """
+        change = self.set_phase("io_wait", resume_in_ms=resume_in_ms)
+        try:
+            yield change
+        except BaseException:
+            with suppress(DjinnError):  # the block's own error tells more
+                self.set_phase("ready")
+            raise
+        self.set_phase("ready")
+
+    def refresh(self) -> SessionInfo:
+        """Ask the server how the session is."""
+        self.info = self._transport.send(calls.get_session(self.id))
+        return self.info
+
+    def close(self) -> None:
+        """End the session; the server frees everything it held. One that is gone already counts as closed."""
+        with suppress(NotFound):
+            self._transport.send(calls.close_session(self.id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, raised: type[BaseException] | None, *_rest: object) -> None:
+        with nullcontext() if raised is None else suppress(DjinnError):  # the block's own error tells more
+            self.close()

@@ -1,0 +1,79 @@
+"""Figures and targets, on rounds made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.kv.bandwidth import CopyRound
+from benchmarks.kv.figures import Figure, figures_of
+from benchmarks.kv.histogram import Bucket
+from benchmarks.kv.parks import ParkedTwice
+from benchmarks.kv.report import figure_table
+from benchmarks.kv.resume import ResumedTurn, ResumeRound
+from benchmarks.kv.runner import Measured
+from benchmarks.kv.signals import SignalTimes
+from benchmarks.spread import Spread
+
+MEASURED = Measured(
+    session_bytes=2**20,
+    copies=[CopyRound(1e-3, 1e-3, 2e-3, 1e-3, 0.5e-3)] * 3,
+    resumes=[
+        ResumeRound(ResumedTurn(0.100, 0.0), ResumedTurn(0.101, 0.0), ResumedTurn(0.120, 0.010)),
+        ResumeRound(ResumedTurn(0.200, 0.0), ResumedTurn(0.210, 0.0), ResumedTurn(0.230, 0.010)),
+        ResumeRound(ResumedTurn(0.100, 0.0), ResumedTurn(0.102, 0.0), ResumedTurn(0.110, 0.010)),
+    ],
+    parks=[ParkedTwice(64, 4), ParkedTwice(64, 8)],
+    signals=SignalTimes([0.001] * 99 + [0.1], [Bucket(5e-5, 99), Bucket(1e-4, 100), Bucket(1.0, 100)]),
+    other_cpu_share=0.0,
+)
+
+
+def figure(measured: Measured, label: str) -> Figure:
+    [found] = [figure for figure in figures_of(measured) if figure.label == label]
+    return found
+
+
+def row(measured: Measured, label: str) -> list[str]:
+    [found] = [row for row in figure_table(figures_of(measured)).rows if row[0] == label]
+    return found[1:]
+
+
+def test_a_move_that_takes_twice_as_long_has_half_the_rate() -> None:
+    cells = row(MEASURED, "Move out, scattered blocks, of the plain copy's rate")
+
+    assert cells == ["0.500 ×", "≥ 0.9 ×", "no"]
+
+
+def test_a_move_as_fast_as_the_plain_copy_meets_its_target() -> None:
+    assert row(MEASURED, "Move in, neighbouring blocks, of the plain copy's rate")[-1] == "yes"
+
+
+def test_turns_are_compared_within_their_round() -> None:
+    # 101 / 100, 210 / 200, 102 / 100 ms.
+    assert figure(MEASURED, "`ready` sent ahead / resident").spread.median == pytest.approx(1.02)
+
+
+def test_a_cold_turn_may_take_as_long_as_the_restore_and_a_resident_one() -> None:
+    # 120 / 110, 230 / 210, 110 / 110 ms.
+    cold = figure(MEASURED, "Cold / (resident + restore)")
+
+    assert cold.spread.median == pytest.approx(120 / 110)
+    assert cold.target is not None
+    assert not cold.target.is_met(cold.spread.median)
+    assert cold.target.is_met(1.0)
+
+
+def test_the_second_park_is_a_share_of_the_first() -> None:
+    assert figure(MEASURED, "Bytes of a second park / first").spread == Spread(0.09375, 0.0625, 0.125)
+
+
+def test_a_slow_signal_shows_in_the_99th_percentile_only() -> None:
+    assert row(MEASURED, "Signal, HTTP round trip, p50")[0] == "1.00 ms"
+    assert figure(MEASURED, "Signal, HTTP round trip, p99").spread.median > 1.5
+    assert row(MEASURED, "Signal, in the server, p99") == ["0.050 ms", "≤ 0.1 ms", "yes"]
+
+
+def test_a_server_that_does_not_time_signals_has_no_line_for_it() -> None:
+    silent = replace(MEASURED, signals=SignalTimes([0.001, 0.002], None))
+
+    assert not [figure for figure in figures_of(silent) if "in the server" in figure.label]

@@ -1,0 +1,100 @@
+"""Calls that ask for more choices than the server has room for, and what stays of calls that are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.errors import assert_error
+from tests.openai.conftest import MODEL
+from tests.openai.reference import Reference
+from tests.serving import serve
+
+ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 2, "ignore_eos": True}
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def small(reference: Reference) -> Iterator[httpx.Client]:
+    """A server for six sessions and a queue of four turns."""
+    with (
+        serve(model=str(reference.folder), max_sessions=6, max_queue=4) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompts", "n", "param", "limit"),
+    [(5, 1, "prompt", "4 turns"), (1, 6, "n", "4 turns"), (2, 4, "n", "6 sessions"), (1, 7, "n", "4 turns")],
+)
+def test_more_choices_than_the_server_has_room_for_are_refused_before_any_work(
+    small: httpx.Client, stream: bool, prompts: int, n: int, param: str, limit: str
+) -> None:
+    before = small.get("/v1/memory").json()
+    response = small.post(PATH, json={**ASKED, "prompt": ["a"] * prompts, "n": n, "stream": stream})
+    assert limit in assert_error(response, 422, "field_out_of_range", param=param)
+    assert small.get("/v1/memory").json()["data"] == before["data"]
+
+
+@pytest.mark.parametrize(("prompts", "n"), [(4, 1), (1, 5), (2, 3)])
+def test_as_many_choices_as_there_is_room_for_are_taken(small: httpx.Client, prompts: int, n: int) -> None:
+    answer = small.post(PATH, json={**ASKED, "prompt": ["a"] * prompts, "n": n})
+    assert len(answer.json()["choices"]) == prompts * n
+
+
+def test_a_stream_whose_sessions_there_is_no_room_for_now_does_not_begin(small: httpx.Client) -> None:
+    sessions = [small.post("/v1/sessions").json()["id"] for _ in range(2)]
+    response = small.post(PATH, json={**ASKED, "prompt": "a", "n": 5, "stream": True})
+    assert_error(response, 429, "session_limit")
+    for session in sessions:
+        small.delete(f"/v1/sessions/{session}")
+    assert small.get("/v1/sessions").json()["data"] == []
+
+
+def test_a_call_that_is_refused_leaves_no_session_of_its_name(reference: Reference) -> None:
+    turn = {**ASKED, "prompt": "a", "max_tokens": 900, "stream": True}
+    with ExitStack() as ends:
+        url = ends.enter_context(serve(model=str(reference.folder), max_queue=1, max_running=1))
+        http = ends.enter_context(httpx.Client(base_url=url, timeout=30))
+        running = ends.enter_context(http.stream("POST", PATH, json=turn))
+        next(running.iter_raw(1))
+        ends.enter_context(http.stream("POST", PATH, json=turn))  # waits
+        body = {**ASKED, "prompt": "a", "user": "late"}
+        assert_error(http.post(PATH, json=body, headers={"X-Session-ID": "newone"}), 429, "queue_full")
+        assert {"user": "late"} not in [session["metadata"] for session in http.get("/v1/sessions").json()["data"]]
+
+
+def test_a_prompt_of_no_tokens_is_named_and_opens_no_session(reference: Reference, tmp_path: Path) -> None:
+    folder = tmp_path / MODEL
+    shutil.copytree(reference.folder, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = None  # which puts a token in front of every prompt
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with serve(model=str(folder)) as url, httpx.Client(base_url=url, timeout=30) as http:
+        for prompt, param in (("", "prompt"), (["a", ""], "prompt.1")):
+            body = {**ASKED, "prompt": prompt}
+            assert_error(http.post(PATH, json=body), 422, "field_out_of_range", param=param)
+        assert_error(
+            http.post(PATH, json={**ASKED, "prompt": ""}, headers={"X-Session-ID": "newone"}),
+            422,
+            "field_out_of_range",
+            param="prompt",
+        )
+        assert http.get("/v1/sessions").json()["data"] == []
+
+
+def test_a_call_is_bound_to_one_session(http: httpx.Client) -> None:
+    body = {**ASKED, "prompt": "a"}
+    two = [("X-Session-ID", "one"), ("X-Session-ID", "two")]
+    assert_error(http.post(PATH, json=body, headers=two), 422, "field_out_of_range", param="X-Session-ID")
+    same = [("X-Session-ID", "one"), ("X-Session-ID", "one")]
+    assert http.post(PATH, json=body, headers=same).status_code == 200

@@ -1,0 +1,262 @@
+"""Sessions as files: what leaves one server goes on in another, and nothing else gets in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.numpy import load
+
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+from tests.serving import serve
+
+PROMPT = [5 + index * 7 % 200 for index in range(50)]
+GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+IMPORT = "/v1/sessions/import"
+
+
+def create(http: httpx.Client, **fields: object) -> str:
+    """Path of a new session."""
+    return f"/v1/sessions/{http.post('/v1/sessions', json=fields).raise_for_status().json()['id']}"
+
+
+def generate(http: httpx.Client, session: str, token_ids: list[int]) -> dict[str, Any]:
+    response = http.post(f"{session}/generate", json={"token_ids": token_ids, **GREEDY})
+    turn: dict[str, Any] = response.raise_for_status().json()
+    return turn
+
+
+def export(http: httpx.Client, session: str) -> bytes:
+    return http.get(f"{session}/export").raise_for_status().content
+
+
+@pytest.fixture
+def used(http: httpx.Client) -> Iterator[str]:
+    """Path of a session with a turn behind it."""
+    session = create(http, metadata={"task": "é"}, ttl_s=3600)
+    generate(http, session, PROMPT)
+    yield session
+    http.delete(session)
+
+
+def test_a_session_goes_on_in_another_server_as_if_it_had_never_left(
+    http: httpx.Client, serve_with: ServeWith, used: str, tmp_path: Path
+) -> None:
+    there = serve_with(state_dir=tmp_path)
+    answer = there.post(IMPORT, content=export(http, used))
+    assert answer.status_code == 201, answer.text
+    imported, original = answer.json(), http.get(used).json()
+    assert imported["id"] != original["id"]
+    assert imported["state"] == "idle"
+    for same in ("tokens", "metadata"):
+        assert imported[same] == original[same]
+    assert imported["expires_at"] == pytest.approx(time.time() + 3600, abs=10)
+    here_turn = generate(http, used, [9, 8])
+    there_turn = generate(there, f"/v1/sessions/{imported['id']}", [9, 8])
+    assert there_turn["token_ids"] == here_turn["token_ids"]
+    assert there_turn["usage"] == here_turn["usage"]
+    assert there_turn["usage"]["cached_tokens"] >= len(PROMPT)
+    assert there_turn["usage"]["tokens_recomputed"] == 0
+
+
+def test_a_server_without_a_disk_tier_computes_the_kv_again(
+    http: httpx.Client, serve_with: ServeWith, used: str
+) -> None:
+    there = serve_with(state_dir=None)
+    imported = there.post(IMPORT, content=export(http, used)).json()["id"]
+    turn = generate(there, f"/v1/sessions/{imported}", [9, 8])
+    assert turn["token_ids"] == generate(http, used, [9, 8])["token_ids"]
+
+
+def test_the_file_is_safetensors_with_history_and_kv(http: httpx.Client) -> None:
+    session = create(http)
+    generated = generate(http, session, PROMPT)["token_ids"]
+    answer = http.get(f"{session}/export")
+    assert answer.headers["content-type"] == "application/vnd.safetensors"
+    assert answer.headers["content-disposition"] == f'attachment; filename="{session.rpartition("/")[2]}.safetensors"'
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    tensors = load(answer.content)
+    assert tensors["token_ids"].tolist() == PROMPT + generated
+    assert tensors["kv"].shape[0] * tensors["kv"].shape[4] >= len(PROMPT)
+    assert hashlib.sha256(answer.content[:-32]).digest() == tensors["sha256"].tobytes()
+
+
+def test_an_exported_session_stays_and_can_be_exported_again(http: httpx.Client, used: str) -> None:
+    assert export(http, used) == export(http, used)
+    assert http.get(used).json()["state"] == "idle"
+
+
+def test_an_empty_session_can_be_taken_along(http: httpx.Client) -> None:
+    answer = http.post(IMPORT, content=export(http, create(http)))
+    assert answer.status_code == 201
+    assert answer.json()["tokens"] == 0
+    generate(http, f"/v1/sessions/{answer.json()['id']}", PROMPT)
+
+
+def test_a_running_session_is_not_exported(http: httpx.Client) -> None:
+    session = create(http)
+    body = {"token_ids": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with http.stream("POST", f"{session}/generate", json=body) as turn:
+        next(turn.iter_bytes())
+        message = assert_error(http.get(f"{session}/export"), 409, "wrong_state")
+    assert "running" in message
+
+
+def test_there_must_be_a_session_to_export(http: httpx.Client) -> None:
+    assert_error(http.get("/v1/sessions/ses_0/export"), 404, "not_found", param="session_id")
+
+
+def flipped(content: bytes, position: int) -> bytes:
+    changed = bytearray(content)
+    changed[position] ^= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda content: b"", "begin"),
+        (lambda content: b"not a session at all", "begin"),
+        (lambda content: content[:-1], "bytes"),
+        (lambda content: content + b"\0", "bytes"),
+        (lambda content: flipped(content, -33), "checksum"),
+        (lambda content: flipped(content, -1), "checksum"),
+        (lambda content: flipped(content, 40), "header"),
+    ],
+    ids=["empty", "text", "cut", "longer", "KV flipped", "checksum flipped", "header flipped"],
+)
+def test_a_damaged_file_is_refused_with_the_reason(
+    http: httpx.Client, used: str, change: Callable[[bytes], bytes], says: str
+) -> None:
+    before = http.get("/v1/memory").json()["sessions"]
+    message = assert_error(http.post(IMPORT, content=change(export(http, used))), 422, "bad_export")
+    assert says in message
+    assert http.get("/v1/memory").json()["sessions"] == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"), [({"seed": 1}, "model"), ({"dtype": "bfloat16"}, "BF16"), ({"block_size": 8}, "KV blocks")]
+)
+def test_a_file_of_another_model_or_layout_is_refused(
+    http: httpx.Client, serve_with: ServeWith, used: str, settings: dict[str, Any], says: str
+) -> None:
+    answer = serve_with(**settings).post(IMPORT, content=export(http, used))
+    assert says in assert_error(answer, 422, "bad_export")
+
+
+def with_about(content: bytes, about: str) -> bytes:
+    """The file, as its owner could rewrite it."""
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    fields = json.loads(content[8:end])
+    fields["__metadata__"]["about"] = about
+    header = json.dumps(fields, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    forged = struct.pack("<Q", len(header)) + header + content[end:-32]
+    return forged + hashlib.sha256(forged).digest()
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "",
+        "[" * 100_000,
+        "[]",
+        '{"ttl_s": 0}',
+        '{"ttl_s": "60"}',
+        '{"metadata": {"a": 1}}',
+        json.dumps({"metadata": {str(key): "" for key in range(17)}}),
+        '{"owner": "someone"}',
+    ],
+)
+def test_labels_that_no_session_can_have_are_refused(http: httpx.Client, used: str, about: str) -> None:
+    before = http.get("/v1/memory").json()["sessions"]
+    content = with_about(export(http, used), about)
+    assert "metadata or ttl_s" in assert_error(http.post(IMPORT, content=content), 422, "bad_export")
+    assert http.get("/v1/memory").json()["sessions"] == before
+
+
+def with_kv_of_ones(content: bytes) -> bytes:
+    """The file with KV that no model has computed, and a checksum that fits."""
+    start = len(content) - 32 - load(content)["kv"].nbytes
+    forged = content[:start] + b"\0\0\x80\x3f" * ((len(content) - 32 - start) // 4)
+    return forged + hashlib.sha256(forged).digest()
+
+
+def test_forged_kv_reaches_nobody_but_the_forger(http: httpx.Client, tmp_path: Path) -> None:
+    prompt = PROMPT + PROMPT
+    expected = generate(http, create(http), prompt)["token_ids"]
+    honest = create(http)
+    http.post(f"{honest}/generate", json={"token_ids": prompt, "max_tokens": 0}).raise_for_status()
+    forged = with_kv_of_ones(export(http, honest))
+    with serve(state_dir=tmp_path) as url, httpx.Client(base_url=url, timeout=30) as there:
+        bad = f"/v1/sessions/{there.post(IMPORT, content=forged).raise_for_status().json()['id']}"
+        assert generate(there, bad, PROMPT)["usage"]["cached_tokens"] == len(prompt)
+        assert generate(there, create(there), prompt)["token_ids"] == expected
+        unused = f"/v1/sessions/{there.post(IMPORT, content=forged).raise_for_status().json()['id']}"
+    with serve(state_dir=tmp_path) as url, httpx.Client(base_url=url, timeout=30) as there:
+        for session in (bad, unused):
+            generate(there, session, [9])
+            assert generate(there, create(there), prompt)["token_ids"] == expected
+
+
+def test_imports_have_a_size_limit_of_their_own(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
+    content = export(http, used)
+    exact = serve_with(max_request_bytes=1000, max_import_bytes=len(content))
+    assert exact.post(IMPORT, content=content).status_code == 201
+    assert str(len(content)) in assert_error(exact.post(IMPORT, content=content + b"\0"), 413, "request_too_large")
+    pieces = iter([content, b"\0"])
+    assert_error(exact.post(IMPORT, content=pieces), 413, "request_too_large")
+
+
+def test_imported_sessions_count(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
+    full = serve_with(max_sessions=1)
+    full.post("/v1/sessions")
+    answer = full.post(IMPORT, content=export(http, used))
+    assert_error(answer, 429, "session_limit")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_an_imported_session_belongs_to_who_imported_it(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
+    there = serve_with(api_keys=("one", "two"))
+    mine, yours = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+    answer = there.post(IMPORT, content=export(http, used), headers=mine)
+    assert answer.status_code == 201
+    session = f"/v1/sessions/{answer.json()['id']}"
+    assert there.get(session, headers=mine).status_code == 200
+    assert there.get(f"{session}/export", headers=yours).status_code == 404
+    assert there.post(IMPORT, content=b"").status_code == 401
+
+
+def until_empty(folder: Path) -> None:
+    deadline = time.monotonic() + 10
+    while list(folder.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_nothing_stays_on_the_way(serve_with: ServeWith, tmp_path: Path) -> None:
+    leftover = tmp_path / "tmp" / "djinn-left-by-a-crash"
+    leftover.mkdir(parents=True)
+    http = serve_with(state_dir=tmp_path, kv_device=32 << 20)
+    session = create(http)
+    generate(http, session, [5 + index * 7 % 200 for index in range(900)])
+    content = export(http, session)
+    assert http.post(IMPORT, content=content).status_code == 201
+    assert_error(http.post(IMPORT, content=content[:-1]), 422, "bad_export")
+    until_empty(tmp_path / "tmp")
+    with http.stream("GET", f"{session}/export") as cut_off:
+        next(cut_off.iter_raw(1))
+    until_empty(tmp_path / "tmp")
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as half:
+        half.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\nbegin" % IMPORT.encode())
+        time.sleep(0.2)
+    until_empty(tmp_path / "tmp")

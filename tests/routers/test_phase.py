@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+from tests.routers.generating import GREEDY, PROMPT, streaming
+
+CONTEXT = {**GREEDY, "token_ids": list(range(3, 103)), "max_tokens": 4}
+"""A turn whose context is 7 blocks."""
+
+
+def wait_for(http: httpx.Client, session: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        found: dict[str, Any] = http.get(session).json()
+        if condition(found):
+            return found
+        time.sleep(0.005)
+    raise AssertionError(f"still {found}")
+
+
+def in_tier(tier: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda session: bool(session["kv"]["tier"] == tier)
+
+
+@pytest.mark.parametrize("phase", ["io_wait", "ready", "idle", "compute"])
+def test_a_session_says_what_it_does(http: httpx.Client, session: str, phase: str) -> None:
+    answer = http.post(f"{session}/phase", json={"phase": phase})
+    assert answer.status_code == 200
+    assert answer.json() == {"phase": phase, "tier": None, "moving": None}
+    assert http.get(session).json()["phase"] == phase
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"phase": "io_wait", "resume_in_ms": 0},
+        {"phase": "io_wait", "resume_in_ms": 2.5},
+        {"phase": "idle", "resume_in_ms": 24 * 3600 * 1000},
+        {"phase": "ready", "resume_in_ms": None},
+    ],
+)
+def test_times_of_return_that_are_taken(http: httpx.Client, session: str, body: dict[str, object]) -> None:
+    assert http.post(f"{session}/phase", json=body).json()["phase"] == body["phase"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({}, "phase", "required"),
+        ({"phase": "asleep"}, "phase", "'compute', 'io_wait', 'ready' or 'idle'"),
+        ({"phase": None}, "phase", "'compute', 'io_wait', 'ready' or 'idle'"),
+        ({"phase": "io_wait", "resume_in_ms": -1}, "resume_in_ms", "greater than or equal to 0"),
+        ({"phase": "idle", "resume_in_ms": 24 * 3600 * 1000 + 1}, "resume_in_ms", "less than or equal to 86400000"),
+        ({"phase": "io_wait", "resume_in_ms": "soon"}, "resume_in_ms", "valid number"),
+        ({"phase": "io_wait", "resume_in_ms": True}, "resume_in_ms", "valid number"),
+        ({"phase": "ready", "resume_in_ms": 5}, "resume_in_ms", "goes with phase io_wait or idle, not with ready"),
+        ({"phase": "compute", "resume_in_ms": 5}, "resume_in_ms", "not with compute"),
+        ({"phase": "ready", "eta": 5}, "eta", "not permitted"),
+    ],
+)
+def test_a_bad_field_is_named_and_changes_nothing(
+    http: httpx.Client, session: str, body: dict[str, object], param: str, says: str
+) -> None:
+    message = assert_error(http.post(f"{session}/phase", json=body), 422, "field_out_of_range", param=param)
+    assert message.startswith(param)
+    assert says in message
+    assert http.get(session).json()["phase"] == "compute"
+
+
+def test_a_session_with_a_turn_in_it_computes_whatever_it_says(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **PROMPT, max_tokens=900) as stream:
+        next(stream)
+        refused = http.post(f"{session}/phase", json={"phase": "io_wait"})
+        assert "is running" in assert_error(refused, 409, "wrong_state")
+        assert http.get(session).json()["phase"] == "compute"
+
+
+def test_a_session_that_there_is_not(http: httpx.Client) -> None:
+    answer = http.post("/v1/sessions/ses_none/phase", json={"phase": "ready"})
+    assert_error(answer, 404, "not_found", param="session_id")
+
+
+def test_a_session_of_another_key(serve_with: ServeWith) -> None:
+    http = serve_with(api_keys=("one", "two"))
+    mine, yours = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
+    path = f"/v1/sessions/{http.post('/v1/sessions', headers=mine).json()['id']}"
+    answer = http.post(f"{path}/phase", json={"phase": "io_wait"}, headers=yours)
+    assert_error(answer, 404, "not_found", param="session_id")
+    assert http.get(path, headers=mine).json()["phase"] == "compute"
+
+
+def test_in_io_wait_the_device_is_free_and_nothing_is_computed_twice(serve_with: ServeWith) -> None:
+    http = serve_with()
+    waits, stays = (f"/v1/sessions/{http.post('/v1/sessions').json()['id']}" for _ in range(2))
+    for session in (waits, stays):
+        body = {**CONTEXT, "token_ids": [9 if session == waits else 8, *CONTEXT["token_ids"]]}
+        assert http.post(f"{session}/generate", json=body).status_code == 200
+    held = http.get(waits).json()["kv"]
+    change = http.post(f"{waits}/phase", json={"phase": "io_wait"}).json()
+    assert change["phase"] == "io_wait"
+    assert change["moving"] is None or (change["moving"]["to"], change["moving"]["bytes"] > 0) == ("host", True)
+    away = wait_for(http, waits, in_tier("host"))
+    assert away["kv"]["device_bytes"] == 0
+    assert away["kv"]["host_bytes"] >= held["device_bytes"]
+    assert away["usage"]["bytes_out"] > 0
+    memory = http.get("/v1/memory").json()
+    assert memory["data"]["device"]["owned_bytes"] == http.get(stays).json()["kv"]["device_bytes"]
+    assert (memory["sessions_by_tier"]["host"], memory["sessions_by_tier"]["device"]) == (1, 1)
+    turn = http.post(f"{waits}/generate", json={**GREEDY, "max_tokens": 8}).json()
+    assert turn["usage"]["tokens_recomputed"] == 0
+    back = http.get(waits).json()
+    assert (back["phase"], back["kv"]["tier"]) == ("compute", "device")
+    assert back["usage"]["restores"] == 1
+    assert back["usage"]["bytes_in"] > 0
+    assert back["usage"]["resume_ms"]["restore"] > 0
+
+
+def test_the_tokens_are_those_of_a_session_that_stayed(http: httpx.Client) -> None:
+    said = []
+    for waits in (True, False):
+        session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+        first = http.post(f"{session}/generate", json=CONTEXT).json()["token_ids"]
+        if waits:
+            http.post(f"{session}/phase", json={"phase": "io_wait"})
+            wait_for(http, session, in_tier("host"))
+        said.append((first, http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 16}).json()["token_ids"]))
+        http.delete(session)
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("wait", "then"),
+    [({"phase": "io_wait", "resume_in_ms": 1000}, None), ({"phase": "io_wait"}, {"phase": "ready"})],
+)
+def test_kv_is_back_before_the_next_turn(
+    http: httpx.Client, session: str, wait: dict[str, object], then: dict[str, object] | None
+) -> None:
+    http.post(f"{session}/generate", json=CONTEXT)
+    http.post(f"{session}/phase", json=wait)
+    wait_for(http, session, in_tier("host"))
+    if then is not None:
+        assert http.post(f"{session}/phase", json=then).json()["phase"] == "ready"
+    back = wait_for(http, session, in_tier("device"))
+    assert back["phase"] == ("io_wait" if then is None else "ready")
+    assert back["usage"]["restores"] == 1
+    http.post(f"{session}/generate", json={**GREEDY, "max_tokens": 1})
+    assert http.get(session).json()["usage"]["resume_ms"]["restore"] == 0
