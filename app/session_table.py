@@ -98,8 +98,8 @@ class SessionTable:
 
 
 def new_session_id() -> SessionId:
-    """A fresh id: the time in ms, so that ids sort by age, and 80 random bits, so that nobody can guess one."""
-    return SessionId(f"ses_{time.time_ns() // 1_000_000:011x}{secrets.token_hex(10)}")
+    """A fresh id: the time in ns, so that ids sort by age, and 80 random bits, so that nobody can guess one."""
+    return SessionId(f"ses_{time.time_ns():016x}{secrets.token_hex(10)}")
 
 
 def has_expired(session: Session) -> bool:

@@ -20,8 +20,8 @@ class MoveMeter:
         self._totals = {kind: MoveTotals() for kind in MEASURED}
 
     def add(self, move: Move, report: Moved) -> None:
-        """Count a move that has ended."""
-        if move.kind in self._totals and report.error is None:
+        """Count a move that has ended. Early ones say nothing of the link: they get what time the model leaves."""
+        if move.kind in self._totals and not move.early and report.error is None:
             before = self._totals[move.kind]
             moved = max(len(move.source), len(move.target)) * self._block_bytes
             self._totals[move.kind] = MoveTotals(
