@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from app.messages import Restored
 from app.session import Session
 from app.sessions import SessionRegistry
 
@@ -15,6 +16,7 @@ async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> Non
     """Open the sessions that the journal has brought back, but for those that have expired meanwhile."""
     for session in sessions:
         await registry.reopen(session)
+    await registry.executor.call(Restored)
 
 
 async def sweep(registry: SessionRegistry) -> None:

@@ -141,13 +141,22 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """Every session that survived a restart has been opened: KV files that nobody has claimed go. Answered by
+    `Done(None)`.
+    """
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """Ask for the memory map. Answered by `Done(MemoryMap)`."""
 
     ticket: Ticket
 
 
-Command = Open | Submit | Cancel | Fork | Rewind | SetPhase | Export | Import | Close | Inspect
+Command = Open | Submit | Cancel | Fork | Rewind | SetPhase | Export | Import | Close | Restored | Inspect
 
 
 @dataclass(frozen=True, slots=True)

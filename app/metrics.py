@@ -12,6 +12,7 @@ from app.messages import Failed, MemoryMap, Started, Token, TurnEvent, TurnFinis
 from app.vllm_metrics import WithVllmNames
 
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
+SIGNAL_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.01)
 TURN_BUCKETS = (
     0.001,
     0.005,
@@ -65,6 +66,12 @@ class Metrics:
             "djinn_turn_restore_seconds",
             "Wait for KV on its way, of turns that had to wait for it",
             buckets=TURN_BUCKETS,
+            registry=own,
+        )
+        self.signal = Histogram(
+            "djinn_signal_seconds",
+            "From a parsed phase signal to its answer",
+            buckets=SIGNAL_BUCKETS,
             registry=own,
         )
         self.turn = Histogram("djinn_turn_seconds", "From submit to end", buckets=TURN_BUCKETS, registry=own)

@@ -147,10 +147,11 @@ class SessionRegistry:
 
     def set_phase(self, session: Session, phase: Phase, resume_in_ms: float | None = None) -> None:
         """Say what the session is doing, and when it will go on, in ms from now. Raises `WrongState` unless idle."""
-        session.require(SessionState.IDLE, to=f"set the phase to {phase}")
-        session.phase = phase
-        self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))
-        self._keeper.note(session)
+        with self._metrics.signal.time():
+            session.require(SessionState.IDLE, to=f"set the phase to {phase}")
+            session.phase = phase
+            self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))
+            self._keeper.note(session)
 
     def start_turn(
         self,

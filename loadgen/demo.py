@@ -46,7 +46,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     djinn = Path(sys.executable).with_name("djinn")
     try:
-        with serving([str(djinn), "serve", "--model", options.model, "--port", "0"]) as url:
+        with serving([str(djinn), "serve", "--model", options.model, "--port", "0", "--state-dir", "none"]) as url:
             return main(["density", "--target", f"djinn={url}", "--output", str(options.output), *LOAD])
     except (RuntimeError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from app.domain import FinishReason, Residency, SessionId
 from app.errors import Busy, ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound, WrongState
 from app.gpu.inspection import Inspector
 from app.gpu.kv_moves import Moved, MoveKind
+from app.gpu.saved_files import SavedFiles, SavedKV
 from app.gpu.scheduler import Scheduler
 from app.gpu.sequence import Sequence, common_prefix
 from app.gpu.transfers import Transfers
@@ -27,21 +26,13 @@ from app.messages import (
     Inspect,
     Open,
     Placed,
+    Restored,
     Rewind,
     SetPhase,
     Submit,
 )
 
 RETRY_AFTER_S = 1
-
-
-@dataclass(frozen=True, slots=True)
-class SavedKV:
-    """A session's file that an earlier server has left: the tokens that it was written with, and how many have KV."""
-
-    token_ids: Seq[int]
-    computed: int
-    namespace: bytes
 
 
 class CommandHandler:
@@ -55,7 +46,7 @@ class CommandHandler:
         self._turns = turns
         self._inspector = Inspector(scheduler, text_bytes)
         self._transfers = Transfers(scheduler.placement, turns.max_model_len)
-        self._saved = dict(saved)
+        self._saved = SavedFiles(scheduler.placement, saved)
         self._sequences: dict[SessionId, Sequence] = {}
 
     @property
@@ -88,6 +79,9 @@ class CommandHandler:
                 return []
             case Close():
                 return self._close(command)
+            case Restored():
+                self._saved.delete_rest()
+                return [Done(command.ticket)]
             case Inspect():
                 return [Done(command.ticket, self._inspector.memory(self.sequences))]
 
@@ -114,11 +108,8 @@ class CommandHandler:
             self._check_reserve()
         sequence = Sequence(command.session, _namespace(command.namespace), guaranteed, list(command.token_ids))
         sequence.reached = len(sequence.tokens)
-        saved = self._saved.pop(command.session, None)
-        ours = saved is not None and saved.namespace == sequence.namespace  # what was imported stays apart from others
-        if saved is not None and ours and tuple(saved.token_ids) == command.token_ids[: len(saved.token_ids)]:
-            self._placement.lower.adopt(sequence, saved.computed)
-            self._placement.end_turn(sequence)
+        self._saved.claim(sequence)
+        self._placement.end_turn(sequence)
         self._sequences[command.session] = sequence
         return [Done(command.ticket)]
 

@@ -135,7 +135,11 @@ class KVTiers:
         if sequence.disk_blocks:
             sequence.disk_blocks = sequence.disk_tokens = 0
             sequence.saving = None
-            self.ledger.order(sequence, MoveKind.DELETE)
+            self.delete_file(sequence)
+
+    def delete_file(self, sequence: Sequence) -> None:
+        """Delete the session's file, whatever is in it."""
+        self.ledger.order(sequence, MoveKind.DELETE)
 
     def export(self, sequence: Sequence, path: str, about: str) -> Move:
         """Write the history, and as much of the KV as the host has, to a file of the client's."""

@@ -11,7 +11,7 @@ from app.domain import ModelInfo, SessionId
 from app.errors import FieldOutOfRange
 from app.gpu.attention import attention_for
 from app.gpu.batch import make_batch
-from app.gpu.commands import CommandHandler, SavedKV
+from app.gpu.commands import CommandHandler
 from app.gpu.disk_store import DiskStore
 from app.gpu.engine import Engine
 from app.gpu.host_pool import HostPool
@@ -28,6 +28,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.openmp import release_threads
 from app.gpu.placement import Placement
 from app.gpu.runner import Runner
+from app.gpu.saved_files import SavedKV
 from app.gpu.scheduler import Scheduler
 from app.gpu.turns import Turns
 from app.model_store.fingerprint import fingerprint
@@ -103,10 +104,14 @@ def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int) -> None:
 
 def _saved(disk: DiskStore | None) -> dict[SessionId, SavedKV]:
     """What an earlier server has left on disk."""
-    headers = {} if disk is None else disk.index().headers
+    if disk is None:
+        return {}
+    index = disk.index()
+    if index.refused:
+        logger.warning("%d KV files were damaged or of another model, and are deleted", index.refused)
     return {
         session: SavedKV(header.token_ids, header.computed_tokens, header.namespace)
-        for session, header in headers.items()
+        for session, header in index.headers.items()
     }
 
 

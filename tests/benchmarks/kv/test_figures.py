@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.kv.bandwidth import CopyRound
+from benchmarks.kv.bandwidth import Copies, CopyRound
 from benchmarks.kv.figures import Figure, figures_of
 from benchmarks.kv.histogram import Bucket
 from benchmarks.kv.parks import ParkedTwice
@@ -16,7 +16,7 @@ from benchmarks.spread import Spread
 
 MEASURED = Measured(
     session_bytes=2**20,
-    copies=[CopyRound(1e-3, 1e-3, 2e-3, 1e-3, 0.5e-3)] * 3,
+    copies=Copies([CopyRound(1e-3, 1e-3, 2e-3, 1e-3, 0.5e-3)] * 3, first_out_s=[1e-2]),
     resumes=[
         ResumeRound(ResumedTurn(0.100, 0.0), ResumedTurn(0.101, 0.0), ResumedTurn(0.120, 0.010)),
         ResumeRound(ResumedTurn(0.200, 0.0), ResumedTurn(0.210, 0.0), ResumedTurn(0.230, 0.010)),
