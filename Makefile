@@ -6,7 +6,7 @@ MODEL  ?= smollm2-135m-instruct
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test lint bench clean
+.PHONY: help setup model serve demo test lint bench bench-kv clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -40,6 +40,9 @@ lint: setup      ## style and types
 
 bench: model     ## decode and time to first token beside vLLM's CPU build and Transformers
 	$(BIN)/python -m benchmarks.peers
+
+bench-kv: model  ## KV moves beside memcpy, and what a session that was away waits for
+	$(BIN)/python -m benchmarks.kv
 
 clean:           ## remove what setup, tests and runs left
 	rm -rf $(VENV) .venv-vllm runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

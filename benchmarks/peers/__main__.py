@@ -1,52 +1,37 @@
 """`python -m benchmarks.peers`: Djinn, vLLM and Transformers in alternating rounds on the same cores."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.peers.peers import DTYPES, PEERS, ROOT, VLLM
-from benchmarks.peers.record import describe_run, write_results
-from benchmarks.peers.report import ratio_table, to_rich, variant_table
+from benchmarks.arguments import exit_status, make_parser
+from benchmarks.cpu_meter import DISTURBED_SHARE
+from benchmarks.machine import bind_to_cores
+from benchmarks.peers.peers import DTYPES, PEERS, VLLM
+from benchmarks.peers.record import describe_run, write_run
+from benchmarks.peers.report import ratio_table, variant_table
 from benchmarks.peers.rounds import Round
 from benchmarks.peers.runner import PeerRunner
-from benchmarks.peers.server_process import ServerFailedError
-from benchmarks.peers.vllm_environment import ensure_vllm
-from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload, read_text_tokens
-
-VLLM_ENVIRONMENT = ROOT / ".venv-vllm"
-DEFAULT_MODEL = Path("~/.cache/djinn/models/smollm2-135m-instruct").expanduser()
-FAILED, USAGE_ERROR = 1, 2
-DISTURBED_SHARE = 0.02
-"""Where other processes had more of the cores than this, a round is reported as disturbed."""
+from benchmarks.peers.vllm_environment import VLLM_ENVIRONMENT, ensure_vllm
+from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload
+from benchmarks.tables import to_rich
+from benchmarks.text import read_text_tokens
 
 
 def main() -> int:
     """Runs the benchmark; returns the process's exit status."""
     arguments = _parse_arguments()
-    if not (arguments.model / "tokenizer.json").exists():
-        print(f"no model in {arguments.model}: `djinn models pull smollm2-135m-instruct` first", file=sys.stderr)
-        return USAGE_ERROR
-    cores = sorted(os.sched_getaffinity(0))[: arguments.cores]
-    # Every process started from here on inherits the cores.
-    os.sched_setaffinity(0, cores)
-    console = Console()
+    return exit_status(arguments.model, lambda: _benchmark(arguments, Console()))
+
+
+def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
+    cores = bind_to_cores(arguments.cores)
     if VLLM in arguments.only:
         with console.status("vLLM's environment: a few minutes the first time"):
             ensure_vllm(VLLM_ENVIRONMENT)
-    try:
-        _benchmark(arguments, cores, console)
-    except ServerFailedError as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    return 0
-
-
-def _benchmark(arguments: argparse.Namespace, cores: list[int], console: Console) -> None:
     runner = PeerRunner(arguments.model, VLLM_ENVIRONMENT, cores)
     plan = QUICK if arguments.quick else FULL
     workload = build_workload(plan, read_text_tokens(arguments.model))
@@ -58,7 +43,7 @@ def _benchmark(arguments: argparse.Namespace, cores: list[int], console: Console
         launches = {" ".join(variant): runner.launch(*variant, port=0) for variant in variants}
         vllm_environment = VLLM_ENVIRONMENT if VLLM in arguments.only else None
         run = describe_run(arguments.model, plan, launches, cores, vllm_environment, rounds)
-        console.print(f"written: {write_results(arguments.output, run)}")
+        console.print(f"written: {write_run(arguments.output, run)}")
 
 
 def _run_rounds(
@@ -88,14 +73,10 @@ def _warn_if_disturbed(entry: Round, progress: Progress) -> None:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a Transformers folder")
+    parser = make_parser("python -m benchmarks.peers", __doc__)
     parser.add_argument("--only", type=_names(PEERS), default=PEERS, help=f"some of {','.join(PEERS)}")
     parser.add_argument("--dtypes", type=_names(DTYPES), default=DTYPES, help=f"some of {','.join(DTYPES)}")
     parser.add_argument("--rounds", type=int, choices=range(1, 21), default=3, metavar="1..20", help="default 3")
-    parser.add_argument("--cores", type=int, choices=range(1, 257), default=2, metavar="1..256", help="default 2")
-    parser.add_argument("--quick", action="store_true", help="one short round to see that all runs; writes no file")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder for results")
     return parser.parse_args()
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from benchmarks.peers.cpu_meter import CpuMeter
+from benchmarks.cpu_meter import CpuMeter
 from benchmarks.peers.rounds import Measurement
 from benchmarks.peers.timeline import Stream, measure_decode
 from benchmarks.peers.workload import WARM_UP_TOKENS, Workload

@@ -6,9 +6,9 @@ import time
 import httpx
 import orjson
 
-from benchmarks.peers.server_process import ServerFailedError
 from benchmarks.peers.timeline import DecodePhase, Stream, measure_decode
 from benchmarks.peers.workload import WARM_UP_TOKENS, Workload
+from benchmarks.server_process import ServerFailedError
 
 REQUEST_TIMEOUT_S = 600.0
 

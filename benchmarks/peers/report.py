@@ -1,23 +1,12 @@
-"""The tables, one of ratios and one of every data type: as Markdown for the repository, by rich for the terminal."""
-
-from dataclasses import dataclass
-
-from rich.table import Table
+"""The tables: one of ratios, one of every data type."""
 
 from benchmarks.peers.peers import DJINN, PEERS
 from benchmarks.peers.rounds import Round
-from benchmarks.peers.summary import Metric, Spread, best_by_peer, metrics_of, spread, times_better, values_by_variant
+from benchmarks.peers.summary import Metric, best_by_peer, metrics_of, times_better, values_by_variant
+from benchmarks.spread import Spread, full_range
+from benchmarks.tables import TextTable
 
 NAMES = {"djinn": "Djinn", "vllm": "vLLM", "transformers": "Transformers"}
-
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """Cells ready to print; the first column is text, the others are figures."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
 
 
 def ratio_table(rounds: list[Round]) -> TextTable:
@@ -41,26 +30,9 @@ def variant_table(rounds: list[Round]) -> TextTable:
     rows = []
     for metric in metrics_of(rounds[0].measurement):
         values = values_by_variant(rounds, metric)
-        cells = [_range(metric, spread(list(values[variant].values()))) for variant in variants]
+        cells = [_range(metric, full_range(list(values[variant].values()))) for variant in variants]
         rows.append([f"{metric.label} ({metric.unit})", *cells])
     return TextTable("Every data type", ["", *(f"{NAMES[peer]} {dtype}" for peer, dtype in variants)], rows)
-
-
-def to_markdown(table: TextTable) -> str:
-    """A Markdown table under a heading."""
-    rule = ["---", *["---:"] * (len(table.header) - 1)]
-    lines = [f"| {' | '.join(cells)} |" for cells in (table.header, rule, *table.rows)]
-    return "\n".join([f"## {table.title}", "", *lines, ""])
-
-
-def to_rich(table: TextTable) -> Table:
-    """The same for the terminal."""
-    rendered = Table(title=table.title, title_justify="left")
-    for index, name in enumerate(table.header):
-        rendered.add_column(name, justify="left" if index == 0 else "right")
-    for row in table.rows:
-        rendered.add_row(*row)
-    return rendered
 
 
 def _figure(metric: Metric, value: float) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -10,21 +9,21 @@ from pathlib import Path
 import httpx
 import orjson
 
-from benchmarks.peers.cpu_meter import CpuMeter, session_cpu_s
+from benchmarks.cpu_meter import CpuMeter, session_cpu_s
+from benchmarks.launch import Launch
 from benchmarks.peers.load import REQUEST_TIMEOUT_S, OpenAILoad
 from benchmarks.peers.peers import (
     DJINN,
     SERVED_NAME,
     TRANSFORMERS,
-    Launch,
-    djinn_launch,
+    djinn_peer_launch,
     transformers_launch,
     vllm_launch,
 )
 from benchmarks.peers.rounds import Measurement, Round
-from benchmarks.peers.server_process import running_server
 from benchmarks.peers.timeline import DecodePhase
 from benchmarks.peers.workload import Workload
+from benchmarks.server_process import free_port, running_server
 
 
 class PeerRunner:
@@ -40,7 +39,7 @@ class PeerRunner:
         if peer == TRANSFORMERS:
             return transformers_launch(self._model, dtype)
         if peer == DJINN:
-            return djinn_launch(self._model, dtype, port)
+            return djinn_peer_launch(self._model, dtype, port)
         return vllm_launch(self._vllm_environment, self._model, dtype, port, self._cores)
 
     def run(self, number: int, peer: str, dtype: str, workload: Workload) -> Round:
@@ -78,11 +77,3 @@ def _run_worker(launch: Launch, workload: Workload) -> Measurement:
     )
     fields = orjson.loads(result.stdout)
     return Measurement(**{**fields, "decode": [DecodePhase(**phase) for phase in fields["decode"]]})
-
-
-def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.peers.rounds import Measurement, Round
+from benchmarks.spread import Spread, full_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,15 +15,6 @@ class Metric:
     label: str
     unit: str
     higher_is_better: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median over rounds, with the lowest and the highest."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +39,6 @@ def metrics_of(measurement: Measurement) -> dict[Metric, float]:
     return values
 
 
-def spread(values: list[float]) -> Spread:
-    """Raises statistics.StatisticsError for no values."""
-    return Spread(median(values), min(values), max(values))
-
-
 def values_by_variant(rounds: list[Round], metric: Metric) -> dict[tuple[str, str], dict[int, float]]:
     """(peer, dtype) -> round number -> value."""
     values: dict[tuple[str, str], dict[int, float]] = {}
@@ -64,7 +51,7 @@ def best_by_peer(rounds: list[Round], metric: Metric) -> dict[str, Best]:
     """Each peer's better data type, judged by the median over rounds."""
     best: dict[str, Best] = {}
     for (peer, dtype), values in values_by_variant(rounds, metric).items():
-        candidate = Best(dtype, spread(list(values.values())))
+        candidate = Best(dtype, full_range(list(values.values())))
         if peer not in best or _is_better(metric, candidate.spread.median, best[peer].spread.median):
             best[peer] = candidate
     return best
@@ -82,7 +69,7 @@ def times_better(rounds: list[Round], metric: Metric, peer: str, baseline: str) 
         ours[number] / theirs[number] if metric.higher_is_better else theirs[number] / ours[number]
         for number in sorted(ours.keys() & theirs.keys())
     ]
-    return spread(ratios)
+    return full_range(ratios)
 
 
 def _is_better(metric: Metric, left: float, right: float) -> bool:

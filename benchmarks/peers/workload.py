@@ -1,10 +1,8 @@
 """What every target is asked: prompts of exact token counts, cut from real text, with no shared prefix."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from pydoc_data.topics import topics
 
-from tokenizers import Tokenizer
+from benchmarks.text import TokenSource
 
 SHORT_PROMPT_TOKENS = 100
 SHORT_PROMPT_SPREAD = 16
@@ -50,15 +48,7 @@ def build_workload(plan: Plan, tokens: list[int]) -> Workload:
 
     Raises ValueError if the text is too short or two prompts begin with the same `PREFIX_TOKENS` tokens.
     """
-    cursor = 0
-
-    def take(count: int) -> list[int]:
-        nonlocal cursor
-        piece = tokens[cursor : cursor + count]
-        if len(piece) < count:
-            raise ValueError(f"the text has {len(tokens)} tokens, too few for this plan")
-        cursor += count
-        return piece
+    take = TokenSource(tokens).take
 
     def short_prompts(count: int) -> list[list[int]]:
         return [take(short_prompt_tokens(index)) for index in range(count)]
@@ -77,13 +67,6 @@ def build_workload(plan: Plan, tokens: list[int]) -> Workload:
 def short_prompt_tokens(index: int) -> int:
     """Length of a short prompt: 84 to 116 tokens, 100 on average, so that batches are ragged as in real use."""
     return SHORT_PROMPT_TOKENS + (index * 7 + SHORT_PROMPT_SPREAD) % (2 * SHORT_PROMPT_SPREAD + 1) - SHORT_PROMPT_SPREAD
-
-
-def read_text_tokens(model: Path) -> list[int]:
-    """Python's language reference, which every Python installation carries, in the model's own tokens."""
-    text = "\n".join(topics[name] for name in sorted(topics))
-    ids: list[int] = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text, add_special_tokens=False).ids
-    return ids
 
 
 def _check_prefixes(workload: Workload) -> None:

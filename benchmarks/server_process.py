@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -45,6 +46,14 @@ def running_server(command: list[str], environment: dict[str, str], base_url: st
             raise ServerFailedError(f"{error}\n{tail}") from error
         finally:
             _stop(process)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], base_url: str) -> None:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+DISTURBED_SHARE = 0.02
+"""Where other processes had more of the cores than this, a measurement is reported as disturbed."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

