@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from app.domain import Tier
-from app.messages import MemoryMap, MoveTotals
+from app.memory_map import MemoryMap, MoveTotals
 
 MOVE_FIGURES: dict[str, tuple[str, Callable[[MoveTotals], float]]] = {
     "djinn_kv_moves": ("Moves of KV", lambda totals: totals.moves),

@@ -7,8 +7,9 @@ from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from app.memory_map import MemoryMap
 from app.memory_metrics import memory_metrics
-from app.messages import Failed, MemoryMap, Started, Token, TurnEvent, TurnFinished
+from app.messages import Failed, Started, Token, TurnEvent, TurnFinished
 from app.vllm_metrics import WithVllmNames
 
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from app.domain import Phase, Residency, SessionId, SessionState, TurnUsage
 from app.errors import WrongState
-from app.messages import Failed, SessionMemory, Started, Token, TurnEvent, TurnFinished
+from app.memory_map import SessionMemory
+from app.messages import Failed, Started, Token, TurnEvent, TurnFinished
 from app.stream import Turn
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {

@@ -12,19 +12,8 @@ from app.domain import FinishReason, Phase, Residency, SamplingParams, SessionSt
 from app.errors import Busy, ContextTooLong, Draining, FieldOutOfRange
 from app.executor import EngineExecutor
 from app.journal.keeper import SessionKeeper
-from app.messages import (
-    Cancel,
-    Close,
-    Fork,
-    Inspect,
-    MemoryMap,
-    Open,
-    Rewind,
-    SetPhase,
-    Submit,
-    TurnEvent,
-    TurnFinished,
-)
+from app.memory_map import MemoryMap
+from app.messages import Cancel, Close, Fork, Inspect, Open, Rewind, SetPhase, Submit, TurnEvent, TurnFinished
 from app.metrics import Metrics, TurnClock
 from app.session import Session
 from app.session_table import SessionTable, has_expired, new_session_id

@@ -149,6 +149,15 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _every_budget_counts(self) -> Self:
+        lower = [name for name in ("kv_host", "kv_disk") if getattr(self, name) is not None]
+        if self.kv_policy == "none" and lower:
+            raise ValueError(f"{' and '.join(lower)}: with kv_policy none KV never leaves the device")
+        if self.kv_disk is not None and self.state_dir is None:
+            raise ValueError("kv_disk: KV files are kept under state_dir, which is none")
+        return self
+
     def engine(self) -> EngineSettings:
         """The engine's section."""
         return EngineSettings(

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 20
+PREFIX = "djinn-"
+"""Begins the names of what is ours in a folder that may hold other things."""
 
 
 class Spool:
@@ -19,15 +21,15 @@ class Spool:
     def __init__(self, folder: Path | None) -> None:
         """None: wherever the system keeps temporary files. Removes what a crash left in `folder`. Raises `OSError`."""
         if folder is not None:
-            if folder.exists():
-                shutil.rmtree(folder)
-            folder.mkdir(mode=0o700, parents=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for leftover in folder.glob(f"{PREFIX}*"):
+                shutil.rmtree(leftover)
         self._folder = folder
 
     @contextlib.asynccontextmanager
     async def path(self) -> AsyncIterator[Path]:
         """Name of a file, in a folder of its own, which is deleted with all that is in it at the end of the block."""
-        inside = tempfile.TemporaryDirectory(dir=self._folder, prefix="djinn-")
+        inside = tempfile.TemporaryDirectory(dir=self._folder, prefix=PREFIX)
         try:
             yield Path(inside.name) / "session.safetensors"
         finally:

@@ -22,10 +22,11 @@ def tiny_settings(**changed: Any) -> Settings:
     values: dict[str, Any] = {
         "model": "random:tiny-llama",
         "kv_device": 4 << 20,
-        "kv_host": 16 << 20,
         "max_model_len": 1024,
         "state_dir": None,
     }
+    if changed.get("kv_policy") != "none":
+        values["kv_host"] = 16 << 20
     return Settings(**{**values, **changed})
 
 

@@ -71,7 +71,8 @@ def unlimited() -> Answers:
 
 @pytest.mark.parametrize("policy", ["signal", "lru", "none"])
 async def test_eighty_say_what_they_would_say_with_room_for_all(policy: str, unlimited: Answers) -> None:
-    answers, recomputed = await run(kv_device="20x1024", kv_host="100x1024", kv_policy=policy)
+    host = {} if policy == "none" else {"kv_host": "100x1024"}
+    answers, recomputed = await run(kv_device="20x1024", kv_policy=policy, **host)
     assert answers == unlimited
     assert (recomputed == 0) == (policy != "none")
 

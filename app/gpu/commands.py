@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from app.domain import FinishReason, Residency, SessionId
 from app.errors import Busy, ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound, WrongState
 from app.gpu.inspection import Inspector
 from app.gpu.kv_moves import Moved, MoveKind
-from app.gpu.saved_files import SavedFiles, SavedKV
+from app.gpu.saved_files import FilesFound, SavedFiles
 from app.gpu.scheduler import Scheduler
 from app.gpu.sequence import Sequence, common_prefix
 from app.gpu.transfers import Transfers
@@ -38,15 +38,13 @@ RETRY_AFTER_S = 1
 class CommandHandler:
     """Knows every open session's sequence. A command either is carried out whole or raises and changes nothing."""
 
-    def __init__(
-        self, scheduler: Scheduler, turns: Turns, *, text_bytes: int, saved: Mapping[SessionId, SavedKV]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, turns: Turns, *, text_bytes: int, files: FilesFound) -> None:
         self._scheduler = scheduler
         self._placement = scheduler.placement
         self._turns = turns
         self._inspector = Inspector(scheduler, text_bytes)
         self._transfers = Transfers(scheduler.placement, turns.max_model_len)
-        self._saved = SavedFiles(scheduler.placement, saved)
+        self._saved = SavedFiles(scheduler.placement, files)
         self._sequences: dict[SessionId, Sequence] = {}
 
     @property
@@ -177,6 +175,7 @@ class CommandHandler:
             )
         self._placement.tiers.truncate(sequence, command.to_token)
         self._scheduler.retire(sequence)
+        self._placement.phases.repeat(sequence)
         return [Done(command.ticket, len(sequence.tokens))]
 
     def _close(self, command: Close) -> list[Event]:

@@ -20,7 +20,7 @@ class DiskIndex:
     """What a server finds at its start: the header of each session's file, and how many files it could not use."""
 
     headers: dict[SessionId, KVFileHeader]
-    refused: int
+    refused: list[SessionId]
 
 
 class DiskStore:
@@ -44,18 +44,18 @@ class DiskStore:
         return self._folder / f"{quote(session, safe='')}{SUFFIX}"
 
     def index(self) -> DiskIndex:
-        """What the files say they are; one that is damaged or of another model is deleted.
+        """What the files say they are, and which are damaged or of another model.
 
         Checksums are compared when a file is read, not here.
         """
         headers: dict[SessionId, KVFileHeader] = {}
-        refused = 0
+        refused: list[SessionId] = []
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            session = SessionId(unquote(path.name.removesuffix(SUFFIX)))
             try:
-                headers[SessionId(unquote(path.name.removesuffix(SUFFIX)))] = read_kv_header(path, self._identity)
+                headers[session] = read_kv_header(path, self._identity)
             except KVFileError:
-                path.unlink()
-                refused += 1
+                refused.append(session)
         return DiskIndex(headers, refused)
 
     def write(self, session: SessionId, header: KVFileHeader, blocks: Iterable[memoryview]) -> int:

@@ -46,7 +46,7 @@ class HostPool:
         if not self._cuda:
             return None
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self._device.device))
         return event
 
     def _copy(self, source: Tensor, target: Tensor, runs: Runs, direction: int, ready: torch.cuda.Event | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.scheduler import Scheduler
 from app.gpu.sequence import Sequence
-from app.messages import MemoryMap, SessionMemory, TierUse
+from app.memory_map import MemoryMap, SessionMemory, TierUse
 
 
 class Inspector:

@@ -1,4 +1,4 @@
-"""Carrying out moves: one worker each way between device and host, and one for the disk, so that none waits.
+"""Carrying out moves: workers each way between device and host, for the disk, and for clients' files.
 
 A worker takes its orders in turn, blocks until the bytes have arrived, and reports. The engine goes on meanwhile.
 """
@@ -23,6 +23,7 @@ from app.gpu.kv_moves import Move, Moved, MoveKind
 
 logger = logging.getLogger(__name__)
 
+_WORKERS = {MoveKind.OUT: "out", MoveKind.IN: "in", MoveKind.EXPORT: "files", MoveKind.IMPORT: "files"}
 _Order = tuple[Move, "torch.cuda.Event | None"]
 
 
@@ -33,7 +34,7 @@ class KVMover:
         self._host = host
         self._identity = identity
         self._disk = disk
-        self._queues = {name: queue.SimpleQueue[_Order | None]() for name in ("out", "in", "disk")}
+        self._queues = {name: queue.SimpleQueue[_Order | None]() for name in ("out", "in", "disk", "files")}
         self._threads: list[threading.Thread] = []
 
     def start(self, report: Callable[[Moved], None]) -> None:
@@ -53,8 +54,7 @@ class KVMover:
     def submit(self, moves: Iterable[Move]) -> None:
         """Take orders. What the engine has launched on the device until now comes before them."""
         for move in moves:
-            worker = move.kind.value if move.kind in (MoveKind.OUT, MoveKind.IN) else "disk"
-            self._queues[worker].put((move, self._host.now()))
+            self._queues[_WORKERS.get(move.kind, "disk")].put((move, self._host.now()))
 
     def _work(self, orders: queue.SimpleQueue[_Order | None], report: Callable[[Moved], None]) -> None:
         while (order := orders.get()) is not None:

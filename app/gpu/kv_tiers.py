@@ -38,7 +38,7 @@ class KVTiers:
     def park(self, sequence: Sequence) -> bool:
         """Move the KV from the device to the host; blocks that have their copy already cost nothing.
 
-        False, and nothing is changed, if the host has no room for the others.
+        False, and it stays, if the host has no room for the others.
         """
         _require(sequence, Tier.DEVICE)
         self.cache.release_blocks(sequence, self.cache.pool.blocks_for(sequence.computed))
@@ -75,11 +75,12 @@ class KVTiers:
     def save(self, sequence: Sequence) -> None:
         """Move the KV from the host to the session's file, unless the file has it already."""
         _require(sequence, Tier.HOST)
+        sequence.incoming = None  # what is still on its way up no longer counts
         if sequence.disk_tokens >= sequence.computed:
             self.cache.release_copies(sequence, 0)
             return
         sequence.disk_blocks, sequence.disk_tokens = len(sequence.host_blocks), 0
-        sequence.moving, sequence.incoming = Tier.TO_DISK, None
+        sequence.moving = Tier.TO_DISK
         self.cache.host.share(sequence.host_blocks)
         sequence.saving = self.ledger.order(
             sequence,
@@ -159,9 +160,9 @@ class KVTiers:
         """Make a client's file, if it is whole, the file of a new session."""
         return self.ledger.order(sequence, MoveKind.IMPORT, path=path)
 
-    def adopt_file(self, sequence: Sequence, computed: int) -> None:
+    def adopt_file(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
         """The session's file holds the KV of the first `computed` tokens of its history, and there is no other KV."""
-        sequence.disk_blocks = self.cache.host.blocks_for(computed)
+        sequence.disk_blocks = file_blocks
         sequence.disk_tokens = sequence.computed = computed
 
     def complete(self, report: Moved) -> tuple[Move, Sequence]:

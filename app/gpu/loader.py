@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from app.domain import ModelInfo, SessionId
+from app.domain import ModelInfo
 from app.errors import FieldOutOfRange
 from app.gpu.attention import attention_for
 from app.gpu.batch import make_batch
@@ -28,7 +28,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.openmp import release_threads
 from app.gpu.placement import Placement
 from app.gpu.runner import Runner
-from app.gpu.saved_files import SavedKV
+from app.gpu.saved_files import FilesFound, SavedKV
 from app.gpu.scheduler import Scheduler
 from app.gpu.turns import Turns
 from app.model_store.fingerprint import fingerprint
@@ -89,7 +89,7 @@ def build_engine(model: ResolvedModel, stack: LayerStack, settings: EngineSettin
         scheduler,
         Runner(stack, pool),
         turns,
-        CommandHandler(scheduler, turns, text_bytes=stack.parameter_bytes, saved=_saved(disk)),
+        CommandHandler(scheduler, turns, text_bytes=stack.parameter_bytes, files=_find_files(disk)),
         KVMover(host, identity, disk),
     )
 
@@ -102,17 +102,18 @@ def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int) -> None:
         )
 
 
-def _saved(disk: DiskStore | None) -> dict[SessionId, SavedKV]:
+def _find_files(disk: DiskStore | None) -> FilesFound:
     """What an earlier server has left on disk."""
     if disk is None:
-        return {}
+        return FilesFound()
     index = disk.index()
     if index.refused:
-        logger.warning("%d KV files were damaged or of another model, and are deleted", index.refused)
-    return {
+        logger.warning("%d KV files are damaged or of another model or layout", len(index.refused))
+    saved = {
         session: SavedKV(header.token_ids, header.computed_tokens, header.namespace)
         for session, header in index.headers.items()
     }
+    return FilesFound(saved, index.refused)
 
 
 @torch.inference_mode()

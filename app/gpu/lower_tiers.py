@@ -2,76 +2,104 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from app.domain import SessionId, Tier
 from app.gpu.kv_tiers import KVTiers
 from app.gpu.sequence import Sequence
 
+DISK_REST_S = 10.0
+"""How long nothing is written after a write has failed: a full disk does not empty itself in a step."""
+
 
 class LowerTiers:
     """Sessions without a turn whose KV is off the device, longest away first, and every session that has a file."""
 
-    def __init__(self, tiers: KVTiers, disk_blocks: int) -> None:
+    def __init__(self, tiers: KVTiers, disk_blocks: int, clock: Callable[[], float]) -> None:
         self.tiers = tiers
         self.disk_blocks = disk_blocks
         self.away: OrderedDict[SessionId, Sequence] = OrderedDict()
         self.files: OrderedDict[SessionId, Sequence] = OrderedDict()
         self.dropped = 0
+        self._clock = clock
+        self._writable_at = -math.inf
 
     @property
     def disk_used(self) -> int:
         """Blocks in files."""
         return sum(sequence.disk_blocks for sequence in self.files.values())
 
-    def make_host_room(self, needed: int, copied: Iterable[Sequence], queued: Iterable[Sequence]) -> bool:
+    @property
+    def host_is_emptying(self) -> bool:
+        """Whether moves under way will free host blocks, or make them mere copies of what is on the device."""
+        return any(s.moving in (Tier.TO_DISK, Tier.TO_DEVICE) for s in self.tiers.ledger.moving)
+
+    def make_host_room(
+        self, needed: int, copied: Iterable[Sequence], queued: Iterable[Sequence], keep: Collection[Sequence]
+    ) -> bool:
         """Whether `needed` host blocks are available. If not, frees some, or starts to: ask again later.
 
         The copies of sessions that are on the device too (`copied`) go first, then the session that has been away
-        longest moves to disk, and last those whose turn waits for room on the device (`queued`).
+        longest moves to disk, and last those whose turn waits for room on the device (`queued`). Nothing is taken from
+        those in `keep`, nor anything at all if it would not be enough.
         """
         host = self.tiers.cache.host
-        if needed > host.num_blocks:
-            return False
+        saving = sum(len(s.host_blocks) for s in self.tiers.ledger.moving if s.moving is Tier.TO_DISK)
+        copied = [s for s in copied if s.moving is None and s not in keep]
+        savable = [s for s in (*self.away.values(), *queued) if s.tier is Tier.HOST and s not in keep]
+        savable = [s for s in savable if not s.guaranteed and self.disk_blocks]
+        most = host.available + saving + sum(len(s.host_blocks) for s in (*copied, *savable))
+        if host.available >= needed or most < needed:
+            return host.available >= needed
         for sequence in copied:
             if host.available >= needed:
                 break
-            if sequence.moving is None:
-                self.tiers.cache.release_copies(sequence, 0)
-        saving = sum(len(s.host_blocks) for s in self.tiers.ledger.moving if s.moving is Tier.TO_DISK)
-        for sequence in [*self.away.values(), *queued]:
+            self.tiers.cache.release_copies(sequence, 0)
+        for sequence in savable:
             if host.available + saving >= needed:
                 break
-            if sequence.tier is Tier.HOST and self.save(sequence):
-                saving += len(sequence.host_blocks) if sequence.moving is Tier.TO_DISK else 0
+            if self.save(sequence, keep) and sequence.moving is Tier.TO_DISK:
+                saving += len(sequence.host_blocks)
         return host.available >= needed
 
-    def save(self, sequence: Sequence) -> bool:
-        """Move a session from host to disk. False if it does not fit there."""
+    def save_failed(self) -> None:
+        """The disk could not be written: leave it alone for a while."""
+        self._writable_at = self._clock() + DISK_REST_S
+
+    def save(self, sequence: Sequence, keep: Collection[Sequence] = ()) -> bool:
+        """Move a session from host to disk. False if it does not fit beside the files of `keep`, or the disk rests."""
         clean = sequence.disk_tokens >= sequence.computed
-        if not clean and not self._make_disk_room(len(sequence.host_blocks), sequence):
+        if not clean and self._clock() < self._writable_at:
+            return False
+        if not clean and not self._make_disk_room(len(sequence.host_blocks), sequence, keep):
             return False
         self.tiers.save(sequence)
         self.files[sequence.session] = sequence
         self.files.move_to_end(sequence.session)
         return True
 
-    def adopt(self, sequence: Sequence, computed: int) -> None:
-        """Count a file that is there already as the session's; it goes if it does not fit."""
-        self.tiers.adopt_file(sequence, computed)
-        if self._make_disk_room(sequence.disk_blocks, sequence):
+    def adopt(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
+        """Count a file that is there already as the session's, for the first `computed` tokens of its history.
+
+        It goes if it does not fit, or has nothing of use in it.
+        """
+        if not computed:
+            self.tiers.delete_file(sequence)
+        elif self._make_disk_room(file_blocks, sequence, ()):
+            self.tiers.adopt_file(sequence, computed, file_blocks)
             self.files[sequence.session] = sequence
         else:
             self.dropped += 1
-            self.tiers.drop(sequence)
+            self.tiers.delete_file(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """The session is closed, or has lost its KV."""
         self.away.pop(sequence.session, None)
         self.files.pop(sequence.session, None)
 
-    def _make_disk_room(self, needed: int, for_sequence: Sequence) -> bool:
+    def _make_disk_room(self, needed: int, for_sequence: Sequence, keep: Collection[Sequence]) -> bool:
         """Delete files until `needed` blocks fit: first those whose KV is elsewhere too, then the oldest."""
         if needed > self.disk_blocks:
             return False
@@ -81,7 +109,7 @@ class LowerTiers:
         for sequence in [*spare, *only]:
             if used + needed <= self.disk_blocks:
                 break
-            if sequence is for_sequence:
+            if sequence is for_sequence or sequence in keep or (sequence.guaranteed and sequence.tier is Tier.DISK):
                 continue
             used -= sequence.disk_blocks
             if sequence.tier is Tier.DISK:

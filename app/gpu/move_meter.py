@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.gpu.kv_moves import Move, Moved, MoveKind
-from app.messages import MoveTotals
+from app.memory_map import MoveTotals
 
 FIRST_GUESS_BYTES_PER_S = 4e9
 """Bandwidth between device and host until a copy has been measured."""

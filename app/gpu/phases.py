@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 PREFETCH_MARGIN_S = 0.1
 """How long before its return a session's KV should be on the device."""
 
+ALARMS_KEPT = 10_000
+"""More than this, and those that have been overtaken are thrown out."""
+
 
 class Phases:
     """Sessions without a turn that are on their way out (`leaving`) or wanted back, and when others will be."""
@@ -33,6 +36,8 @@ class Phases:
     def signal(self, sequence: Sequence, phase: Phase, resume_in_s: float | None) -> None:
         """Note what the client says of a session without a turn, and start to move its KV if the policy listens."""
         sequence.phase = phase
+        if phase is Phase.READY:
+            resume_in_s = 0.0
         sequence.resume_at = None if resume_in_s is None else self._clock() + resume_in_s
         if self._placement.policy is not KVPolicy.SIGNAL or sequence.tier is None:
             return
@@ -46,13 +51,19 @@ class Phases:
             self._set_alarm(sequence)
         self.tick()
 
+    def repeat(self, sequence: Sequence) -> None:
+        """Go on with what the client has said last, after the session's KV has been changed."""
+        resume_in_s = None if sequence.resume_at is None else max(0.0, sequence.resume_at - self._clock())
+        if sequence.phase is not Phase.COMPUTE:
+            self.signal(sequence, sequence.phase, resume_in_s)
+
     def tick(self) -> None:
         """Go on with everything that waits for its time or for room."""
         now = self._clock()
         while self._alarms and self._alarms[0][0] <= now:
-            _, session, resume_at = heapq.heappop(self._alarms)
-            sequence = self._placement.find(session)
-            if sequence is not None and sequence.resume_at == resume_at:
+            alarm = heapq.heappop(self._alarms)
+            sequence = self._placement.find(alarm[1])
+            if sequence is not None and self._is_due(alarm):
                 self._want(sequence)
         for sequence in list(self._leaving.values()):
             self._send_away(sequence, now)
@@ -63,8 +74,13 @@ class Phases:
         """When `tick` must be called again even if nothing else happens, on the clock."""
         return self._alarms[0][0] if self._alarms else None
 
+    def _is_due(self, alarm: tuple[float, SessionId, float]) -> bool:
+        """Whether the alarm is still what its session has said last."""
+        sequence = self._placement.find(alarm[1])
+        return sequence is not None and sequence.resume_at == alarm[2]
+
     def forget(self, sequence: Sequence) -> None:
-        """The session has a turn now, or is gone."""
+        """The session has a turn now, or is gone, or is filed anew."""
         self._leaving.pop(sequence.session, None)
         self._wanted.pop(sequence.session, None)
 
@@ -88,25 +104,28 @@ class Phases:
             del self._leaving[sequence.session]
             if sequence.phase is Phase.IDLE:
                 self._placement.lower.save(sequence)
-        elif sequence.tier is None:
+        elif sequence.tier in (Tier.DISK, None):
             del self._leaving[sequence.session]
 
     def _prefetch(self, sequence: Sequence) -> None:
         """One step on the way up for a session that is about to return."""
         placement = self._placement
         if sequence.tier is Tier.HOST:
-            if placement.make_room(self._tiers.restore_need(sequence) + placement.headroom, sequence):
-                self._tiers.restore(sequence)
+            needed = self._tiers.restore_need(sequence) + placement.headroom()
+            if placement.make_room(needed, sequence, prefetch=True) and self._tiers.restore(sequence):
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
-            fits = placement.make_room(sequence.disk_blocks + placement.loading + placement.headroom, sequence)
-            if fits and not self._tiers.load(sequence):
-                placement.make_host_room(sequence.disk_blocks)
+            needed = sequence.disk_blocks + placement.loading + placement.headroom()
+            if placement.make_room(needed, sequence, prefetch=True) and not self._tiers.load(sequence):
+                placement.make_host_room(sequence.disk_blocks, sequence)
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.pop(sequence.session, None)
 
     def _set_alarm(self, sequence: Sequence) -> None:
         if sequence.resume_at is not None:
+            if len(self._alarms) > ALARMS_KEPT:
+                self._alarms = [alarm for alarm in self._alarms if self._is_due(alarm)]
+                heapq.heapify(self._alarms)
             heapq.heappush(self._alarms, (self._prefetch_at(sequence), sequence.session, sequence.resume_at))
 
     def _prefetch_at(self, sequence: Sequence) -> float:

@@ -16,10 +16,12 @@ from app.gpu.lower_tiers import LowerTiers
 from app.gpu.move_meter import MoveMeter
 from app.gpu.phases import PREFETCH_MARGIN_S, Phases
 from app.gpu.sequence import Sequence
-from app.messages import TierCounts
+from app.memory_map import TierCounts
 
 WRITE_BEHIND_BLOCKS = 8
 """Blocks in one early copy: few enough that a park which comes meanwhile hardly waits for it."""
+LAPSE_S = 30.0
+"""How long a session that has not returned when it said is still expected any moment."""
 _EVICTED_FIRST = {Phase.IDLE: 0, Phase.IO_WAIT: 1, Phase.COMPUTE: 2, Phase.READY: 3}
 
 
@@ -32,14 +34,14 @@ class Placement:
     def __init__(self, tiers: KVTiers, policy: KVPolicy, disk_blocks: int, clock: Callable[[], float]) -> None:
         self.tiers = tiers
         self.policy = policy
-        self.lower = LowerTiers(tiers, disk_blocks)
+        self.lower = LowerTiers(tiers, disk_blocks, clock)
         self.meter = MoveMeter(tiers.block_bytes)
         self.resident: OrderedDict[SessionId, Sequence] = OrderedDict()
         """Longest idle first."""
         self.active: dict[SessionId, Sequence] = {}
         """Sessions that have a turn."""
-        self.headroom = 0
-        """Device blocks that a prefetch must leave to the sessions that run."""
+        self.headroom: Callable[[], int] = lambda: 0
+        """Device blocks that the sessions that run will still need; a prefetch leaves them alone."""
         self.phases = Phases(self, clock)
         self._clock = clock
         self._pool = tiers.cache.pool
@@ -111,8 +113,10 @@ class Placement:
         ordered_at = self._ordered_at.pop(move.number)
         if move.early:
             self._early_bytes += len(move.source) * self.tiers.block_bytes
-        if report.error is not None:
-            self._disk_failures += 1
+        if report.error is not None and move.kind in (MoveKind.TO_DISK, MoveKind.FROM_DISK):
+            self.count_disk_failures(1)
+            if move.kind is MoveKind.TO_DISK:
+                self.lower.save_failed()
         if sequence.turn is not None and move.kind in (MoveKind.IN, MoveKind.FROM_DISK):
             sequence.turn.restore_ms += (self._clock() - max(ordered_at, sequence.turn.begun_at)) * 1000
         self.refile(sequence)
@@ -124,58 +128,51 @@ class Placement:
         """Blocks that come from disk and will need room on the device."""
         return sum(s.disk_blocks for s in self.tiers.ledger.moving if s.moving is Tier.TO_HOST and not s.blocks)
 
-    def load(self, sequence: Sequence) -> bool:
-        """Begin to read the file of a session that has a turn, or wait for room. False if the KV had to be given up."""
+    def load(self, sequence: Sequence) -> None:
+        """Begin to read the file of a session that has a turn, or wait for room; without any hope of it the KV goes."""
         if self.tiers.load(sequence):
-            return True
-        if self.make_host_room(sequence.disk_blocks):
-            return self.tiers.load(sequence)
-        if self.tiers.ledger.in_flight:
-            return True
-        self._drop(sequence)
-        return False
+            return
+        loading = self.make_host_room(sequence.disk_blocks, sequence) and self.tiers.load(sequence)
+        if not loading and not self.lower.host_is_emptying:
+            self._drop(sequence)
 
-    def make_room(self, needed: int, for_sequence: Sequence | None = None, *, or_some: bool = False) -> bool:
-        """Whether `needed` device blocks are available now, after sessions without a turn have given way.
+    def make_room(self, needed: int, for_sequence: Sequence, *, prefetch: bool = False, or_some: bool = False) -> bool:
+        """Whether `needed` device blocks are available for a session now, after others without a turn have given way.
 
-        Some may only be on their way out then: ask again when a move has ended. A prefetch `for_sequence` sends nobody
-        away who returns before it. Where there cannot be that many nobody gives way, except with `or_some`.
+        Some may only be on their way out then: ask again when a move has ended. A `prefetch` sends nobody away who
+        returns before it. Where there cannot be that many nobody gives way, except with `or_some`. Nothing is taken
+        from the session itself in any tier.
         """
         if self._pool.available >= needed:
             return True
-        victims = self._victims(for_sequence)
+        victims = self._victims(for_sequence if prefetch else None)
         most = self._pool.available + self.tiers.freeing + sum(len(victim.blocks) for victim in victims)
         if most < needed and not or_some:
             return False
         for victim in victims:
             if self._pool.available + self.tiers.freeing >= needed:
                 break
-            self.evict(victim)
+            self.evict(victim, for_sequence)
         return self._pool.available >= needed
 
-    def evict(self, sequence: Sequence) -> bool:
-        """Take a session's KV off the device, or begin to; one that has nowhere to go loses it.
+    def evict(self, sequence: Sequence, for_sequence: Sequence) -> bool:
+        """Take a session's KV off the device for another, or begin to; one that has nowhere to go loses it.
 
         False while room for it is still being made on the host.
         """
         if self.policy is KVPolicy.NONE:
             self._drop(sequence)
         elif sequence.tier is Tier.DEVICE and not self.tiers.park(sequence):
-            room = self.make_host_room(len(sequence.blocks) - len(sequence.host_blocks), keep=sequence)
-            if not (room and self.tiers.park(sequence)) and not self.tiers.ledger.in_flight:
+            room = self.make_host_room(len(sequence.blocks) - len(sequence.host_blocks), sequence, for_sequence)
+            if not (room and self.tiers.park(sequence)) and not self.lower.host_is_emptying:
                 self._drop(sequence)
         self.refile(sequence)
         return sequence.tier is not Tier.DEVICE
 
-    def make_host_room(self, needed: int, keep: Sequence | None = None) -> bool:
-        """Whether `needed` host blocks are available. If not, frees some, or starts to: ask again later.
-
-        Copies of sessions that are on the device give way first, but for those of `keep`.
-        """
-        known = [*self.active.values(), *self.resident.values()]
-        copied = [each for each in known if each.blocks and each is not keep]
-        queued = [each for each in reversed(self.active.values()) if each is not keep]
-        return self.lower.make_host_room(needed, copied, queued)
+    def make_host_room(self, needed: int, *keep: Sequence) -> bool:
+        """Whether `needed` host blocks are available, after others than `keep` have given way; see `LowerTiers`."""
+        copied = [s for s in (*self.active.values(), *self.resident.values()) if s.blocks]
+        return self.lower.make_host_room(needed, copied, reversed(self.active.values()), keep)
 
     def write_behind(self, running: Iterable[Sequence]) -> None:
         """While the link is idle, copy full blocks of one running session to the host, so that a park finds less to
@@ -189,6 +186,10 @@ class Placement:
             if len(sequence.host_blocks) < end and host.available >= 2 * WRITE_BEHIND_BLOCKS:
                 self.tiers.copy_out(sequence, end, early=True)
                 return
+
+    def count_disk_failures(self, files: int) -> None:
+        """So many files could not be written or read."""
+        self._disk_failures += files
 
     def counts(self) -> TierCounts:
         """What has happened so far."""
@@ -214,9 +215,11 @@ class Placement:
 
     def _rank(self, sequence: Sequence, now: float) -> tuple[int, float]:
         """Smaller gives way earlier: by phase, then the furthest return; equals in the order of their last use."""
-        due = sequence.return_time <= now + 2 * PREFETCH_MARGIN_S  # it may have been fetched already
-        phase = Phase.READY if due else sequence.phase
-        return _EVICTED_FIRST[phase], 0.0 if due else -sequence.return_time
+        overdue_s = now - sequence.return_time
+        if -2 * PREFETCH_MARGIN_S <= overdue_s < LAPSE_S:  # it may have been fetched already
+            return _EVICTED_FIRST[Phase.READY], 0.0
+        phase = Phase.COMPUTE if overdue_s >= LAPSE_S else sequence.phase
+        return _EVICTED_FIRST[phase], -sequence.return_time
 
     def _drop(self, sequence: Sequence) -> None:
         self._dropped += 1

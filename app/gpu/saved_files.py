@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from app.domain import SessionId
 from app.gpu.kv_blocks import BlockHash
@@ -21,12 +21,21 @@ class SavedKV:
     namespace: BlockHash
 
 
-class SavedFiles:
-    """Every file that was in the folder at the start and has no session yet."""
+@dataclass(frozen=True, slots=True)
+class FilesFound:
+    """What was in the folder at the start; `refused` are files that are damaged or of another model."""
 
-    def __init__(self, placement: Placement, files: Mapping[SessionId, SavedKV]) -> None:
+    saved: Mapping[SessionId, SavedKV] = field(default_factory=dict)
+    refused: Collection[SessionId] = ()
+
+
+class SavedFiles:
+    """Files that have no session yet. Nothing is deleted before every session has had its chance to claim one."""
+
+    def __init__(self, placement: Placement, found: FilesFound) -> None:
         self._placement = placement
-        self._files = dict(files)
+        self._files = dict(found.saved)
+        self._refused = found.refused
 
     def claim(self, sequence: EngineSequence) -> None:
         """Give a session that has just been opened the KV in its file, as far as the two have the same tokens."""
@@ -35,12 +44,14 @@ class SavedFiles:
             return
         same = common_prefix(sequence.tokens, tuple(saved.token_ids))
         if saved.namespace == sequence.namespace and same:  # what was imported stays apart from others
-            self._placement.lower.adopt(sequence, min(same, saved.computed))
+            blocks = self._placement.tiers.cache.host.blocks_for(saved.computed)
+            self._placement.lower.adopt(sequence, min(same, saved.computed), blocks)
         else:
             self._placement.tiers.delete_file(sequence)
 
     def delete_rest(self) -> None:
         """No more sessions come back."""
-        for session, saved in self._files.items():
-            self._placement.tiers.delete_file(EngineSequence(session, saved.namespace))
-        self._files.clear()
+        for session in (*self._files, *self._refused):
+            self._placement.tiers.delete_file(EngineSequence(session, b""))
+        self._placement.count_disk_failures(len(self._refused))
+        self._files, self._refused = {}, ()

@@ -35,6 +35,7 @@ class Scheduler:
 
     def __init__(self, placement: Placement, *, num_layers: int, max_step_tokens: int, max_running: int) -> None:
         self.placement = placement
+        placement.headroom = self._growth
         self.cache = placement.tiers.cache
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
@@ -70,18 +71,18 @@ class Scheduler:
         No rows although there is work: everything waits for moves that are under way.
         """
         plan = StepPlan()
-        budget = self.max_step_tokens
+        budget, queued = self.max_step_tokens, len(self.waiting)
         for sequence in sorted(self.running.values(), key=lambda running: running.pending > 1):
             if budget and sequence.session in self.running:  # an earlier one may have put this one back
                 budget -= self._add_row(plan, sequence, budget)
-        for sequence in list(self.waiting.values()):
+        gave_way = len(self.waiting) > queued
+        for sequence in [] if gave_way else list(self.waiting.values()):
             if not budget or len(self.running) >= self.max_running or self._blocks(plan, sequence):
                 break
             if sequence.session in self.running:
                 budget -= self._add_row(plan, sequence, budget)
         live = [row for row in plan.rows if row.sequence.session in self.running]
         plan.rows[:] = sorted(live, key=lambda row: row.length > 1)
-        self.placement.headroom = len(self.running)
         return plan
 
     def _add_row(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
@@ -98,7 +99,7 @@ class Scheduler:
     def _blocks(self, plan: StepPlan, sequence: Sequence) -> bool:
         """Take a waiting sequence one step nearer to running. True if it blocks the queue: it has to wait for room."""
         tiers = self.placement.tiers
-        headroom = len(self.running)  # one more block for each sequence that grows
+        headroom = self._growth()
         if sequence.tier is Tier.DISK:
             # What waits on the host for room on the device would keep others from leaving the device.
             needed = self.cache.pool.blocks_for(len(sequence.tokens)) + self.placement.loading + headroom
@@ -133,14 +134,19 @@ class Scheduler:
     def _admits(self, sequence: Sequence, needed: int) -> bool:
         """Whether a waiting sequence gets its blocks. While others run, only sessions without a turn give way to it."""
         if self.running:
-            return self.placement.make_room(needed)
+            return self.placement.make_room(needed, sequence)
         return self._has_room(sequence, needed)
+
+    def _growth(self) -> int:
+        """Blocks that the sequences that run need for the rest of their tokens and one more."""
+        blocks_for = self.cache.pool.blocks_for
+        return sum(max(0, blocks_for(len(s.tokens) + 1) - len(s.blocks)) for s in self.running.values())
 
     def _note_start(self, plan: StepPlan, sequence: Sequence) -> None:
         turn = sequence.turn
         assert turn is not None
         if _wants_prompt_scored(sequence):
-            turn.prompt_logprobs.clear()  # it was put back halfway and starts again
+            del turn.prompt_logprobs[sequence.computed :]  # it may have lost its KV halfway
         turn.tokens_recomputed += max(0, min(sequence.reached, len(sequence.tokens) - 1) - sequence.computed)
         if turn.cached_tokens is None:
             turn.cached_tokens = sequence.computed
@@ -149,14 +155,14 @@ class Scheduler:
     def _has_room(self, sequence: Sequence, needed: int) -> bool:
         """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
         pool, tiers = self.cache.pool, self.placement.tiers
-        if self.placement.make_room(needed, or_some=True):
+        if self.placement.make_room(needed, sequence, or_some=True):
             return True
         while pool.available + tiers.freeing < needed:
             victim = self._weakest(sequence)
             if victim is None:
                 break
             self._put_back(victim)
-            if victim is sequence or not self.placement.evict(victim):
+            if victim is sequence or not self.placement.evict(victim, sequence):
                 break
         return pool.available >= needed
 
@@ -165,11 +171,11 @@ class Scheduler:
 
         It may be the one that asks, unless nobody else is left.
         """
-        holders = [w for w in self.waiting.values() if w.tier is Tier.DEVICE and w is not asking]
+        holders = [w for w in self.waiting.values() if w.tier is Tier.DEVICE and w is not asking and not w.guaranteed]
         if holders:
             return holders[-1]
-        youngest = next(reversed(self.running.values()), None)
-        return None if youngest is asking and len(self.running) == 1 else youngest
+        running = [r for r in self.running.values() if r is asking or not r.guaranteed]
+        return None if running in ([], [asking]) else running[-1]
 
     def _put_back(self, sequence: Sequence) -> None:
         """A sequence that runs goes to the front of the queue."""

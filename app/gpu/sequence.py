@@ -106,9 +106,7 @@ class Sequence:
 
     @property
     def return_time(self) -> float:
-        """When the client will be back on the engine's clock, as far as it has said so; 0 if it is about to."""
-        if self.phase is Phase.READY:
-            return 0.0
+        """When the client will be back on the engine's clock, as far as it has said so."""
         return math.inf if self.resume_at is None else self.resume_at
 
     @property

@@ -51,11 +51,13 @@ class Transfers:
         if report.error is not None:
             return [Failed(asked.ticket, BadExport(f"the file cannot be used: {report.error}"))], None
         if len(report.token_ids) > self._max_model_len:
+            self._tiers.delete_file(sequence)
             message = f"the file has {len(report.token_ids)} tokens; at most {self._max_model_len} fit"
             return [Failed(asked.ticket, BadExport(message))], None
         sequence.tokens = list(report.token_ids)
         sequence.reached = report.computed
-        self._placement.lower.adopt(sequence, report.computed)
+        blocks = self._tiers.cache.host.blocks_for(report.computed)
+        self._placement.lower.adopt(sequence, report.computed, blocks)
         return [Done(asked.ticket, ImportedKV(report.token_ids, report.about))], sequence
 
     def _gather(self, sequence: Sequence) -> bool:

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel
 
-from app.messages import MemoryMap
+from app.memory_map import MemoryMap
 from app.views.memory import bandwidth
 
 

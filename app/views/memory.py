@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel
 
 from app.domain import KVPolicy, Tier
-from app.messages import MemoryMap, MoveTotals, TierUse
+from app.memory_map import MemoryMap, MoveTotals, TierUse
 
 Direction = Literal["out", "in", "to_disk", "from_disk"]
 """Which way KV moves: between device and host, or between host and disk."""

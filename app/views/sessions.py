@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import BaseModel
 
 from app.domain import KVPolicy, Phase, Residency, SessionState, Tier
-from app.messages import SessionMemory
+from app.memory_map import SessionMemory
 from app.session import Session
 
 

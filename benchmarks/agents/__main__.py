@@ -94,7 +94,7 @@ def _table(reports: dict[str, Any], dtype: str) -> str:
         "signal round trip, p99 (s)": [
             f"{s['signal_s']['p99']:.4f}" if s["signal_s"] else "" for s in summaries.values()
         ],
-        "prompt tokens cached": [f"{s['cached_tokens'] / s['prompt_tokens']:.0%}" for s in summaries.values()],
+        "prompt tokens cached": [_share(s["cached_tokens"], s["prompt_tokens"]) for s in summaries.values()],
         "tokens recomputed": [str(s["recomputed_tokens"] or 0) if s["signal_s"] else "" for s in summaries.values()],
         "seconds": [f"{s['duration_s']:.0f}" for s in summaries.values()],
     }
@@ -102,6 +102,11 @@ def _table(reports: dict[str, Any], dtype: str) -> str:
     lines = [f"KV memory of {SESSIONS} sessions of {TOKENS} tokens, {dtype}; seed {SEED}.", ""]
     lines += [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * len(summaries)}"]
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()), ""])
+
+
+def _share(part: int | None, whole: int) -> str:
+    """A percentage, or nothing of a server that does not tell."""
+    return "" if part is None else f"{part / whole:.0%}"
 
 
 if __name__ == "__main__":

@@ -10,21 +10,8 @@ from app.domain import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Move, Moved
-from app.messages import (
-    Close,
-    Command,
-    Done,
-    Event,
-    Failed,
-    Inspect,
-    MemoryMap,
-    Open,
-    Placed,
-    SessionMemory,
-    Submit,
-    Token,
-    TurnFinished,
-)
+from app.memory_map import MemoryMap, SessionMemory
+from app.messages import Close, Command, Done, Event, Failed, Inspect, Open, Placed, Submit, Token, TurnFinished
 
 GREEDY = SamplingParams(seed=0, temperature=0)
 
@@ -34,6 +21,7 @@ class SteppedMover:
 
     def __init__(self, mover: KVMover) -> None:
         self._mover = mover
+        self.identity = mover._identity
         self.pending: list[Move] = []
 
     def submit(self, moves: Iterable[Move]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ def make_engine(
     max_step_tokens: int = 16,
     host_blocks: int = 0,
     policy: KVPolicy = KVPolicy.NONE,
+    kv_dir: Path | None = None,
 ) -> Engine:
     config = model.config
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
@@ -51,8 +53,8 @@ def make_engine(
         dtype="float32",
         kv_device=KVBudget(bytes=blocks * BLOCK * per_token),
         kv_host=KVBudget(bytes=host_blocks * BLOCK * per_token),
-        kv_disk=None,
-        kv_dir=None,
+        kv_disk=KVBudget(bytes=1 << 24),
+        kv_dir=kv_dir,
         kv_policy=policy,
         block_size=BLOCK,
         max_step_tokens=max_step_tokens,
@@ -215,8 +217,11 @@ def test_prompt_logprobs_are_transformers_log_softmax(driver: Driver, oracle: An
     assert driver.end(turn).usage.completion_tokens == 0
 
 
-def test_a_prompt_that_gives_way_half_scored_is_scored_from_the_start_again(model: ResolvedModel) -> None:
-    driver = Driver(make_engine(model, blocks=12, max_step_tokens=4))
+@pytest.mark.parametrize(("policy", "host_blocks"), [(KVPolicy.NONE, 0), (KVPolicy.LRU, 50)])
+def test_a_prompt_that_gives_way_half_scored_is_scored_all_the_same(
+    model: ResolvedModel, policy: KVPolicy, host_blocks: int
+) -> None:
+    driver = Driver(make_engine(model, blocks=12, max_step_tokens=4, policy=policy, host_blocks=host_blocks))
     alone = Driver(make_engine(model))
     scoring = SamplingParams(seed=0, temperature=0, prompt_logprobs=0)
     elder = driver.submit(driver.open(), prompt(1, 12), 30)
@@ -226,7 +231,8 @@ def test_a_prompt_that_gives_way_half_scored_is_scored_from_the_start_again(mode
     driver.finish(elder, turn)
     expected_turn = alone.submit(alone.open(), prompt(8, 28), 4, scoring)
     alone.finish(expected_turn)
-    assert driver.end(turn).usage.tokens_recomputed > 0
+    assert (driver.end(turn).usage.tokens_recomputed > 0) == (policy is KVPolicy.NONE)
+    assert policy is KVPolicy.NONE or driver.memory().moves["in"].moves
     [found], [wanted] = (
         [event for event in events if isinstance(event, PromptScored)]
         for events in (driver.events[turn], alone.events[expected_turn])

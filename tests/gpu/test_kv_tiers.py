@@ -143,3 +143,20 @@ def test_a_file_that_cannot_be_read_means_computing_again() -> None:
     assert tier_of(sequence) is None
     assert sequence.computed == 0
     assert len(sequence.tokens) == 10
+
+
+def test_a_return_from_disk_that_was_called_off_can_be_called_again() -> None:
+    """What was on its way to the device when the session went back to disk must not be taken for the next read."""
+    bench = Bench()
+    sequence = bench.session(10)
+    bench.bring_to(sequence, Tier.DISK)
+    bench.tiers.load(sequence)
+    bench.finish()
+    bench.overwrite_device()
+    bench.tiers.restore(sequence)
+    bench.tiers.turn_round(sequence)
+    bench.placement.lower.save(sequence)
+    assert tier_of(sequence) is Tier.DISK
+    bench.tiers.load(sequence)
+    bench.finish()
+    assert tier_of(sequence) is Tier.HOST

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain import KVPolicy, Phase, Tier
+from app.domain import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv_moves import Moved, MoveKind
+from app.gpu.sequence import Sequence
 from tests.gpu.tiering import BLOCK_BYTES, Bench, tier_of
 
 
@@ -96,7 +97,7 @@ def test_lru_sends_the_longest_idle_away_and_signal_the_one_that_returns_last() 
         sessions = [bench.session(12) for _ in range(3)]
         for sequence, return_at in zip(sessions, (120.0, 190.0, 150.0), strict=True):
             sequence.phase, sequence.resume_at = Phase.IO_WAIT, return_at
-        bench.placement.make_room(2)
+        bench.placement.make_room(2, Sequence(SessionId("asks"), b""))
         assert [move.session for move in bench.orders()] == [sessions[expected].session]
 
 
@@ -105,7 +106,7 @@ def test_a_guaranteed_session_never_gives_way() -> None:
     sequence = bench.session(12)
     sequence.guaranteed = True
     other = bench.session(12)
-    bench.placement.make_room(6, or_some=True)
+    bench.placement.make_room(6, Sequence(SessionId("asks"), b""), or_some=True)
     bench.finish()
     assert (sequence.tier, other.tier) == (Tier.DEVICE, Tier.HOST)
 
@@ -122,7 +123,7 @@ def test_a_host_that_is_full_sends_the_longest_away_to_disk() -> None:
 def test_without_a_lower_tier_that_has_room_a_session_that_must_go_loses_its_kv() -> None:
     bench = Bench(device=6, host=2, disk=0)
     sequence = bench.session(12)
-    bench.placement.make_room(6, or_some=True)
+    bench.placement.make_room(6, Sequence(SessionId("asks"), b""), or_some=True)
     assert tier_of(sequence) is None
     assert bench.placement.counts().dropped == 1
 
@@ -141,3 +142,62 @@ def test_traffic_counts_bytes() -> None:
 
 def _took(number: int, seconds: float) -> Moved:
     return Moved(number, seconds)
+
+
+def test_making_room_for_a_session_never_takes_from_that_session() -> None:
+    """Whoever gives way needs the host blocks of the one that it gives way to."""
+    bench = Bench(device=7, host=7, disk=2)
+    returns = bench.session(8)
+    bench.placement.phases.signal(returns, Phase.IDLE, None)
+    bench.finish()
+    bench.tiers.load(returns)
+    bench.finish()
+    stays_away = bench.session(12)
+    bench.placement.phases.signal(stays_away, Phase.IO_WAIT, None)
+    bench.finish()
+    gives_way = bench.session(24)
+    bench.overwrite_device()
+    bench.placement.phases.signal(returns, Phase.READY, None)
+    bench.finish()
+    assert tier_of(returns) is Tier.DEVICE
+    assert tier_of(gives_way) is None
+
+
+def test_a_disk_that_stays_full_costs_kv_and_not_the_server() -> None:
+    bench = Bench(device=6, host=3, disk=32)
+    away = bench.session(12)
+    bench.placement.phases.signal(away, Phase.IO_WAIT, None)
+    bench.finish()
+    resident = bench.session(12)
+    for _ in range(3):
+        if bench.placement.make_room(6, Sequence(SessionId("asks"), b""), or_some=True):
+            break
+        bench.finish(error="disk full")
+    assert bench.device.available == 6
+    assert tier_of(resident) is None
+    assert tier_of(away) is Tier.HOST
+
+
+def test_a_rewind_leaves_the_signal_in_force() -> None:
+    bench = Bench()
+    sequence = bench.session(12)
+    bench.placement.phases.signal(sequence, Phase.IO_WAIT, None)
+    bench.tiers.truncate(sequence, 6)
+    bench.placement.end_turn(sequence)
+    bench.placement.phases.repeat(sequence)
+    bench.finish()
+    assert tier_of(sequence) is Tier.HOST
+
+
+def test_a_session_that_does_not_return_when_it_said_no_longer_keeps_others_out() -> None:
+    bench = Bench(device=4)
+    sequence = bench.session(12)
+    bench.placement.phases.signal(sequence, Phase.READY, None)
+    bench.now += 60
+    returns = bench.session(4)
+    bench.placement.phases.signal(returns, Phase.IO_WAIT, None)
+    bench.finish()
+    bench.overwrite_device()
+    bench.placement.phases.signal(returns, Phase.READY, None)
+    bench.finish()
+    assert tier_of(returns) is Tier.DEVICE

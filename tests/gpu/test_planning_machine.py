@@ -25,6 +25,7 @@ from app.gpu.kv_cache import KVCache
 from app.gpu.kv_tiers import KVTiers
 from app.gpu.placement import Placement
 from app.gpu.sampling import Sampled
+from app.gpu.saved_files import FilesFound
 from app.gpu.scheduler import Scheduler
 from app.gpu.turns import Turns
 from app.messages import (
@@ -72,7 +73,7 @@ class PlanningMachine(RuleBasedStateMachine):
             self.placement, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
         )
         self.turns = Turns(self.scheduler, MAX_LEN)
-        self.handler = CommandHandler(self.scheduler, self.turns, text_bytes=0, saved={})
+        self.handler = CommandHandler(self.scheduler, self.turns, text_bytes=0, files=FilesFound())
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))
         self.names = (SessionId(f"s{i}") for i in itertools.count())
@@ -152,6 +153,7 @@ class PlanningMachine(RuleBasedStateMachine):
         # Making room can cost a step, when the sequence that it was for gave way to disk itself; but never two.
         plan = plan if plan.rows or self.ledger.in_flight else self.scheduler.plan()
         assert plan.rows or self.ledger.in_flight, "work waits, yet the step is empty"
+        assert len({row.sequence.session for row in plan.rows}) == len(plan.rows), "a sequence has two rows"
         assert sum(row.length for row in plan.rows) <= MAX_STEP_TOKENS
         assert len(plan.rows) <= MAX_RUNNING
         assert [row.length > 1 for row in plan.rows] == sorted(row.length > 1 for row in plan.rows)

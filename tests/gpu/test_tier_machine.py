@@ -80,11 +80,18 @@ class TierMachine(PlanningMachine):
                 case Tier.HOST | Tier.TO_DEVICE | Tier.TO_DISK:
                     assert not sequence.blocks
                     assert len(sequence.host_blocks) == needed
+                case Tier.TO_HOST if not sequence.blocks:
+                    assert sequence.incoming is not None
+                    assert sequence.incoming.kind is MoveKind.FROM_DISK
                 case Tier.DISK:
                     assert sequence.disk_blocks >= needed
                     assert sequence.disk_tokens >= sequence.computed
                 case None:
                     assert not sequence.computed
+
+    def teardown(self) -> None:
+        super().teardown()
+        assert not self.model.files, "files are left of sessions that are closed"
 
     @invariant()
     def the_disk_holds_no_more_than_its_budget(self) -> None:

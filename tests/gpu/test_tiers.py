@@ -9,7 +9,8 @@ import pytest
 
 from app.domain import KVPolicy, Phase, SessionId, Tier
 from app.gpu.engine import Engine
-from app.messages import Close, Fork, Rewind, SessionMemory, SetPhase
+from app.memory_map import SessionMemory
+from app.messages import Close, Fork, Rewind, SetPhase
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens as expected
