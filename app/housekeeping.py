@@ -16,7 +16,7 @@ async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> Non
     """Open the sessions that the journal has brought back, but for those that have expired meanwhile."""
     for session in sessions:
         await registry.reopen(session)
-    await registry.executor.call(Restored)
+    registry.executor.post(Restored)
 
 
 async def sweep(registry: SessionRegistry) -> None:
