@@ -44,6 +44,7 @@ class Phases:
         if phase in (Phase.READY, Phase.COMPUTE):
             self._want(sequence)
         else:
+            sequence.waits = True
             self._wanted.pop(sequence.session, None)
             if sequence.moving is Tier.TO_DEVICE:
                 self._tiers.turn_round(sequence)

@@ -181,7 +181,7 @@ class Placement:
         if self.policy is not KVPolicy.SIGNAL or self.tiers.ledger.in_flight:
             return
         host = self.tiers.cache.host
-        for sequence in running:
+        for sequence in (each for each in running if each.waits):
             end = min(len(sequence.hashes), len(sequence.host_blocks) + WRITE_BEHIND_BLOCKS)
             if len(sequence.host_blocks) < end and host.available >= 2 * WRITE_BEHIND_BLOCKS:
                 self.tiers.copy_out(sequence, end, early=True)

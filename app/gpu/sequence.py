@@ -88,6 +88,8 @@ class Sequence:
     phase: Phase = Phase.COMPUTE
     resume_at: float | None = None
     """When the client will be back, by its own word, on the engine's clock."""
+    waits: bool = False
+    """Whether the client has ever said that the session waits; one that never does is not copied ahead of need."""
     traffic: Traffic = field(default_factory=Traffic)
     turn: TurnState | None = None
     last_turn: tuple[Ticket, int] | None = None
