@@ -21,9 +21,12 @@ def djinn_launch(flags: dict[str, str]) -> Launch:
 
 
 def without_folders(launch: Launch, folders: list[Path]) -> Launch:
-    """The launch as it may be published: files in `folders` without the place of these folders on this machine."""
+    """The launch as it may be published: files in `folders` without the place of these folders on this machine, and
+    this interpreter's environment as `.venv`, wherever it is.
+    """
 
     def shorten(text: str) -> str:
+        text = text.replace(f"{sys.prefix}/", ".venv/")
         for folder in folders:
             text = text.replace(f"{folder}/", "")
         return text

@@ -1,39 +1,26 @@
-"""Sessions outlive the server: after an orderly end, a `kill -9` at any moment, and a disk that was full."""
+"""Sessions outlive the server: after an orderly end, what a `kill -9` would leave, and a disk that was full."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import resource
 import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from httpx_sse import aconnect_sse, connect_sse
+from httpx_sse import connect_sse
 
 from app.cli import main
 from app.journal.journal import FILE_NAME
 from tests.errors import assert_error
 from tests.processes import TINY, serve_process
-from tests.serving import serve
-
-KILLS = 4
-AGENTS = 6
-TOKENS = 12
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[httpx.Client]:
-    """A client of a server that keeps its sessions in `folder`."""
-    with serve(state_dir=folder) as url, httpx.Client(base_url=url, timeout=30) as client:
-        yield client
+from tests.restarting import generate, open_session, serving
 
 
 @contextmanager
@@ -44,21 +31,6 @@ def as_if_killed(folder: Path) -> Iterator[httpx.Client]:
     shutil.copytree(folder, left)
     with serving(left) as client:
         yield client
-
-
-def open_session(http: httpx.Client, **body: Any) -> str:
-    answer = http.post("/v1/sessions", json=body)
-    assert answer.status_code == 201
-    session: str = answer.json()["id"]
-    return session
-
-
-def generate(http: httpx.Client, session: str, token_ids: list[int], max_tokens: int = TOKENS, **body: Any) -> Any:
-    """The greedy turn's answer."""
-    asked = {"token_ids": token_ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **body}
-    answer = http.post(f"/v1/sessions/{session}/generate", json=asked)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def sessions(http: httpx.Client) -> list[dict[str, Any]]:
@@ -244,93 +216,3 @@ def test_a_full_disk_is_told_and_what_happened_then_is_kept_once_there_is_room(t
         server.kill()
     with serving(folder) as http:
         assert [(view["id"], view["tokens"]) for view in sessions(http)] == [(session, 9)]
-
-
-@dataclass
-class Agent:
-    """One session, driven turn by turn through kills. `made` are the turns whose `finished` has come, or must have."""
-
-    session: str
-    choose: random.Random
-    prompts: list[list[int]] = field(default_factory=list)
-    made: list[list[int] | None] = field(default_factory=list)
-    """The turns' tokens; None: the server was killed before it told them, but had kept them."""
-
-    @property
-    def tokens(self) -> int:
-        """Length of the history after the turns in `made`."""
-        return sum(len(prompt) + TOKENS for prompt in self.prompts[: len(self.made)])
-
-    async def run(self, client: httpx.AsyncClient) -> None:
-        """Take turns until the connection breaks."""
-        while True:
-            self.prompts.append([self.choose.randint(3, 200) for _ in range(self.choose.randint(1, 8))])
-            stream = self.choose.random() < 0.5
-            body = {
-                "token_ids": self.prompts[-1],
-                "max_tokens": TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": stream,
-            }
-            try:
-                finished = await self._turn(client, body)
-            except httpx.TransportError:
-                return
-            if finished is None:
-                return
-            self.made.append(finished["token_ids"])
-
-    async def _turn(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
-        path = f"/v1/sessions/{self.session}/generate"
-        if not body["stream"]:
-            return (await client.post(path, json=body)).raise_for_status().json()
-        async with aconnect_sse(client, "POST", path, json=body) as source:
-            async for event in source.aiter_sse():
-                if event.event == "finished":
-                    return event.json()
-        return None
-
-    def catch_up(self, tokens: int) -> None:
-        """After a restart with a history of `tokens`: the turn that ran at the kill is there whole, or not at all."""
-        if tokens != self.tokens:
-            self.made.append(None)
-        assert tokens == self.tokens
-        del self.prompts[len(self.made) :]
-
-
-async def run_until_killed(folder: Path, agents: list[Agent], choose: random.Random) -> None:
-    """Start the server, compare what it brings back, let every agent take turns, and kill it after some of them."""
-    with serve_process(folder) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
-            for agent in agents:
-                agent.catch_up((await client.get(f"/v1/sessions/{agent.session}")).json()["tokens"])
-            enough = sum(len(agent.made) for agent in agents) + choose.randint(AGENTS, 5 * AGENTS)
-            running = [asyncio.create_task(agent.run(client)) for agent in agents]
-            while sum(len(agent.made) for agent in agents) < enough:  # noqa: ASYNC110 (no event says so)
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(choose.uniform(0, 0.02))
-            await asyncio.to_thread(server.kill)
-            await asyncio.gather(*running)
-
-
-@pytest.fixture
-def agents(tmp_path: Path) -> list[Agent]:
-    """Agents whose sessions have been opened by a server in `tmp_path / "state"` that has ended."""
-    with serving(tmp_path / "state") as http:
-        opened = [open_session(http) for _ in range(AGENTS)]
-    return [Agent(session, random.Random(seed)) for seed, session in enumerate(opened)]
-
-
-async def test_no_kill_loses_a_finished_turn(tmp_path: Path, agents: list[Agent], http: httpx.Client) -> None:
-    choose = random.Random(0)
-    for _ in range(KILLS):
-        await run_until_killed(tmp_path / "state", agents, choose)
-    with serving(tmp_path / "state") as after:
-        for agent in agents:
-            agent.catch_up(after.get(f"/v1/sessions/{agent.session}").json()["tokens"])
-            agent.made.append(generate(after, agent.session, [11])["token_ids"])
-    for agent in agents:
-        uninterrupted = open_session(http)
-        for prompt, made in zip([*agent.prompts, [11]], agent.made, strict=True):
-            assert made in (None, generate(http, uninterrupted, prompt)["token_ids"])

@@ -2,49 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from app.domain import FinishReason, SamplingParams, SessionState, StopRule
-from app.errors import Busy, ContextTooLong, Draining, FieldOutOfRange, NotFound, WrongState
+from app.errors import ContextTooLong, Draining, FieldOutOfRange, NotFound, WrongState
 from app.housekeeping import drain
-from app.messages import TurnFinished
 from app.routers.dependencies import Services
 from app.session import Session
-from app.session_files import export_session, import_session
+from app.session_files import export_session
 from app.sessions import SessionRegistry
-from app.stream import Turn
-from tests.serving import running_services
-
-GREEDY = SamplingParams(seed=0, temperature=0.0)
-LONG = StopRule(max_tokens=900)
-PROMPT = [5, 6, 7]
-
-
-async def finish(turn: Turn) -> TurnFinished:
-    *_, last = [item async for item in turn]
-    assert isinstance(last, TurnFinished)
-    return last
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (there is no event for every condition)
-            await asyncio.sleep(0.005)
-
-
-async def assert_nothing_is_held(registry: SessionRegistry) -> None:
-    memory = await registry.memory()
-    assert memory.kv_owned_bytes == 0
-    assert memory.running == memory.waiting == 0
-
-
-async def engine_tokens(registry: SessionRegistry, session: Session) -> int:
-    """Length of the history that the engine has, once it has done all that it has been told."""
-    await registry.memory()
-    return session.kv.tokens
+from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, until
 
 
 async def test_state_follows_the_turn_though_nobody_reads_it(services: Services) -> None:
@@ -66,6 +35,18 @@ async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> 
     for refused in (registry.fork(session), registry.rewind(session, 0)):
         with pytest.raises(WrongState, match="running"):
             await refused
+    registry.release(session, turn)
+
+
+async def test_a_session_with_a_turn_in_it_is_not_exported(services: Services, tmp_path: Path) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    with pytest.raises(WrongState, match=r"cannot export: .* is queued"):
+        await export_session(registry, session, tmp_path / "session")
+    await anext(turn)
+    with pytest.raises(WrongState, match=r"cannot export: .* is running"):
+        await export_session(registry, session, tmp_path / "session")
     registry.release(session, turn)
 
 
@@ -130,82 +111,6 @@ async def test_pages_hold_all_sessions_once_in_order(services: Services) -> None
     assert registry.table.page(limit=10, state=SessionState.RUNNING) == []
 
 
-async def test_a_fork_has_the_history_and_goes_its_own_way(services: Services) -> None:
-    registry = services.sessions
-    parent = registry.create("me", metadata={"name": "a"})
-    await finish(registry.start_turn(parent, list(range(3, 43)), GREEDY, StopRule(max_tokens=4)))
-    child = await registry.fork(parent)
-    assert child.history == parent.history
-    assert (child.owner, child.metadata) == ("me", {"name": "a"})
-    first, second = [
-        await finish(registry.start_turn(each, PROMPT, GREEDY, StopRule(max_tokens=8))) for each in (parent, child)
-    ]
-    assert second.usage.cached_tokens >= 40
-    assert parent.history == child.history  # greedy, same context: the shared KV is the right one
-    assert first.history_tokens == second.history_tokens
-
-
-async def test_forks_at_the_same_time_count_towards_max_sessions() -> None:
-    async with running_services(max_sessions=2) as services:
-        registry = services.sessions
-        parent = registry.create()
-        first, second = await asyncio.gather(registry.fork(parent), registry.fork(parent), return_exceptions=True)
-        assert isinstance(first, Session)
-        assert isinstance(second, Busy)
-        assert {session.id for session in registry.table.page(limit=9)} == {parent.id, first.id}
-
-
-async def test_a_fork_that_fails_leaves_nothing_behind(services: Services) -> None:
-    registry = services.sessions
-    parent = registry.create()
-    forking = asyncio.create_task(registry.fork(parent))
-    await asyncio.sleep(0)
-    forking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await forking
-    assert registry.table.page(limit=9) == [parent]
-    await assert_nothing_is_held(registry)
-
-
-async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: Services, tmp_path: Path) -> None:
-    registry = services.sessions
-    session = registry.create()
-    await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4)))
-    await export_session(registry, session, tmp_path / "session")
-    for path in (tmp_path / "session", tmp_path / "missing"):
-        importing = asyncio.create_task(import_session(registry, path))
-        await asyncio.sleep(0)
-        importing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await importing
-    await registry.close(session)
-    assert registry.table.page(limit=9) == []
-    await asyncio.sleep(0.2)
-    assert (await registry.memory()).sessions == 0
-    await assert_nothing_is_held(registry)
-
-
-async def test_a_guaranteed_session_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
-    registry = services.sessions
-    for _ in range(9):  # more than could be promised at once
-        creating = asyncio.create_task(registry.create_guaranteed())
-        await asyncio.sleep(0)
-        creating.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await creating
-    assert registry.table.page(limit=9) == []
-    assert (await registry.create_guaranteed()).residency == "guaranteed"
-
-
-async def test_guaranteed_sessions_count_towards_max_sessions() -> None:
-    async with running_services(max_sessions=1) as services:
-        first, second = await asyncio.gather(
-            services.sessions.create_guaranteed(), services.sessions.create_guaranteed(), return_exceptions=True
-        )
-        assert isinstance(first, Session)
-        assert isinstance(second, Busy)
-
-
 async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(services: Services) -> None:
     registry = services.sessions
     session = registry.create()
@@ -233,23 +138,6 @@ async def test_room_is_what_is_left_of_the_context(services: Services) -> None:
     with pytest.raises(ContextTooLong) as too_long:
         registry.room(1024, None, param="messages")
     assert too_long.value.param == "messages"
-
-
-async def test_a_full_queue_and_too_many_sessions_are_busy() -> None:
-    async with running_services(max_queue=2, max_sessions=3, max_running=1) as services:
-        registry = services.sessions
-        sessions = [registry.create() for _ in range(3)]
-        with pytest.raises(Busy, match="3 sessions") as busy:
-            registry.create()
-        assert busy.value.retry_after_s >= 1
-        turns = [registry.start_turn(session, PROMPT, GREEDY, LONG) for session in sessions[:2]]
-        with pytest.raises(Busy, match="queue is full"):
-            registry.start_turn(sessions[2], PROMPT, GREEDY, LONG)
-        await anext(turns[0])
-        turns.append(registry.start_turn(sessions[2], PROMPT, GREEDY, LONG))
-        for session, turn in zip(sessions, turns, strict=True):
-            registry.release(session, turn)
-            await finish(turn)
 
 
 async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Services) -> None:

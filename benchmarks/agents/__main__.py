@@ -50,7 +50,7 @@ def _benchmark(arguments: argparse.Namespace) -> None:
     for server in arguments.servers.split(","):
         port = free_port()
         started = launch(server, arguments.model, arguments.dtype, port, cores)
-        folders = [ROOT, VLLM_ENVIRONMENT.parent, Path(sys.executable).parent, arguments.model.parent]
+        folders = [ROOT, VLLM_ENVIRONMENT.parent, arguments.model.parent]
         commands[server] = without_folders(started, folders).command
         url = f"http://127.0.0.1:{port}"
         with running_server(started.command, started.environment, url):

@@ -1,8 +1,11 @@
 """What is published about how a process under test was started."""
 
+import sys
 from pathlib import Path
 
-from benchmarks.launch import Launch, without_folders
+import pytest
+
+from benchmarks.launch import Launch, djinn_launch, without_folders
 
 
 def test_a_published_launch_tells_nothing_about_the_machine() -> None:
@@ -15,3 +18,14 @@ def test_a_published_launch_tells_nothing_about_the_machine() -> None:
 
     assert published.command == [".venv/bin/python", "-m", "app", "serve", "--model", "smollm2", "--port", "0"]
     assert published.environment == {"LD_PRELOAD": ".venv-vllm/lib/libiomp5.so", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.mark.parametrize("prefix", ["/home/me/djinn/.venv", "/opt/environments/djinn"])
+def test_the_interpreter_is_published_as_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    monkeypatch.setattr(sys, "prefix", prefix)
+    monkeypatch.setattr(sys, "executable", f"{prefix}/bin/python")
+    launch = djinn_launch({"--model": "/models/smollm2"})
+
+    published = without_folders(launch, [Path("/home/me/djinn"), Path("/models")])
+
+    assert published.command == [".venv/bin/python", "-m", "app", "serve", "--model", "smollm2"]

@@ -1,0 +1,37 @@
+"""What the tests of restarts and kills share: a server on a folder, a session in it, a turn of known length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.serving import serve
+
+TOKENS = 12
+"""What a turn generates unless it is told otherwise."""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[httpx.Client]:
+    """A client of a server that keeps its sessions in `folder`."""
+    with serve(state_dir=folder) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+def open_session(http: httpx.Client, **body: Any) -> str:
+    answer = http.post("/v1/sessions", json=body)
+    assert answer.status_code == 201
+    session: str = answer.json()["id"]
+    return session
+
+
+def generate(http: httpx.Client, session: str, token_ids: list[int], max_tokens: int = TOKENS, **body: Any) -> Any:
+    """The greedy turn's answer."""
+    asked = {"token_ids": token_ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **body}
+    answer = http.post(f"/v1/sessions/{session}/generate", json=asked)
+    assert answer.status_code == 200, answer.text
+    return answer.json()

@@ -1,0 +1,40 @@
+"""What the tests of the registry share: turns without HTTP in front, and what the engine has of a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from app.domain import SamplingParams, StopRule
+from app.messages import TurnFinished
+from app.session import Session
+from app.sessions import SessionRegistry
+from app.stream import Turn
+
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+LONG = StopRule(max_tokens=900)
+PROMPT = [5, 6, 7]
+
+
+async def finish(turn: Turn) -> TurnFinished:
+    *_, last = [item async for item in turn]
+    assert isinstance(last, TurnFinished)
+    return last
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (there is no event for every condition)
+            await asyncio.sleep(0.005)
+
+
+async def assert_nothing_is_held(registry: SessionRegistry) -> None:
+    memory = await registry.memory()
+    assert memory.kv_owned_bytes == 0
+    assert memory.running == memory.waiting == 0
+
+
+async def engine_tokens(registry: SessionRegistry, session: Session) -> int:
+    """Length of the history that the engine has, once it has done all that it has been told."""
+    await registry.memory()
+    return session.kv.tokens
