@@ -15,13 +15,16 @@ DISK_REST_S = 10.0
 
 
 class LowerTiers:
-    """Sessions without a turn whose KV is off the device, longest away first, and every session that has a file."""
+    """Sessions without a turn whose KV is off the device, longest away first, and every session that has a file.
+
+    Files come and go nowhere else, but for those that no session has claimed yet.
+    """
 
     def __init__(self, tiers: KVTiers, disk_blocks: int, clock: Callable[[], float]) -> None:
         self.tiers = tiers
         self.disk_blocks = disk_blocks
         self.away: OrderedDict[SessionId, Sequence] = OrderedDict()
-        self.files: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self._files: OrderedDict[SessionId, Sequence] = OrderedDict()
         self.dropped = 0
         self._clock = clock
         self._writable_at = -math.inf
@@ -29,7 +32,7 @@ class LowerTiers:
     @property
     def disk_used(self) -> int:
         """Blocks in files."""
-        return sum(sequence.disk_blocks for sequence in self.files.values())
+        return sum(sequence.disk_blocks for sequence in self._files.values())
 
     @property
     def host_is_emptying(self) -> bool:
@@ -76,8 +79,8 @@ class LowerTiers:
         if not clean and not self._make_disk_room(len(sequence.host_blocks), sequence, keep):
             return False
         self.tiers.save(sequence)
-        self.files[sequence.session] = sequence
-        self.files.move_to_end(sequence.session)
+        self._files[sequence.session] = sequence
+        self._files.move_to_end(sequence.session)
         return True
 
     def adopt(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
@@ -89,23 +92,29 @@ class LowerTiers:
             self.tiers.delete_file(sequence)
         elif self._make_disk_room(file_blocks, sequence, ()):
             self.tiers.adopt_file(sequence, computed, file_blocks)
-            self.files[sequence.session] = sequence
+            self._files[sequence.session] = sequence
         else:
             self.dropped += 1
             self.tiers.delete_file(sequence)
 
-    def forget(self, sequence: Sequence) -> None:
-        """The session is closed, or has lost its KV."""
+    def drop(self, sequence: Sequence) -> None:
+        """No tier has room for the session's KV: it is lost."""
+        self.dropped += 1
+        self.free(sequence)
+
+    def free(self, sequence: Sequence) -> None:
+        """Free everything that the session holds in any tier."""
+        self.tiers.drop(sequence)
         self.away.pop(sequence.session, None)
-        self.files.pop(sequence.session, None)
+        self._files.pop(sequence.session, None)
 
     def _make_disk_room(self, needed: int, for_sequence: Sequence, keep: Collection[Sequence]) -> bool:
         """Delete files until `needed` blocks fit: first those whose KV is elsewhere too, then the oldest."""
         if needed > self.disk_blocks:
             return False
-        spare = [s for s in self.files.values() if s.tier is not Tier.DISK and s.moving is not Tier.TO_DISK]
-        only = [s for s in self.files.values() if s.tier is Tier.DISK]
-        used = sum(s.disk_blocks for s in self.files.values() if s is not for_sequence)
+        spare = [s for s in self._files.values() if s.tier is not Tier.DISK and s.moving is not Tier.TO_DISK]
+        only = [s for s in self._files.values() if s.tier is Tier.DISK]
+        used = sum(s.disk_blocks for s in self._files.values() if s is not for_sequence)
         for sequence in [*spare, *only]:
             if used + needed <= self.disk_blocks:
                 break
@@ -113,10 +122,8 @@ class LowerTiers:
                 continue
             used -= sequence.disk_blocks
             if sequence.tier is Tier.DISK:
-                self.dropped += 1
-                self.tiers.drop(sequence)
-                self.away.pop(sequence.session, None)
+                self.drop(sequence)
             else:
                 self.tiers.forget_file(sequence)
-            self.files.pop(sequence.session)
+                del self._files[sequence.session]
         return used + needed <= self.disk_blocks

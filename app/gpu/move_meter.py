@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from app.gpu.kv_moves import Move, Moved, MoveKind
 from app.memory_map import MoveTotals
 
-FIRST_GUESS_BYTES_PER_S = 4e9
-"""Bandwidth between device and host until a copy has been measured."""
-MEASURED = (MoveKind.OUT, MoveKind.IN, MoveKind.TO_DISK, MoveKind.FROM_DISK)
+FIRST_GUESS_BYTES_PER_S = {MoveKind.OUT: 4e9, MoveKind.IN: 4e9, MoveKind.TO_DISK: 5e8, MoveKind.FROM_DISK: 5e8}
+"""Bandwidths until a move has been measured: what a slow bus and a slow solid-state disk do."""
 
 
 class MoveMeter:
@@ -17,7 +16,7 @@ class MoveMeter:
 
     def __init__(self, block_bytes: int) -> None:
         self._block_bytes = block_bytes
-        self._totals = {kind: MoveTotals() for kind in MEASURED}
+        self._totals = {kind: MoveTotals() for kind in FIRST_GUESS_BYTES_PER_S}
 
     def add(self, move: Move, report: Moved) -> None:
         """Count a move that has ended. Early ones say nothing of the link: they get what time the model leaves."""
@@ -31,7 +30,7 @@ class MoveMeter:
     def seconds(self, kind: MoveKind, blocks: int) -> float:
         """How long a move of so many blocks takes, by what has been seen."""
         seen = self._totals[kind]
-        speed = seen.bytes / seen.seconds if seen.seconds else FIRST_GUESS_BYTES_PER_S
+        speed = seen.bytes / seen.seconds if seen.seconds else FIRST_GUESS_BYTES_PER_S[kind]
         return blocks * self._block_bytes / speed
 
     def totals(self) -> Mapping[str, MoveTotals]:

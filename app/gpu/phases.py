@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.domain import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv_moves import MoveKind
+from app.gpu.returns import Returns
 from app.gpu.sequence import Sequence
 
 if TYPE_CHECKING:
     from app.gpu.placement import Placement
 
-PREFETCH_MARGIN_S = 0.1
-"""How long before its return a session's KV should be on the device."""
-
-ALARMS_KEPT = 10_000
-"""More than this, and those that have been overtaken are thrown out."""
+RETRY_S = 0.1
+"""How often those who wait for room try again though nothing was said to have changed: a session that does not return
+when it said, and a disk that may be written again, give room by the mere passing of time.
+"""
 
 
 class Phases:
@@ -30,8 +30,10 @@ class Phases:
         self._clock = clock
         self._leaving: OrderedDict[SessionId, Sequence] = OrderedDict()
         self._wanted: OrderedDict[SessionId, Sequence] = OrderedDict()
-        self._alarms: list[tuple[float, SessionId, float]] = []
-        """When to fetch a session, and the return that this is for."""
+        self._returns = Returns(self._way_back_s)
+        self._listens = placement.policy is KVPolicy.SIGNAL
+        self._changed = False
+        self._retry_at = math.inf
 
     def signal(self, sequence: Sequence, phase: Phase, resume_in_s: float | None) -> None:
         """Note what the client says of a session without a turn, and start to move its KV if the policy listens."""
@@ -39,8 +41,9 @@ class Phases:
         if phase is Phase.READY:
             resume_in_s = 0.0
         sequence.resume_at = None if resume_in_s is None else self._clock() + resume_in_s
-        if self._placement.policy is not KVPolicy.SIGNAL or sequence.tier is None:
+        if not self._listens or sequence.tier is None:
             return
+        self._returns.remove(sequence)
         if phase in (Phase.READY, Phase.COMPUTE):
             self._want(sequence)
         else:
@@ -49,7 +52,9 @@ class Phases:
             if sequence.moving is Tier.TO_DEVICE:
                 self._tiers.turn_round(sequence)
             self._leaving[sequence.session] = sequence
-            self._set_alarm(sequence)
+            if sequence.resume_at is not None:
+                self._returns.add(sequence)
+        self.note_change()
         self.tick()
 
     def repeat(self, sequence: Sequence) -> None:
@@ -58,32 +63,36 @@ class Phases:
         if sequence.phase is not Phase.COMPUTE:
             self.signal(sequence, sequence.phase, resume_in_s)
 
+    def forget(self, sequence: Sequence) -> None:
+        """The session has a turn now, or is gone."""
+        self._leaving.pop(sequence.session, None)
+        self._wanted.pop(sequence.session, None)
+        self._returns.remove(sequence)
+
+    def note_change(self) -> None:
+        """There may be room where there was none, or a way back may have become longer."""
+        self._changed = self._listens
+
     def tick(self) -> None:
-        """Go on with everything that waits for its time or for room."""
+        """Go on with everything that waits for its time or for room. Costs nothing while neither has come."""
         now = self._clock()
-        while self._alarms and self._alarms[0][0] <= now:
-            alarm = heapq.heappop(self._alarms)
-            sequence = self._placement.find(alarm[1])
-            if sequence is not None and self._is_due(alarm):
-                self._want(sequence)
+        if not self._changed and now < min(self._returns.next_start, self._retry_at):
+            return
+        self._changed = False
+        busy_s = sum(self._way_back_s(sequence) for sequence in self._wanted.values())
+        for sequence in self._returns.take_due(now, busy_s, self._longest_s()):
+            self._want(sequence)
         for sequence in list(self._leaving.values()):
             self._send_away(sequence, now)
         for sequence in sorted(self._wanted.values(), key=lambda wanted: wanted.return_time):
             self._prefetch(sequence)
+        self._retry_at = now + RETRY_S if self._leaving or self._wanted else math.inf
 
     def next_alarm(self) -> float | None:
         """When `tick` must be called again even if nothing else happens, on the clock."""
-        return self._alarms[0][0] if self._alarms else None
-
-    def _is_due(self, alarm: tuple[float, SessionId, float]) -> bool:
-        """Whether the alarm is still what its session has said last."""
-        sequence = self._placement.find(alarm[1])
-        return sequence is not None and sequence.resume_at == alarm[2]
-
-    def forget(self, sequence: Sequence) -> None:
-        """The session has a turn now, or is gone, or is filed anew."""
-        self._leaving.pop(sequence.session, None)
-        self._wanted.pop(sequence.session, None)
+        if self._changed and (self._leaving or self._wanted):
+            return self._clock()
+        return None if self._returns.next_start == math.inf else self._returns.next_start
 
     def _want(self, sequence: Sequence) -> None:
         self._leaving.pop(sequence.session, None)
@@ -93,8 +102,9 @@ class Phases:
 
     def _send_away(self, sequence: Sequence, now: float) -> None:
         """One step on the way down for a session that waits: to the host, and from there to disk if it is `idle`."""
+        gap_s = sequence.return_time - now
         if sequence.tier is Tier.DEVICE:
-            if sequence.return_time - now < self._round_trip_s(sequence):
+            if gap_s < self._seconds(sequence, MoveKind.OUT, MoveKind.IN):
                 del self._leaving[sequence.session]  # it would be back before the move was done
                 return
             missing = len(sequence.blocks) - len(sequence.host_blocks)
@@ -103,7 +113,8 @@ class Phases:
             self._placement.refile(sequence)
         if sequence.tier is Tier.HOST:
             del self._leaving[sequence.session]
-            if sequence.phase is Phase.IDLE:
+            by_disk_s = self._seconds(sequence, MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.IN)
+            if sequence.phase is Phase.IDLE and gap_s >= by_disk_s:
                 self._placement.lower.save(sequence)
         elif sequence.tier in (Tier.DISK, None):
             del self._leaving[sequence.session]
@@ -117,26 +128,27 @@ class Phases:
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks + placement.loading + placement.headroom()
-            if placement.make_room(needed, sequence, prefetch=True) and not self._tiers.load(sequence):
-                placement.make_host_room(sequence.disk_blocks, sequence)
+            lacks_host_room = placement.make_room(needed, sequence, prefetch=True) and not self._tiers.load(sequence)
+            if lacks_host_room and placement.make_host_room(sequence.disk_blocks, sequence):
+                self._tiers.load(sequence)
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.pop(sequence.session, None)
 
-    def _set_alarm(self, sequence: Sequence) -> None:
-        if sequence.resume_at is not None:
-            if len(self._alarms) > ALARMS_KEPT:
-                self._alarms = [alarm for alarm in self._alarms if self._is_due(alarm)]
-                heapq.heapify(self._alarms)
-            heapq.heappush(self._alarms, (self._prefetch_at(sequence), sequence.session, sequence.resume_at))
+    def _way_back_s(self, sequence: Sequence) -> float:
+        """How long the link is busy until the session's KV is on the device; with its file, if it must be read."""
+        tier = sequence.tier
+        if tier is Tier.DEVICE and sequence.session not in self._leaving:
+            return 0.0
+        if tier is Tier.DISK or (tier is Tier.TO_HOST and not sequence.blocks):
+            return self._seconds(sequence, MoveKind.FROM_DISK, MoveKind.IN)
+        return self._seconds(sequence, MoveKind.IN)
 
-    def _prefetch_at(self, sequence: Sequence) -> float:
-        """When the way back must begin so that it ends a margin before the session returns."""
-        assert sequence.resume_at is not None
-        return sequence.resume_at - PREFETCH_MARGIN_S - self._placement.meter.seconds(MoveKind.IN, self._size(sequence))
+    def _longest_s(self) -> float:
+        """How long it would take to bring back all that the lower tiers can hold."""
+        seconds, on_disk = self._placement.meter.seconds, self._placement.lower.disk_blocks
+        all_blocks = self._tiers.cache.host.num_blocks + on_disk
+        return seconds(MoveKind.FROM_DISK, on_disk) + seconds(MoveKind.IN, all_blocks)
 
-    def _round_trip_s(self, sequence: Sequence) -> float:
-        out, back = (self._placement.meter.seconds(kind, self._size(sequence)) for kind in (MoveKind.OUT, MoveKind.IN))
-        return out + back
-
-    def _size(self, sequence: Sequence) -> int:
-        return self._tiers.cache.pool.blocks_for(sequence.computed)
+    def _seconds(self, sequence: Sequence, *kinds: MoveKind) -> float:
+        blocks = self._tiers.cache.pool.blocks_for(sequence.computed)
+        return sum(self._placement.meter.seconds(kind, blocks) for kind in kinds)

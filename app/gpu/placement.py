@@ -6,6 +6,7 @@ others need the room, longest idle first; `none` drops it then. Planning only: t
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -14,7 +15,8 @@ from app.gpu.kv_moves import Move, Moved, MoveKind
 from app.gpu.kv_tiers import KVTiers
 from app.gpu.lower_tiers import LowerTiers
 from app.gpu.move_meter import MoveMeter
-from app.gpu.phases import PREFETCH_MARGIN_S, Phases
+from app.gpu.phases import Phases
+from app.gpu.returns import PREFETCH_MARGIN_S
 from app.gpu.sequence import Sequence
 from app.memory_map import TierCounts
 
@@ -47,12 +49,13 @@ class Placement:
         self._pool = tiers.cache.pool
         self._changed: dict[SessionId, Sequence] = {}
         self._ordered_at: dict[int, float] = {}
-        self._early_bytes = self._dropped = self._disk_failures = self._late = 0
+        self._early_bytes = self._disk_failures = self._late = 0
 
     def begin_turn(self, sequence: Sequence) -> None:
         """A turn has come: the session is no longer ours to place, and its KV should be on the device."""
         assert sequence.turn is not None
-        self.forget(sequence)
+        self.phases.forget(sequence)
+        self._take_out(sequence)
         sequence.phase, sequence.resume_at = Phase.COMPUTE, None
         self.tiers.head_back(sequence)
         sequence.turn.begun_at = self._clock()
@@ -62,31 +65,18 @@ class Placement:
 
     def end_turn(self, sequence: Sequence) -> None:
         """The session has no turn, or has just been opened with KV."""
-        self.forget(sequence)
+        self._take_out(sequence)
         self.note_change(sequence)
         if sequence.blocks:
             self.resident[sequence.session] = sequence
         elif sequence.tier is not None:
             self.lower.away[sequence.session] = sequence
-        if sequence.disk_blocks:
-            self.lower.files.setdefault(sequence.session, sequence)
-
-    def forget(self, sequence: Sequence) -> None:
-        """Take the session out of every list but that of files."""
-        self.phases.forget(sequence)
-        self.active.pop(sequence.session, None)
-        self.resident.pop(sequence.session, None)
-        self.lower.away.pop(sequence.session, None)
-
-    def find(self, session: SessionId) -> Sequence | None:
-        """The session of that id, if it has KV and no turn."""
-        return self.resident.get(session) or self.lower.away.get(session)
 
     def close(self, sequence: Sequence) -> None:
         """Free everything that the session holds in any tier."""
-        self.forget(sequence)
-        self.tiers.drop(sequence)
-        self.lower.forget(sequence)
+        self.phases.forget(sequence)
+        self._take_out(sequence)
+        self.lower.free(sequence)
 
     def note_change(self, sequence: Sequence) -> None:
         """The session's KV has changed its place or size."""
@@ -117,9 +107,10 @@ class Placement:
             self.count_disk_failures(1)
             if move.kind is MoveKind.TO_DISK:
                 self.lower.save_failed()
-        if sequence.turn is not None and move.kind in (MoveKind.IN, MoveKind.FROM_DISK):
+        if sequence.turn is not None and not sequence.turn.paused and move.kind in (MoveKind.IN, MoveKind.FROM_DISK):
             sequence.turn.restore_ms += (self._clock() - max(ordered_at, sequence.turn.begun_at)) * 1000
         self.refile(sequence)
+        self.phases.note_change()
         self.phases.tick()
         return move
 
@@ -134,7 +125,7 @@ class Placement:
             return
         loading = self.make_host_room(sequence.disk_blocks, sequence) and self.tiers.load(sequence)
         if not loading and not self.lower.host_is_emptying:
-            self._drop(sequence)
+            self.lower.drop(sequence)
 
     def make_room(self, needed: int, for_sequence: Sequence, *, prefetch: bool = False, or_some: bool = False) -> bool:
         """Whether `needed` device blocks are available for a session now, after others without a turn have given way.
@@ -161,11 +152,11 @@ class Placement:
         False while room for it is still being made on the host.
         """
         if self.policy is KVPolicy.NONE:
-            self._drop(sequence)
+            self.lower.drop(sequence)
         elif sequence.tier is Tier.DEVICE and not self.tiers.park(sequence):
             room = self.make_host_room(len(sequence.blocks) - len(sequence.host_blocks), sequence, for_sequence)
             if not (room and self.tiers.park(sequence)) and not self.lower.host_is_emptying:
-                self._drop(sequence)
+                self.lower.drop(sequence)
         self.refile(sequence)
         return sequence.tier is not Tier.DEVICE
 
@@ -196,10 +187,17 @@ class Placement:
         return TierCounts(
             write_behind_bytes=self._early_bytes,
             turned_round=self.tiers.turned_round,
-            dropped=self._dropped + self.lower.dropped,
+            dropped=self.lower.dropped,
             disk_failures=self._disk_failures,
             late_restores=self._late,
         )
+
+    def _take_out(self, sequence: Sequence) -> None:
+        """Take the session out of the lists of where KV is; what it gives up others may have."""
+        self.phases.note_change()
+        self.active.pop(sequence.session, None)
+        self.resident.pop(sequence.session, None)
+        self.lower.away.pop(sequence.session, None)
 
     def _victims(self, for_sequence: Sequence | None) -> list[Sequence]:
         """Residents that may give way, in this order."""
@@ -210,21 +208,19 @@ class Placement:
         ranks = {s.session: self._rank(s, now) for s in movable}
         if for_sequence is not None:
             back_at, ready = for_sequence.return_time, _EVICTED_FIRST[Phase.READY]
-            movable = [s for s in movable if ranks[s.session][0] < ready and s.return_time > back_at]
+            movable = [s for s in movable if ranks[s.session][0] < ready and -ranks[s.session][1] > back_at]
         return sorted(movable, key=lambda s: ranks[s.session])
 
     def _rank(self, sequence: Sequence, now: float) -> tuple[int, float]:
-        """Smaller gives way earlier: by phase, then the furthest return; equals in the order of their last use."""
+        """Smaller gives way earlier: by phase, then the furthest return, negated; equals in the order of their last
+        use. Nobody knows when one returns who has not come when it said.
+        """
         overdue_s = now - sequence.return_time
         if -2 * PREFETCH_MARGIN_S <= overdue_s < LAPSE_S:  # it may have been fetched already
             return _EVICTED_FIRST[Phase.READY], 0.0
-        phase = Phase.COMPUTE if overdue_s >= LAPSE_S else sequence.phase
-        return _EVICTED_FIRST[phase], -sequence.return_time
-
-    def _drop(self, sequence: Sequence) -> None:
-        self._dropped += 1
-        self.tiers.drop(sequence)
-        self.lower.files.pop(sequence.session, None)
+        if overdue_s >= LAPSE_S:
+            return _EVICTED_FIRST[Phase.COMPUTE], -math.inf
+        return _EVICTED_FIRST[sequence.phase], -sequence.return_time
 
     def refile(self, sequence: Sequence) -> None:
         """Keep a session without a turn in the list that its KV belongs to."""

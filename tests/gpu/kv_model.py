@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from app.domain import SessionId
 from app.gpu.kv_moves import Move, MoveKind
@@ -13,6 +14,15 @@ Content = tuple[object, ...]
 Slots = dict[tuple[int, int], Content]
 
 
+@dataclass
+class ExportedFile:
+    """A client's file: a history, and the content of the blocks with the KV of its first `computed` tokens."""
+
+    token_ids: tuple[int, ...]
+    computed: int
+    blocks: list[list[Content]]
+
+
 class KVModel:
     """Does to its slots what a runner and a mover would do to memory, and checks what is read."""
 
@@ -20,6 +30,7 @@ class KVModel:
         self.device: Slots = {}
         self.host: Slots = {}
         self.files: dict[SessionId, list[list[Content]]] = {}
+        self.exported: dict[str, ExportedFile] = {}
         self._size = block_size
 
     def run(self, plan: StepPlan) -> None:
@@ -32,8 +43,8 @@ class KVModel:
         for row in plan.rows:
             self._check(self.device, row.sequence.blocks, row.sequence, row.first + row.length)
 
-    def move(self, move: Move) -> None:
-        """Make a move's copies, as memory is at this moment."""
+    def move(self, move: Move, namespace: bytes) -> None:
+        """Make a move's copies, as memory is at this moment. `namespace` is its session's."""
         match move.kind:
             case MoveKind.OUT:
                 self._copy_all(self.device, self.host, move)
@@ -44,6 +55,11 @@ class KVModel:
             case MoveKind.FROM_DISK:
                 for block, content in zip(move.target, self.files[move.session], strict=True):
                     self.host.update({(block, offset): found for offset, found in enumerate(content)})
+            case MoveKind.EXPORT:
+                self._export(move, namespace)
+            case MoveKind.IMPORT:
+                found = self.exported[move.path]  # the importer trusts it, and nobody else does
+                self.files[move.session] = [[(namespace, *slot[1:]) for slot in block] for block in found.blocks]
             case MoveKind.DELETE:
                 self.files.pop(move.session, None)
 
@@ -51,6 +67,13 @@ class KVModel:
         """Every host copy that a sequence counts on is of its own history."""
         for sequence in sequences:
             self._check(self.host, sequence.host_blocks, sequence, sequence.computed)
+
+    def _export(self, move: Move, namespace: bytes) -> None:
+        blocks = [self._read(self.host, block) for block in move.source]
+        for position in range(move.computed):
+            expected = (namespace, *move.token_ids[: position + 1])
+            assert blocks[position // self._size][position % self._size] == expected
+        self.exported[move.path] = ExportedFile(move.token_ids, move.computed, blocks)
 
     def _check(self, slots: Slots, blocks: list[int], sequence: Sequence, length: int) -> None:
         for position in range(min(length, len(blocks) * self._size)):

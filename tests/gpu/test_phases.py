@@ -86,8 +86,11 @@ def test_idle_goes_down_to_disk_and_ready_brings_it_all_the_way_back() -> None:
 def test_other_policies_do_not_listen(policy: KVPolicy) -> None:
     bench = Bench(policy=policy)
     sequence = bench.session(10)
-    bench.placement.phases.signal(sequence, Phase.IO_WAIT, None)
+    bench.placement.phases.signal(sequence, Phase.IO_WAIT, 10.0)
     assert tier_of(sequence) is Tier.DEVICE
+    assert bench.placement.phases.next_alarm() is None
+    bench.begin_turn(sequence)
+    bench.placement.write_behind([sequence])
     assert bench.orders() == []
 
 
@@ -189,15 +192,45 @@ def test_a_rewind_leaves_the_signal_in_force() -> None:
     assert tier_of(sequence) is Tier.HOST
 
 
+def test_while_nothing_changes_those_who_wait_for_room_are_not_looked_at_again() -> None:
+    bench, looks, blocking, waiting = one_waits_for_the_room_of_another()
+    for _ in range(1000):
+        bench.placement.phases.tick()
+    assert len(looks) == 1
+    bench.placement.close(blocking)
+    assert bench.placement.phases.next_alarm() == bench.now
+    bench.placement.phases.tick()
+    bench.finish()
+    assert tier_of(waiting) is Tier.DEVICE
+
+
 def test_a_session_that_does_not_return_when_it_said_no_longer_keeps_others_out() -> None:
+    bench, _, blocking, waiting = one_waits_for_the_room_of_another()
+    bench.now += 20
+    bench.placement.phases.tick()
+    assert bench.orders() == []
+    bench.now += 10
+    bench.placement.phases.tick()
+    bench.finish()
+    assert (tier_of(blocking), tier_of(waiting)) == (Tier.HOST, Tier.DEVICE)
+
+
+def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], Sequence, Sequence]:
+    """A session that is wanted back while one that is about to return has the device; each look at it is recorded."""
     bench = Bench(device=4)
-    sequence = bench.session(12)
-    bench.placement.phases.signal(sequence, Phase.READY, None)
-    bench.now += 60
-    returns = bench.session(4)
-    bench.placement.phases.signal(returns, Phase.IO_WAIT, None)
+    waiting = bench.session(12)
+    bench.placement.phases.signal(waiting, Phase.IO_WAIT, None)
     bench.finish()
     bench.overwrite_device()
-    bench.placement.phases.signal(returns, Phase.READY, None)
-    bench.finish()
-    assert tier_of(returns) is Tier.DEVICE
+    blocking = bench.session(12)
+    bench.placement.phases.signal(blocking, Phase.READY, None)
+    looks: list[float] = []
+
+    def headroom() -> int:
+        looks.append(bench.now)
+        return 0
+
+    bench.placement.headroom = headroom
+    bench.now += 5
+    bench.placement.phases.signal(waiting, Phase.READY, None)
+    return bench, looks, blocking, waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import NoReturn
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from app.domain import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
+from app.gpu.checkpoint_handler import CheckpointHandler
 from app.gpu.commands import CommandHandler
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.kv_cache import KVCache
@@ -45,26 +47,30 @@ from app.messages import (
 from tests.gpu.kv_model import KVModel
 
 BLOCK_SIZE = 4
-NUM_BLOCKS = 12
 MAX_STEP_TOKENS = 7
 MAX_RUNNING = 3
-MAX_LEN = NUM_BLOCKS * BLOCK_SIZE
 tokens = st.builds(lambda shared, own: [0] * shared + [1] * own, st.integers(1, 18), st.integers(0, 3))
 """Prompts that often begin alike, so that sessions share blocks."""
+
+
+def nobody_pauses(*_: object) -> NoReturn:
+    raise AssertionError("there is no breakpoint in these machines")
 
 
 class PlanningMachine(RuleBasedStateMachine):
     """Clients open, submit, cancel, fork, rewind and close at random while steps run over a pool that is too small."""
 
+    DEVICE_BLOCKS = 12
     HOST_BLOCKS = 0
     DISK_BLOCKS = 0
     POLICY = KVPolicy.NONE
+    MAX_LEN = DEVICE_BLOCKS * BLOCK_SIZE
     sessions = Bundle("sessions")
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+        self.pool = BlockPool(self.DEVICE_BLOCKS, BLOCK_SIZE)
         self.host = BlockPool(self.HOST_BLOCKS, BLOCK_SIZE)
         tiers = KVTiers(KVCache(self.pool, self.host), 1)
         self.placement = Placement(tiers, self.POLICY, self.DISK_BLOCKS, lambda: self.now)
@@ -72,13 +78,16 @@ class PlanningMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.placement, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
         )
-        self.turns = Turns(self.scheduler, MAX_LEN)
-        self.handler = CommandHandler(self.scheduler, self.turns, text_bytes=0, files=FilesFound())
+        self.turns = Turns(self.scheduler, self.MAX_LEN)
+        checkpoints = CheckpointHandler(nobody_pauses, nobody_pauses)
+        self.handler = CommandHandler(self.scheduler, self.turns, checkpoints, text_bytes=0, files=FilesFound())
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))
         self.names = (SessionId(f"s{i}") for i in itertools.count())
         self.histories: dict[SessionId, list[int]] = {}
         self.open_turns: dict[Ticket, SessionId] = {}
+        self.scored: set[SessionId] = set()
+        """Sessions that have asked for log-probabilities of their prompt, which only computing it again gives."""
 
     def take(self, events: Iterable[Event]) -> None:
         """Follow the events as the event loop would."""
@@ -129,12 +138,14 @@ class PlanningMachine(RuleBasedStateMachine):
     def submit(self, session: SessionId, new: list[int], max_tokens: int, replace: bool, scored: bool) -> None:
         history = self.histories[session]
         wanted = [*new] if replace else history + new
-        if self.ticket_of(session) is not None or len(wanted) + min(1, max_tokens) > MAX_LEN:
+        if self.ticket_of(session) is not None or len(wanted) + min(1, max_tokens) > self.MAX_LEN:
             return
         ticket = next(self.tickets)
         sampling = SamplingParams(seed=0, temperature=0, prompt_logprobs=0 if scored else None)
         stop = StopRule(max_tokens=max_tokens, stop_token_ids=frozenset({3}))
         self.open_turns[ticket] = session
+        if scored:
+            self.scored.add(session)
         self.take(self.handler.handle(Submit(ticket, session, tuple(new), sampling, stop, replace)))
         self.histories[session] = wanted
 
