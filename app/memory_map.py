@@ -62,6 +62,15 @@ class TierCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class StackUse:
+    """Residual streams in host memory: those of `checkpoints` paused turns, and captures."""
+
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0
+    capture_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryMap:
     """The engine's memory, in bytes, and how busy it is.
 
@@ -83,3 +92,4 @@ class MemoryMap:
     counts: TierCounts
     running: int
     waiting: int
+    stack: StackUse

@@ -24,6 +24,11 @@ def memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
     used = memory.kv_owned_bytes / memory.kv_total_bytes
     yield GaugeMetricFamily("djinn_kv_usage_ratio", "Share of the device's KV pool that sessions hold", used)
     yield _bytes(memory)
+    yield GaugeMetricFamily("djinn_text_bytes", "Bytes of weights", memory.text_bytes)
+    stack = memory.stack
+    yield GaugeMetricFamily("djinn_turns_paused", "Turns that stand at a breakpoint", stack.checkpoints)
+    yield GaugeMetricFamily("djinn_checkpoint_bytes", "Residual streams of paused turns", stack.checkpoint_bytes)
+    yield GaugeMetricFamily("djinn_capture_bytes", "Captured residual streams", stack.capture_bytes)
     by_tier = GaugeMetricFamily("djinn_sessions_by_tier", "Sessions that have KV", labels=["tier"])
     for tier in Tier:
         by_tier.add_metric([tier], memory.sessions_by_tier.get(tier, 0))

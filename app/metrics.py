@@ -7,13 +7,15 @@ from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from app.breakpoints import ResumeCost
 from app.memory_map import MemoryMap
 from app.memory_metrics import memory_metrics
-from app.messages import Failed, Started, Token, TurnEvent, TurnFinished
+from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.vllm_metrics import WithVllmNames
 
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 SIGNAL_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.01)
+CHECKPOINT_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 TURN_BUCKETS = (
     0.001,
     0.005,
@@ -75,6 +77,24 @@ class Metrics:
             buckets=SIGNAL_BUCKETS,
             registry=own,
         )
+        self.checkpoint_save = Histogram(
+            "djinn_checkpoint_save_seconds",
+            "Engine time to keep the residual stream of a turn that pauses",
+            buckets=CHECKPOINT_BUCKETS,
+            registry=own,
+        )
+        self.checkpoint_restore = Histogram(
+            "djinn_checkpoint_restore_seconds",
+            "Engine time to put the residual stream of a resumed turn back into the batch",
+            buckets=CHECKPOINT_BUCKETS,
+            registry=own,
+        )
+        self.resume_dispatch = Histogram(
+            "djinn_resume_dispatch_seconds",
+            "Engine time to carry out the command to resume",
+            buckets=CHECKPOINT_BUCKETS,
+            registry=own,
+        )
         self.turn = Histogram("djinn_turn_seconds", "From submit to end", buckets=TURN_BUCKETS, registry=own)
         self.finished = Counter("djinn_turns_finished", "Turns that ended", ["finished_reason"], registry=own)
         self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
@@ -95,6 +115,9 @@ class TurnClock:
         self._submitted = time.perf_counter()
         self._started = self._submitted
         self._last_token: float | None = None
+        self._begun = False
+        self._has_paused = False
+        """Since the last token: the time to the next one is the client's then."""
         self.queue_ms = 0.0
         self.restore_ms = 0.0
         self.prefill_ms = 0.0
@@ -103,13 +126,18 @@ class TurnClock:
         """Take the turn's next event."""
         now = time.perf_counter()
         match event:
-            case Started():
+            case Started() if not self._begun:
                 # Its own time: it is delivered together with the first tokens.
-                self._started = event.at
+                self._started, self._begun = event.at, True
                 self._observe_start(event)
             case Token():
                 self._observe_token(now)
+            case Paused():
+                self._has_paused = True
+                self._metrics.checkpoint_save.observe(event.checkpoint.saved_ms / 1000)
+                self._observe_resume(event.resumed)
             case TurnFinished():
+                self._observe_resume(event.resumed)
                 self._observe_end(event, now)
             case Failed():
                 self._metrics.failed.labels(event.error.code).inc()
@@ -122,12 +150,19 @@ class TurnClock:
             self._metrics.restore.observe(event.restore_ms / 1000)
 
     def _observe_token(self, now: float) -> None:
-        if self._last_token is None:
+        if self._has_paused:
+            self._has_paused = False
+        elif self._last_token is None:
             self.prefill_ms = (now - self._started) * 1000
             self._metrics.first_token.observe(now - self._submitted)
         else:
             self._metrics.inter_token.observe(now - self._last_token)
         self._last_token = now
+
+    def _observe_resume(self, cost: ResumeCost | None) -> None:
+        if cost is not None:
+            self._metrics.resume_dispatch.observe(cost.dispatch_ms / 1000)
+            self._metrics.checkpoint_restore.observe(cost.restore_ms / 1000)
 
     def _observe_end(self, event: TurnFinished, now: float) -> None:
         usage = event.usage

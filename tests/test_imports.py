@@ -18,6 +18,12 @@ PLANNING = (
     "kv_blocks.py",
     "kv_cache.py",
     "sampling.py",
+    "passes.py",
+    "conditions.py",
+    "interventions.py",
+    "checkpoints.py",
+    "checkpoint_handler.py",
+    "turn_handler.py",
     "inspection.py",
     "kv_arrivals.py",
     "kv_moves.py",
@@ -27,12 +33,15 @@ PLANNING = (
     "move_meter.py",
     "phases.py",
     "placement.py",
+    "returns.py",
+    "saved_files.py",
     "transfers.py",
     "turns.py",
     "commands.py",
 )
 ENGINE_MAY_IMPORT = (
     "app.gpu",
+    "app.breakpoints",
     "app.domain",
     "app.memory_map",
     "app.messages",
@@ -104,11 +113,13 @@ def test_clients_stand_alone(package: str) -> None:
 
 
 def test_the_shared_vocabulary_stands_on_itself() -> None:
+    shared = ("app.domain", "app.breakpoints", "app.errors", "app.memory_map", "app.messages")
+    paths = [ROOT / "app" / name for name in ("domain.py", "breakpoints.py", "memory_map.py", "errors.py")]
     third_party = [
         module
-        for name in ("domain.py", "memory_map.py", "messages.py", "errors.py")
-        for module in imports(ROOT / "app" / name)
-        if not within(module, "app.domain", "app.errors", "app.memory_map", *sys.stdlib_module_names)
+        for path in [*paths, *files("app/messages")]
+        for module in imports(path)
+        if not within(module, *shared, *sys.stdlib_module_names)
     ]
     assert not third_party
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from dataclasses import replace
 
 from app.domain import FinishReason, Residency, SessionId
-from app.errors import Busy, ContextTooLong, FieldOutOfRange, MalformedRequest, NotFound, WrongState
+from app.errors import Busy, FieldOutOfRange, NotFound, WrongState
+from app.gpu.checkpoint_handler import CheckpointHandler
 from app.gpu.inspection import Inspector
+from app.gpu.interventions import InterventionLog
 from app.gpu.kv_moves import Moved, MoveKind
 from app.gpu.saved_files import FilesFound, SavedFiles
 from app.gpu.scheduler import Scheduler
-from app.gpu.sequence import Sequence, common_prefix
+from app.gpu.sequence import Sequence
 from app.gpu.transfers import Transfers
+from app.gpu.turn_handler import TurnHandler
 from app.gpu.turns import Turns
 from app.messages import (
-    Cancel,
+    BreakpointCommand,
+    CheckpointCommand,
     Close,
     Command,
     Done,
@@ -29,7 +34,7 @@ from app.messages import (
     Restored,
     Rewind,
     SetPhase,
-    Submit,
+    TurnCommand,
 )
 
 RETRY_AFTER_S = 1
@@ -38,10 +43,14 @@ RETRY_AFTER_S = 1
 class CommandHandler:
     """Knows every open session's sequence. A command either is carried out whole or raises and changes nothing."""
 
-    def __init__(self, scheduler: Scheduler, turns: Turns, *, text_bytes: int, files: FilesFound) -> None:
+    def __init__(
+        self, scheduler: Scheduler, turns: Turns, checkpoints: CheckpointHandler, *, text_bytes: int, files: FilesFound
+    ) -> None:
         self._scheduler = scheduler
         self._placement = scheduler.placement
         self._turns = turns
+        self._checkpoints = checkpoints
+        self._turn_handler = TurnHandler(scheduler, turns)
         self._inspector = Inspector(scheduler, text_bytes)
         self._transfers = Transfers(scheduler.placement, turns.max_model_len)
         self._saved = SavedFiles(scheduler.placement, files)
@@ -56,13 +65,13 @@ class CommandHandler:
         """Carry out one command and answer it, or begin to. Raises DjinnError if the session or its state does not
         allow it.
         """
+        if isinstance(command, TurnCommand):
+            return self._turn_handler.handle(command, self._find(command.session))
+        if isinstance(command, BreakpointCommand | CheckpointCommand):
+            return [Done(command.ticket, self._checkpoints.handle(command, self._find(command.session)))]
         match command:
             case Open():
                 return self._open(command)
-            case Submit():
-                return self._submit(command)
-            case Cancel():
-                return self._cancel(command)
             case Fork():
                 return self._fork(command)
             case Rewind():
@@ -70,7 +79,7 @@ class CommandHandler:
             case SetPhase():
                 return self._set_phase(command)
             case Export():
-                self._transfers.export(command, self._find_idle(command.session))
+                self._transfers.export(command, self._find_resting(command.session))
                 return []
             case Import():
                 self._transfers.import_(command, Sequence(command.session, _namespace(command.namespace)))
@@ -104,8 +113,16 @@ class CommandHandler:
         guaranteed = command.residency is Residency.GUARANTEED
         if guaranteed:
             self._check_reserve()
-        sequence = Sequence(command.session, _namespace(command.namespace), guaranteed, list(command.token_ids))
-        sequence.reached = len(sequence.tokens)
+        sequence = Sequence(
+            command.session,
+            _namespace(command.namespace),
+            guaranteed,
+            list(command.token_ids),
+            reached=max(0, len(command.token_ids) - 1),  # the token that was sampled last has not been computed
+            breakpoints={each.id: each for each in command.breakpoints},
+            interventions=InterventionLog(command.interventions),
+        )
+        sequence.interventions.truncate(sequence.reached)
         self._saved.claim(sequence)
         self._placement.end_turn(sequence)
         self._sequences[command.session] = sequence
@@ -127,41 +144,18 @@ class CommandHandler:
             )
 
     def _set_phase(self, command: SetPhase) -> list[Event]:
-        sequence = self._find_idle(command.session)
+        sequence = self._find_resting(command.session)
         resume_in_s = None if command.resume_in_ms is None else command.resume_in_ms / 1000
         self._placement.phases.signal(sequence, command.phase, resume_in_s)
         return [Done(command.ticket)]
 
-    def _submit(self, command: Submit) -> list[Event]:
-        sequence = self._find(command.session)
-        if sequence.turn is not None:
-            raise WrongState(f"session {command.session} is running a turn")
-        keep = common_prefix(sequence.tokens, command.token_ids) if command.replace else len(sequence.tokens)
-        length = len(command.token_ids) if command.replace else keep + len(command.token_ids)
-        if length == 0:
-            raise MalformedRequest("the session has no tokens yet and the request brings none")
-        limit = self._turns.max_model_len
-        if length + min(1, command.stop.max_tokens) > limit:
-            raise ContextTooLong(f"the context would have {length} tokens; at most {limit} fit, one of them generated")
-        self._turns.begin(sequence, command, keep)
-        return []
-
-    def _cancel(self, command: Cancel) -> list[Event]:
-        sequence = self._find(command.session)
-        if sequence.turn is not None and sequence.turn.ticket == command.turn:
-            self._keep(sequence, sequence.turn.prompt_tokens, command.keep)
-            return [self._turns.end(sequence, command.reason), Done(command.ticket, len(sequence.tokens))]
-        if sequence.turn is None and sequence.last_turn is not None and sequence.last_turn[0] == command.turn:
-            self._keep(sequence, sequence.last_turn[1], command.keep)
-            self._scheduler.retire(sequence)
-        return [Done(command.ticket, len(sequence.tokens))]
-
-    def _keep(self, sequence: Sequence, prompt_tokens: int, keep: int | None) -> None:
-        if keep is not None:
-            self._placement.tiers.truncate(sequence, prompt_tokens + keep)
-
     def _fork(self, command: Fork) -> list[Event]:
-        child = self._scheduler.cache.fork(self._find_idle(command.session), command.child)
+        parent = self._find_resting(command.session)
+        if (parent.turn is None) != (command.turn is None):
+            raise WrongState(f"session {command.session} is {'idle' if parent.turn is None else 'paused'}")
+        child = self._scheduler.cache.fork(parent, command.child)
+        if parent.turn is not None and command.turn is not None:
+            child.turn = replace(parent.turn, ticket=command.turn, prompt_logprobs=list(parent.turn.prompt_logprobs))
         self._sequences[command.child] = child
         self._scheduler.retire(child)
         return [Done(command.ticket, len(child.tokens))]
@@ -194,8 +188,15 @@ class CommandHandler:
         return self._sequences[session]
 
     def _find_idle(self, session: SessionId) -> Sequence:
-        sequence = self._find(session)
+        sequence = self._find_resting(session)
         if sequence.turn is not None:
+            raise WrongState(f"session {session} is paused")
+        return sequence
+
+    def _find_resting(self, session: SessionId) -> Sequence:
+        """The session of that id, idle or paused."""
+        sequence = self._find(session)
+        if sequence.busy:
             raise WrongState(f"session {session} is running a turn")
         return sequence
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from app.domain import ModelInfo, TokenLogprobs
-from app.errors import DjinnError, Draining, EngineError
+from app.errors import DjinnError, Draining, EngineError, FieldOutOfRange
 from app.gpu.commands import CommandHandler
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Moved
-from app.gpu.runner import Runner
+from app.gpu.runner import Runner, StepResult
 from app.gpu.sampler import sample, score_prompt
 from app.gpu.scheduler import Scheduler
 from app.gpu.segments import Row
@@ -103,8 +103,7 @@ class Engine:
             self._stalled = not plan.rows and bool(self._placement.tiers.ledger.in_flight)
             if not plan.rows:
                 return events
-            logits = self._runner.run(plan)
-            events.extend(self._finish(plan.rows, logits))  # keeps what came before a failure
+            events.extend(self._finish(plan.rows, self._runner.run(plan)))  # keeps what came before a failure
         except Exception as error:
             logger.exception("a step of %d rows failed", len(plan.rows))
             events += self._fail((row.sequence for row in plan.rows), EngineError(f"the step failed: {error}"))
@@ -129,13 +128,19 @@ class Engine:
         alarm = self._placement.phases.next_alarm()
         return None if alarm is None else max(0.0, alarm - time.monotonic())
 
-    def _finish(self, rows: Sequence[Row], logits: Tensor) -> Iterator[Event]:
+    def _finish(self, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
         """Report scored prompts, sample the rows that reached the end of their tokens, and account for all rows."""
+        logits = result.logits
         last: list[int] = []
+        broken: list[Row] = []
         end = 0
         for row in rows:
             start, end = end, end + row.outputs
-            if row.scores_prompt:
+            edited = row.way.new_edits or row.sequence.interventions
+            if edited and not torch.isfinite(logits[start:end]).all():
+                broken.append(row)
+                logits[start:end] = 0.0
+            elif row.scores_prompt:
                 yield from self._turns.score(row, _score(row, logits[start:end]))
             if row.samples:
                 last.append(end - 1)
@@ -143,7 +148,14 @@ class Engine:
         wanted = logits if len(last) == len(logits) else logits[last]  # indexing would copy a vocabulary per row
         chosen = iter(sample(wanted, sampling) if sampling else ())
         for row in rows:
-            yield from self._turns.advance(row, next(chosen) if row.samples else None)
+            stopped, token = result.stopped.get(row), next(chosen) if row.samples else None
+            if row in broken:
+                message = "what the edits made of the residual stream led to logits that are not finite numbers"
+                yield self._turns.fail(row.sequence, FieldOutOfRange(message, param="edits"))
+            elif stopped is not None:
+                yield from self._turns.pause(row, stopped)
+            else:
+                yield from self._turns.advance(row, token)
 
     def _fail(self, sequences: Iterable[EngineSequence], error: DjinnError) -> list[Event]:
         return [self._turns.fail(sequence, error) for sequence in sequences if sequence.turn is not None]

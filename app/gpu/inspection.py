@@ -8,7 +8,7 @@ from collections.abc import Collection
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.scheduler import Scheduler
 from app.gpu.sequence import Sequence
-from app.memory_map import MemoryMap, SessionMemory, TierUse
+from app.memory_map import MemoryMap, SessionMemory, StackUse, TierUse
 
 
 class Inspector:
@@ -27,7 +27,7 @@ class Inspector:
             tokens=len(sequence.tokens),
             computed_tokens=sequence.computed,
             tier=sequence.tier,
-            blocks=self._scheduler.cache.pool.blocks_for(sequence.computed),
+            blocks=self._scheduler.cache.pool.blocks_for(sequence.written),
             device_bytes=len(sequence.blocks) * size,
             host_bytes=len(sequence.host_blocks) * size,
             disk_bytes=sequence.disk_blocks * size,
@@ -55,7 +55,13 @@ class Inspector:
             counts=self._placement.counts(),
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
+            stack=_stack(sequences),
         )
+
+
+def _stack(sequences: Collection[Sequence]) -> StackUse:
+    kept = [sequence.checkpoint.hidden.nbytes for sequence in sequences if sequence.checkpoint is not None]
+    return StackUse(len(kept), sum(kept), sum(sequence.captures.nbytes for sequence in sequences))
 
 
 def _use(pool: BlockPool, block_bytes: int) -> TierUse:

@@ -44,7 +44,7 @@ class Arrivals:
             host.publish(block, block_hash)
         sequence.traffic.bytes_out += len(move.source) * self._block_bytes
         if current and len(sequence.host_blocks) == move.first:
-            unchanged = sequence.computed == move.computed
+            unchanged = sequence.written == move.computed
             wanted = move.target if unchanged else move.target[: len(move.hashes)]
             host.share(wanted)
             sequence.host_blocks.extend(wanted)

@@ -18,13 +18,14 @@ BlockId = int
 BlockHash = bytes
 
 
-def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Identity of a full block: its tokens and everything before them.
+def chain_hash(parent: BlockHash, token_ids: Sequence[int], fingerprint: bytes = b"") -> BlockHash:
+    """Identity of a full block: its tokens, the `fingerprint` of the interventions that it was computed with (none:
+    empty), and everything before it.
 
-    The first block's parent is the sequence's namespace, so equal tokens in different namespaces (another tenant,
-    another intervention) have different hashes. 128 bits of BLAKE2b: nobody can craft two prompts that share a block.
+    The first block's parent is the sequence's namespace, so equal tokens of different tenants have different hashes.
+    128 bits of BLAKE2b: nobody can craft two prompts that share a block.
     """
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes() + fingerprint, digest_size=16).digest()
 
 
 class BlockPool:

@@ -5,8 +5,12 @@ Nothing here may be done to a sequence whose KV is moving: `KVTiers` sees to tha
 
 from __future__ import annotations
 
+from copy import copy
+
 from app.domain import SessionId
-from app.gpu.kv_blocks import BlockId, BlockPool, chain_hash
+from app.gpu.interventions import InterventionLog
+from app.gpu.kv_blocks import BlockHash, BlockId, BlockPool, chain_hash
+from app.gpu.passes import expected_edits
 from app.gpu.sequence import Sequence
 
 
@@ -20,12 +24,13 @@ class KVCache:
     def match_prefix(self, sequence: Sequence) -> None:
         """Give a sequence that holds no blocks the longest published prefix of its history.
 
-        At least one token is always left to compute: the step needs its logits.
+        At least one token is always left to compute: the step needs its logits. So is every token that a breakpoint
+        waits for. The prefix has been computed with the same edits as the sequence would be.
         """
         size = self.pool.block_size
-        parent = sequence.namespace
-        for index in range((len(sequence.tokens) - 1) // size):
-            parent = chain_hash(parent, sequence.tokens[index * size : (index + 1) * size])
+        parent, (edits, limit) = sequence.namespace, expected_edits(sequence)
+        for index in range(min(len(sequence.tokens) - 1, limit) // size):
+            parent = self._hash(sequence, index, parent, edits)
             block = self.pool.find(parent)
             if block is None:
                 break
@@ -34,28 +39,35 @@ class KVCache:
             sequence.hashes.append(parent)
         sequence.computed = len(sequence.blocks) * size
 
+    def accept_prefix(self, sequence: Sequence) -> None:
+        """The sequence goes on from the prefix that was found: it has been computed with the edits that were wanted."""
+        if sequence.watched and sequence.computed > sequence.reached:
+            edits, _ = expected_edits(sequence)
+            for made in edits.within(sequence.reached, sequence.computed):
+                sequence.interventions.add(made)
+
     def missing(self, sequence: Sequence, length: int) -> int:
         """Blocks that `reserve` of the same arguments would take from the pool."""
-        copied = self._writes_into_shared(sequence)
+        copied = len(self._shared_with_others(sequence))
         return max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks)) + copied
 
     def reserve(self, sequence: Sequence, length: int) -> list[tuple[BlockId, BlockId]]:
         """Make room to write the next `length` tokens; the caller has checked that `missing` blocks are available.
 
-        Returns block copies (source, target) to make before the step: a partly filled block that another sequence also
-        holds is copied on write.
+        Returns block copies (source, target) to make before the step: a block that is not full, or that a paused pass
+        has begun to write, is copied if another sequence holds it too.
         """
         copies = []
-        index = sequence.computed // self.pool.block_size
-        self.release_copies(sequence, index)
-        if self._writes_into_shared(sequence):
+        first = sequence.computed // self.pool.block_size
+        self.release_copies(sequence, first)
+        for index in self._shared_with_others(sequence):
             source = sequence.blocks[index]
             [target] = self.pool.allocate(1)
             sequence.blocks[index] = target
             self.pool.release([source])
             copies.append((source, target))
-        elif index < len(sequence.blocks):
-            self.pool.unpublish(sequence.blocks[index])
+        if first < len(sequence.blocks):
+            self.pool.unpublish(sequence.blocks[first])
         needed = self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks)
         if needed > 0:
             sequence.blocks.extend(self.pool.allocate(needed))
@@ -72,14 +84,15 @@ class KVCache:
 
     def hash_blocks(self, sequence: Sequence) -> None:
         """Bring `hashes` up to the full blocks of the computed tokens."""
-        size = self.pool.block_size
-        for index in range(len(sequence.hashes), sequence.computed // size):
+        for index in range(len(sequence.hashes), sequence.computed // self.pool.block_size):
             parent = sequence.hashes[-1] if sequence.hashes else sequence.namespace
-            sequence.hashes.append(chain_hash(parent, sequence.tokens[index * size : (index + 1) * size]))
+            sequence.hashes.append(self._hash(sequence, index, parent, sequence.interventions))
 
     def uncompute(self, sequence: Sequence, length: int) -> None:
         """Forget the KV of the tokens from position `length` on, in every tier; the history stays."""
         sequence.computed = min(sequence.computed, length)
+        if sequence.checkpoint is not None:
+            sequence.checkpoint.held = False
         sequence.disk_tokens = min(sequence.disk_tokens, length)
         keep = self.pool.blocks_for(sequence.computed)
         self.release_blocks(sequence, keep)
@@ -91,6 +104,9 @@ class KVCache:
         self.pool.share(sequence.blocks)
         self.host.share(sequence.host_blocks)
         shared = bool(sequence.blocks or sequence.host_blocks)  # a file belongs to one session
+        shared_checkpoint = None if sequence.checkpoint is None else copy(sequence.checkpoint)
+        if shared_checkpoint is not None and not shared:
+            shared_checkpoint.held = False
         return Sequence(
             child,
             sequence.namespace,
@@ -100,6 +116,9 @@ class KVCache:
             host_blocks=list(sequence.host_blocks),
             computed=sequence.computed if shared else 0,
             reached=sequence.reached,
+            breakpoints=dict(sequence.breakpoints),
+            interventions=sequence.interventions.copy(),
+            checkpoint=shared_checkpoint,
         )
 
     def release_blocks(self, sequence: Sequence, keep: int) -> None:
@@ -112,6 +131,11 @@ class KVCache:
         self.host.release(sequence.host_blocks[keep:])
         del sequence.host_blocks[keep:]
 
-    def _writes_into_shared(self, sequence: Sequence) -> bool:
-        index = sequence.computed // self.pool.block_size
-        return index < len(sequence.blocks) and self.pool.holders(sequence.blocks[index]) > 1
+    def _hash(self, sequence: Sequence, index: int, parent: BlockHash, edits: InterventionLog) -> BlockHash:
+        first, end = index * self.pool.block_size, (index + 1) * self.pool.block_size
+        return chain_hash(parent, sequence.tokens[first:end], edits.fingerprint(first, end) if edits else b"")
+
+    def _shared_with_others(self, sequence: Sequence) -> list[int]:
+        """Indices of the sequence's blocks that its next tokens are written to and that others hold too."""
+        first = sequence.computed // self.pool.block_size
+        return [i for i in range(first, len(sequence.blocks)) if self.pool.holders(sequence.blocks[i]) > 1]

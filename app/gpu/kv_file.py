@@ -3,6 +3,7 @@
     8 bytes    length of the header, little-endian
     header     JSON: each tensor's dtype, shape and place; `__metadata__` says what they belong to
     token_ids  I32 [tokens]
+    about      U8, what the exporter says of the session
     kv         [blocks, layers, 2, kv_heads, block_size, head_dim], block after block as the pool holds them
     sha256     U8 [32], over all bytes before it
 
@@ -61,7 +62,7 @@ def write_kv_file(path: Path, header: KVFileHeader, blocks: Iterable[memoryview]
 
 def _write(file: io.BufferedWriter, header: KVFileHeader, blocks: Iterable[memoryview]) -> int:
     digest = hashlib.sha256()
-    lead = encode_header(header) + array("i", header.token_ids).tobytes()
+    lead = encode_header(header) + array("i", header.token_ids).tobytes() + header.about.encode()
     size = file.write(lead)
     digest.update(lead)
     block_size = header.identity.layout.block_size
@@ -118,7 +119,7 @@ def read_kv_file(path: Path, expected: KVIdentity, into: Sequence[memoryview] = 
 
 
 def _read_lead(file: io.BufferedReader, expected: KVIdentity) -> tuple[KVFileHeader, bytes]:
-    """The header with its tokens, and the bytes that they were read from; the file stands at its first block then."""
+    """The header with tokens and `about`, and the bytes that they came from; the file stands at its first block."""
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     header_bytes = int.from_bytes(start, "little")
@@ -128,12 +129,13 @@ def _read_lead(file: io.BufferedReader, expected: KVIdentity) -> tuple[KVFileHea
     fields = parse_header(lead[8:])
     token_bytes = file.read(fields.tokens * TOKEN_BYTES)
     token_ids = array("i", token_bytes[: len(token_bytes) // TOKEN_BYTES * TOKEN_BYTES])
-    header = match_header(fields, token_ids, expected)
+    about = file.read(min(fields.about_bytes, size))
+    header = match_header(fields, token_ids, about, expected)
     if encode_header(header) != lead:
         raise KVFileDamaged("its header is not as Djinn writes it")
     if file_bytes(header) != size:
         raise KVFileDamaged(f"it has {size} bytes, its header says {file_bytes(header)}")
-    return header, lead + token_bytes
+    return header, lead + token_bytes + about
 
 
 def _fill(file: io.BufferedReader, buffer: memoryview) -> None:

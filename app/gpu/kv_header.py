@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FORMAT = "djinn-kv"
-VERSION = "1"
+VERSION = "2"
 
 SAFETENSORS_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 """Name and bytes of an element, by PyTorch's name of the dtype."""
@@ -101,14 +101,14 @@ def encode_header(header: KVFileHeader) -> bytes:
             "fingerprint": header.identity.fingerprint,
             "computed_tokens": str(header.computed_tokens),
             "namespace": header.namespace.hex(),
-            "about": header.about,
         },
         "token_ids": {"dtype": "I32", "shape": [len(header.token_ids)]},
+        "about": {"dtype": "U8", "shape": [len(header.about.encode())]},
         "kv": {"dtype": dtype, "shape": [header.blocks, *layout.block_shape]},
         "sha256": {"dtype": "U8", "shape": [DIGEST_BYTES]},
     }
     offset = 0
-    for name, length in zip(("token_ids", "kv", "sha256"), _tensor_bytes(header), strict=True):
+    for name, length in zip(("token_ids", "about", "kv", "sha256"), _tensor_bytes(header), strict=True):
         fields[name]["data_offsets"] = [offset, offset + length]
         offset += length
     text = json.dumps(fields, separators=(",", ":")).encode()
@@ -116,9 +116,9 @@ def encode_header(header: KVFileHeader) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _tensor_bytes(header: KVFileHeader) -> tuple[int, int, int]:
-    layout = header.identity.layout
-    return len(header.token_ids) * TOKEN_BYTES, header.blocks * layout.block_bytes, DIGEST_BYTES
+def _tensor_bytes(header: KVFileHeader) -> tuple[int, int, int, int]:
+    kv = header.blocks * header.identity.layout.block_bytes
+    return len(header.token_ids) * TOKEN_BYTES, len(header.about.encode()), kv, DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class HeaderFields:
     tokens: int
     computed_tokens: int
     namespace: bytes
-    about: str
+    about_bytes: int
 
 
 def parse_header(text: bytes) -> HeaderFields:
@@ -146,8 +146,9 @@ def parse_header(text: bytes) -> HeaderFields:
         [tokens], computed_tokens = fields["token_ids"]["shape"], int(metadata["computed_tokens"])
         if type(tokens) is not int or not 0 <= computed_tokens <= tokens <= MAX_TOKENS:
             raise ValueError
-        if not isinstance(metadata["about"], str):
-            raise TypeError
+        [about_bytes] = fields["about"]["shape"]
+        if type(about_bytes) is not int or about_bytes < 0:
+            raise ValueError
         return HeaderFields(
             fingerprint=str(metadata["fingerprint"]),
             dtype=str(fields["kv"]["dtype"]),
@@ -155,14 +156,14 @@ def parse_header(text: bytes) -> HeaderFields:
             tokens=tokens,
             computed_tokens=computed_tokens,
             namespace=bytes.fromhex(metadata["namespace"]),
-            about=metadata["about"],
+            about_bytes=about_bytes,
         )
     except (ValueError, TypeError, LookupError, RecursionError):
         raise KVFileDamaged("its header is not that of a session of Djinn") from None
 
 
-def match_header(fields: HeaderFields, token_ids: Sequence[int], expected: KVIdentity) -> KVFileHeader:
-    """The header that `fields` and the file's tokens make.
+def match_header(fields: HeaderFields, token_ids: Sequence[int], about: bytes, expected: KVIdentity) -> KVFileHeader:
+    """The header that `fields`, the file's tokens and its `about` make.
 
     Raises `KVFileMismatch` unless the `expected` model and layout can use it, `KVFileDamaged` if the tokens are wrong.
     """
@@ -178,4 +179,8 @@ def match_header(fields: HeaderFields, token_ids: Sequence[int], expected: KVIde
         raise KVFileDamaged("it ends within its tokens")
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < expected.vocab_size:
         raise KVFileDamaged(f"it has token ids outside the vocabulary, 0 to {expected.vocab_size - 1}")
-    return KVFileHeader(expected, token_ids, fields.computed_tokens, fields.namespace, fields.about)
+    try:
+        text = about.decode()
+    except UnicodeDecodeError:
+        raise KVFileDamaged("what it says about the session is not text") from None
+    return KVFileHeader(expected, token_ids, fields.computed_tokens, fields.namespace, text)

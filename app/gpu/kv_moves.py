@@ -34,7 +34,7 @@ class Move:
 
     It holds a reference to each of its blocks until it has completed. `first` is the index of its first block in the
     sequence, `hashes` those of the full blocks from there on. `token_ids` is the history that a file is written with,
-    and the first `computed` tokens are those whose KV the blocks hold.
+    and the first `computed` tokens are those whose KV the blocks hold (for a move out also those of a paused pass).
     """
 
     number: int

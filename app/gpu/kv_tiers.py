@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from app.domain import Tier
 from app.gpu.kv_arrivals import Arrivals
-from app.gpu.kv_blocks import BlockId
+from app.gpu.kv_blocks import BlockHash, BlockId
 from app.gpu.kv_cache import KVCache
 from app.gpu.kv_moves import Move, Moved, MoveKind
 from app.gpu.move_ledger import MoveLedger
@@ -41,7 +41,7 @@ class KVTiers:
         False, and it stays, if the host has no room for the others.
         """
         _require(sequence, Tier.DEVICE)
-        self.cache.release_blocks(sequence, self.cache.pool.blocks_for(sequence.computed))
+        self.cache.release_blocks(sequence, self.cache.pool.blocks_for(sequence.written))
         sequence.moving = Tier.TO_HOST
         self._end_park(sequence)
         return sequence.tier is not Tier.DEVICE
@@ -73,8 +73,12 @@ class KVTiers:
         return True
 
     def save(self, sequence: Sequence) -> None:
-        """Move the KV from the host to the session's file, unless the file has it already."""
+        """Move the KV from the host to the session's file, unless the file has it already.
+
+        A file holds whole passes only: that of a paused turn is computed again up to its boundary.
+        """
         _require(sequence, Tier.HOST)
+        self.forget_half_pass(sequence)
         sequence.incoming = None  # what is still on its way up no longer counts
         if sequence.disk_tokens >= sequence.computed:
             self.cache.release_copies(sequence, 0)
@@ -88,7 +92,7 @@ class KVTiers:
             source=tuple(sequence.host_blocks),
             token_ids=tuple(sequence.tokens[: sequence.computed]),
             computed=sequence.computed,
-            namespace=sequence.namespace,
+            namespace=file_namespace(sequence, sequence.computed),
         )
 
     def load(self, sequence: Sequence) -> bool:
@@ -124,6 +128,17 @@ class KVTiers:
         self.cut(sequence, length)
         del sequence.tokens[length:]
         sequence.reached = min(sequence.reached, length)
+        sequence.interventions.truncate(length)
+
+    def forget_half_pass(self, sequence: Sequence) -> None:
+        """Free the blocks that only a paused pass has written to."""
+        if sequence.written > sequence.computed:
+            self._detach(sequence)
+            self.cache.uncompute(sequence, sequence.computed)
+
+    def end_pass(self, sequence: Sequence) -> None:
+        """Copies that are under way were read while a paused pass had half-written its blocks: they do not count."""
+        sequence.outgoing = None
 
     def drop(self, sequence: Sequence) -> None:
         """Lose the KV in every tier; it will be computed again."""
@@ -204,7 +219,7 @@ class KVTiers:
                 target=target,
                 first=first,
                 hashes=tuple(sequence.hashes[first:end]),
-                computed=sequence.computed,
+                computed=sequence.written,
                 early=early,
             )
         return True
@@ -245,6 +260,13 @@ class KVTiers:
     def _freed_by_park(self, sequence: Sequence) -> int:
         copying = set() if sequence.outgoing is None else set(sequence.outgoing.source)
         return sum(self.cache.pool.holders(block) == 1 + (block in copying) for block in sequence.blocks)
+
+
+def file_namespace(sequence: Sequence, computed: int) -> BlockHash:
+    """What a file's KV of the first `computed` tokens is kept under: the session's namespace, and its interventions if
+    it has any.
+    """
+    return sequence.namespace + sequence.interventions.fingerprint(0, computed)
 
 
 def _require(sequence: Sequence, tier: Tier) -> None:

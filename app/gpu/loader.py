@@ -11,10 +11,12 @@ from app.domain import ModelInfo
 from app.errors import FieldOutOfRange
 from app.gpu.attention import attention_for
 from app.gpu.batch import make_batch
+from app.gpu.checkpoint_handler import CheckpointHandler
 from app.gpu.commands import CommandHandler
 from app.gpu.disk_store import DiskStore
 from app.gpu.engine import Engine
 from app.gpu.host_pool import HostPool
+from app.gpu.host_tensor import HostTensor
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.kv_budget import TierBlocks, budget_blocks
 from app.gpu.kv_cache import KVCache
@@ -83,13 +85,14 @@ def build_engine(model: ResolvedModel, stack: LayerStack, settings: EngineSettin
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
     )
-    turns = Turns(scheduler, limit)
+    turns, runner = Turns(scheduler, limit), Runner(stack, pool)
+    checkpoints = CheckpointHandler(runner.predict, HostTensor.of)
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,
-        Runner(stack, pool),
+        runner,
         turns,
-        CommandHandler(scheduler, turns, text_bytes=stack.parameter_bytes, files=_find_files(disk)),
+        CommandHandler(scheduler, turns, checkpoints, text_bytes=stack.parameter_bytes, files=_find_files(disk)),
         KVMover(host, identity, disk),
     )
 

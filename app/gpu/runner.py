@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
-from app.gpu.batch import make_batch
+from app.breakpoints import Intervention
+from app.gpu.batch import Batch, make_batch
+from app.gpu.checkpoints import Captured, StoredTensor
+from app.gpu.edits import apply_edit
+from app.gpu.host_tensor import HostTensor
 from app.gpu.kv_pool import KVPool
 from app.gpu.models.base import LayerStack
+from app.gpu.passes import Mark, Record, Reinstate
 from app.gpu.scheduler import StepPlan
 from app.gpu.segments import Row, Segment, cut_segments
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`logits` is float32 `[outputs, vocab_size]`: for each row in order, those of its last `row.outputs` tokens.
+
+    `stopped` has the residual stream of each row that pauses, where it stopped.
+    """
+
+    logits: Tensor
+    stopped: dict[Row, HostTensor] = field(default_factory=dict)
 
 
 class Runner:
@@ -19,60 +38,119 @@ class Runner:
         self.stack = stack
         self.pool = pool
 
-    def run(self, plan: StepPlan) -> Tensor:
-        """Compute every row's layers; the plan's block copies have been made.
-
-        Returns float32 logits `[outputs, vocab_size]`: for each row in order, those of its last `row.outputs` tokens.
+    @torch.inference_mode()
+    def predict(self, stored: StoredTensor, rows: tuple[int, int], top_k: int) -> list[list[tuple[int, float]]]:
+        """Final norm and head on some rows of a residual stream: token ids with natural-log probabilities, best first
+        (the logit lens; nostalgebraist, 2020).
         """
-        hidden = self._embed(plan.rows)
-        for segment in cut_segments(plan.rows):
-            self._run_segment(segment, plan.rows, hidden)
-        outputs = _output_index(plan.rows, hidden.device)
-        return self.stack.head(hidden[outputs]) if len(outputs) else hidden.new_empty(0, self.stack.vocab_size)
+        assert isinstance(stored, HostTensor)
+        hidden = stored.tensor[rows[0] : rows[1]].to(self.stack.device)
+        values, ids = torch.log_softmax(self.stack.head(hidden), dim=-1).topk(top_k)
+        return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
-    def _embed(self, rows: list[Row]) -> Tensor:
-        """Residual stream of all rows packed, `[tokens, hidden_size]`, as layer 0 reads it."""
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute every row's layers; the plan's block copies have been made."""
+        walk = _Walk(self.stack, self.pool, plan.rows)
+        for segment in cut_segments(plan.rows):
+            walk.run(segment)
+        stopped = {row: HostTensor.save(walk.hidden_of(row)) for row in plan.rows if row.way.pauses}
+        outputs = walk.outputs()
+        if not len(outputs):
+            return StepResult(walk.hidden.new_empty(0, self.stack.vocab_size), stopped)
+        return StepResult(self.stack.head(walk.hidden[outputs]), stopped)
+
+
+class _Walk:
+    """One step on its way up. `hidden` is the residual stream of all rows packed, `[tokens, hidden_size]`: each row's
+    part is at the boundary that the row has reached.
+    """
+
+    def __init__(self, stack: LayerStack, pool: KVPool, rows: list[Row]) -> None:
+        self._stack, self._pool, self._rows = stack, pool, rows
+        self._batches: dict[tuple[int, ...], Batch] = {}
+        self._starts: dict[Row, int] = {}
+        total = 0
+        for row in rows:
+            self._starts[row] = total
+            total += row.length
+        self.hidden = self._embed()
+        for row in rows:
+            if row.way.lo:
+                self._reinstate(row)
+
+    def run(self, segment: Segment) -> None:
+        """Take the segment's rows through its layers, and do what is marked at its upper end."""
+        members = [self._rows[index] for index in segment.rows]
+        batch = self._batches.get(segment.rows)
+        if batch is None:
+            batch = self._batches[segment.rows] = make_batch(
+                [(row.first, row.length) for row in members],
+                [row.sequence.blocks for row in members],
+                self._pool.block_size,
+                self._stack.device,
+            )
+        index = self._tokens(members)
+        part = self.hidden[index]
+        for layer in range(segment.lo, segment.hi):
+            part = self._stack.layer(layer, part, batch, self._pool.layer(layer))
+        self.hidden[index] = part
+        for row in members:
+            for mark in row.way.marks:
+                if mark.boundary == segment.hi:
+                    self._act(row, mark)
+
+    def hidden_of(self, row: Row) -> Tensor:
+        """The row's part of the residual stream, `[length, hidden_size]`; writing to it changes the row."""
+        return self.hidden[self._starts[row] : self._starts[row] + row.length]
+
+    def outputs(self) -> Tensor:
+        """Packed positions of the tokens that need logits, `[outputs]` int64."""
+        ends = [(self._starts[row] + row.length, row.outputs) for row in self._rows]
+        wanted = [index for end, outputs in ends for index in range(end - outputs, end)]
+        return torch.tensor(wanted, dtype=torch.int64, device=self.hidden.device)
+
+    def _embed(self) -> Tensor:
+        rows, device = self._rows, self._stack.device
         token_ids = [t for row in rows for t in row.sequence.tokens[row.first : row.first + row.length]]
         positions = [p for row in rows for p in range(row.first, row.first + row.length)]
-        device = self.stack.device
-        return self.stack.embed(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device))
+        return self._stack.embed(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device))
 
-    def _run_segment(self, segment: Segment, rows: list[Row], hidden: Tensor) -> None:
-        """Take the segment's rows through its layers; `hidden` is updated in place."""
-        members = [rows[index] for index in segment.rows]
-        batch = make_batch(
-            [(row.first, row.length) for row in members],
-            [row.sequence.blocks for row in members],
-            self.pool.block_size,
-            self.stack.device,
-        )
-        index = None if len(members) == len(rows) else _token_index(rows, segment, hidden.device)
-        part = hidden if index is None else hidden[index]
-        for layer in range(segment.lo, segment.hi):
-            part = self.stack.layer(layer, part, batch, self.pool.layer(layer))
-        if index is None:
-            hidden.copy_(part)
-        else:
-            hidden[index] = part
+    def _tokens(self, members: list[Row]) -> slice | Tensor:
+        """Where the rows' tokens are: a slice, which costs no copy, if they are neighbours."""
+        first, end = self._starts[members[0]], self._starts[members[-1]] + members[-1].length
+        if end - first == sum(row.length for row in members):
+            return slice(first, end)
+        wanted = [self._starts[row] + offset for row in members for offset in range(row.length)]
+        return torch.tensor(wanted, device=self.hidden.device)
 
+    def _reinstate(self, row: Row) -> None:
+        checkpoint = row.sequence.checkpoint
+        assert checkpoint is not None
+        assert isinstance(checkpoint.hidden, HostTensor)
+        began = time.perf_counter()
+        checkpoint.hidden.load(self.hidden_of(row))
+        checkpoint.restore_ms = (time.perf_counter() - began) * 1000
 
-def _starts(rows: list[Row]) -> list[int]:
-    """First packed token of each row."""
-    starts, total = [], 0
-    for row in rows:
-        starts.append(total)
-        total += row.length
-    return starts
-
-
-def _token_index(rows: list[Row], segment: Segment, device: torch.device) -> Tensor:
-    """Packed positions of the segment's tokens, `[tokens]` int64."""
-    starts = _starts(rows)
-    return torch.tensor([starts[i] + k for i in segment.rows for k in range(rows[i].length)], device=device)
+    def _act(self, row: Row, mark: Mark) -> None:
+        hidden = self.hidden_of(row)
+        for step in mark.steps:
+            match step:
+                case Intervention():
+                    apply_edit(hidden[step.first - row.first : step.end - row.first], step.edit)
+                case Record():
+                    row.sequence.captures.add(_capture(row, step, hidden))
+                case Reinstate():
+                    self._reinstate(row)
 
 
-def _output_index(rows: list[Row], device: torch.device) -> Tensor:
-    """Packed positions of the tokens that need logits, `[outputs]` int64."""
-    ends = [start + row.length for start, row in zip(_starts(rows), rows, strict=True)]
-    wanted = [k for end, row in zip(ends, rows, strict=True) for k in range(end - row.outputs, end)]
-    return torch.tensor(wanted, dtype=torch.int64, device=device)
+def _capture(row: Row, record: Record, hidden: Tensor) -> Captured:
+    positions = tuple(position for first, end in record.spans for position in range(first, end))
+    seen = torch.cat([hidden[first - row.first : end - row.first] for first, end in record.spans])
+    tokens = row.sequence.tokens
+    return Captured(
+        record.breakpoint,
+        record.boundary - 1,
+        positions,
+        tuple(tokens[position] for position in positions),
+        HostTensor.save(seen),
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from app.domain import SessionId
 from app.gpu.kv_blocks import BlockHash
+from app.gpu.kv_tiers import file_namespace
 from app.gpu.placement import Placement
 from app.gpu.sequence import Sequence as EngineSequence
 from app.gpu.sequence import common_prefix
@@ -43,7 +44,9 @@ class SavedFiles:
         if saved is None:
             return
         same = common_prefix(sequence.tokens, tuple(saved.token_ids))
-        if saved.namespace == sequence.namespace and same:  # what was imported stays apart from others
+        if (
+            saved.namespace == file_namespace(sequence, saved.computed) and same
+        ):  # what was imported stays apart from others
             blocks = self._placement.tiers.cache.host.blocks_for(saved.computed)
             self._placement.lower.adopt(sequence, min(same, saved.computed), blocks)
         else:

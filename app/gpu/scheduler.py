@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from app.domain import SessionId, Tier
 from app.gpu.kv_blocks import BlockId
+from app.gpu.passes import PassPlan, plan_pass, row_limit
 from app.gpu.placement import Placement
 from app.gpu.segments import Row
 from app.gpu.sequence import Sequence
@@ -27,7 +28,7 @@ class StepPlan:
     rows: list[Row] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
-    """Sequences whose turn has left the queue for the first time."""
+    """Sequences whose turn has left the queue, for the first time or since it was resumed."""
 
 
 class Scheduler:
@@ -40,6 +41,7 @@ class Scheduler:
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
+        self._whole_pass = PassPlan(0, num_layers)
         self.waiting: OrderedDict[SessionId, Sequence] = OrderedDict()
         self.running: OrderedDict[SessionId, Sequence] = OrderedDict()
         """Oldest first."""
@@ -50,13 +52,24 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Put a sequence that has just got a turn at the end of the queue, with at least one token left to compute."""
-        self.placement.tiers.cut(sequence, len(sequence.tokens) - 1)
+        """Put a sequence that has just got a turn at the end of the queue, with at least one token left to compute: the
+        last of the context, which meets the breakpoints that are armed now.
+        """
+        last = len(sequence.tokens) - 1
+        self.placement.tiers.cut(sequence, last)
+        sequence.reached = min(sequence.reached, last)
+        sequence.interventions.truncate(last)
         self.placement.begin_turn(sequence)
         self.waiting[sequence.session] = sequence
 
+    def requeue(self, sequence: Sequence) -> None:
+        """Put a sequence whose turn is resumed at the front of the queue: it has had its place in it."""
+        self.placement.begin_turn(sequence)
+        self.waiting[sequence.session] = sequence
+        self.waiting.move_to_end(sequence.session, last=False)
+
     def retire(self, sequence: Sequence) -> None:
-        """Take a sequence whose turn has ended out of the queue; it keeps its KV."""
+        """Take a sequence whose turn has ended or paused out of the queue; it keeps its KV."""
         self.forget(sequence)
         self.placement.end_turn(sequence)
 
@@ -73,11 +86,11 @@ class Scheduler:
         plan = StepPlan()
         budget, queued = self.max_step_tokens, len(self.waiting)
         for sequence in sorted(self.running.values(), key=lambda running: running.pending > 1):
-            if budget and sequence.session in self.running:  # an earlier one may have put this one back
+            if budget > 0 and sequence.session in self.running:  # an earlier one may have put this one back
                 budget -= self._add_row(plan, sequence, budget)
         gave_way = len(self.waiting) > queued
         for sequence in [] if gave_way else list(self.waiting.values()):
-            if not budget or len(self.running) >= self.max_running or self._blocks(plan, sequence):
+            if budget <= 0 or len(self.running) >= self.max_running or self._blocks(plan, sequence):
                 break
             if sequence.session in self.running:
                 budget -= self._add_row(plan, sequence, budget)
@@ -86,14 +99,22 @@ class Scheduler:
         return plan
 
     def _add_row(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Plan the sequence's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some."""
-        length = min(sequence.pending, budget)
+        """Plan the sequence's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.
+
+        A row with breakpoints is cut by nobody else's load, so it can exceed the budget once in a step.
+        """
+        watched = sequence.watched
+        length = row_limit(sequence, self.max_step_tokens) if watched else min(sequence.pending, budget)
         if not self._has_room(sequence, self.cache.missing(sequence, length)):
             return 0
+        if sequence.is_mid_pass:
+            self.placement.tiers.end_pass(sequence)
         plan.copies.extend(self.cache.reserve(sequence, length))
         first = sequence.computed
-        samples, scores = _samples(sequence, first + length), _wants_prompt_scored(sequence)
-        plan.rows.append(Row(sequence, first, length, 0, self.num_layers, samples, scores))
+        way = plan_pass(sequence, length, self.num_layers) if watched else self._whole_pass
+        samples = not way.pauses and _samples(sequence, first + length)
+        scores = not way.pauses and _wants_prompt_scored(sequence)
+        plan.rows.append(Row(sequence, first, length, way, samples, scores))
         return length
 
     def _blocks(self, plan: StepPlan, sequence: Sequence) -> bool:
@@ -108,7 +129,7 @@ class Scheduler:
             self.placement.load(sequence)
         if sequence.tier is Tier.DISK or _is_coming(sequence):
             return False
-        growth = self.cache.pool.blocks_for(len(sequence.tokens)) - self.cache.pool.blocks_for(sequence.computed)
+        growth = self.cache.pool.blocks_for(len(sequence.tokens)) - self.cache.pool.blocks_for(sequence.written)
         if sequence.tier in (Tier.HOST, Tier.TO_DISK):
             if not self._admits(sequence, len(sequence.host_blocks) + growth + headroom):
                 return True
@@ -125,6 +146,8 @@ class Scheduler:
             if found:
                 self.cache.uncompute(sequence, 0)
             return True
+        if found:
+            self.cache.accept_prefix(sequence)
         tiers.turn_round(sequence)
         del self.waiting[sequence.session]
         self.running[sequence.session] = sequence
@@ -150,6 +173,8 @@ class Scheduler:
         turn.tokens_recomputed += max(0, min(sequence.reached, len(sequence.tokens) - 1) - sequence.computed)
         if turn.cached_tokens is None:
             turn.cached_tokens = sequence.computed
+        if not turn.announced:
+            turn.announced = True
             plan.started.append(sequence)
 
     def _has_room(self, sequence: Sequence, needed: int) -> bool:
@@ -184,14 +209,14 @@ class Scheduler:
             self.waiting.move_to_end(sequence.session, last=False)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if a sequence is in two lists, or an idle one has a turn, or a busy one has none."""
+        """Raise RuntimeError if a sequence is in two lists, or one at rest is busy, or a busy one has nothing to do."""
         placed = self.placement.resident | self.placement.lower.away
         groups = (self.waiting, self.running, self.placement.resident, self.placement.lower.away)
         if len(set().union(*groups)) != sum(map(len, groups)):
             raise RuntimeError("a session is in two lists")
-        if any(sequence.turn is not None for sequence in placed.values()):
-            raise RuntimeError("a session that is placed has a turn")
-        if any(s.turn is None or not s.pending for s in [*self.waiting.values(), *self.running.values()]):
+        if any(sequence.busy for sequence in placed.values()):
+            raise RuntimeError("a session that is placed has a turn that is not paused")
+        if any(not s.busy or not s.pending for s in [*self.waiting.values(), *self.running.values()]):
             raise RuntimeError("a waiting or running session has no turn, or nothing to compute")
 
 

@@ -1,6 +1,7 @@
 """Cutting a step along the layer axis: inside one segment the set of rows is fixed, so it runs as one batch.
 
-A row that breaks ends at its boundary, a row that resumes begins at its boundary; both are only loop bounds.
+A row that breaks ends at its boundary, a row that resumes begins at its boundary; both are only loop bounds. So are the
+boundaries at which something is done to a row that goes on.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
 
+from app.gpu.passes import PassPlan
 from app.gpu.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One sequence's part of a step: `length` tokens from position `first`, through layers `[lo, hi)`.
+    """One sequence's part of a step: `length` tokens from position `first`, through the layers that `way` says.
 
     `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted.
     """
@@ -22,8 +24,7 @@ class Row:
     sequence: Sequence
     first: int
     length: int
-    lo: int
-    hi: int
+    way: PassPlan
     samples: bool
     scores_prompt: bool
 
@@ -44,10 +45,11 @@ class Segment:
 
 def cut_segments(rows: Seq[Row]) -> list[Segment]:
     """Segments from the lowest layer up that cover every row's `[lo, hi)` exactly. Rows keep their order."""
-    bounds = sorted({bound for row in rows for bound in (row.lo, row.hi)})
+    bounds = {bound for row in rows for bound in (row.way.lo, row.way.hi)}
+    bounds.update(mark.boundary for row in rows for mark in row.way.marks)
     segments = []
-    for lo, hi in pairwise(bounds):
-        members = tuple(i for i, row in enumerate(rows) if row.lo <= lo and hi <= row.hi)
+    for lo, hi in pairwise(sorted(bounds)):
+        members = tuple(i for i, row in enumerate(rows) if row.way.lo <= lo and hi <= row.way.hi)
         if members:
             segments.append(Segment(lo, hi, members))
     return segments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from app.breakpoints import Breakpoint, Intervention, ResumeCost
 from app.domain import (
     FinishReason,
     Phase,
@@ -16,6 +17,8 @@ from app.domain import (
     TokenLogprobs,
     TurnUsage,
 )
+from app.gpu.checkpoints import CaptureLog, Checkpoint
+from app.gpu.interventions import InterventionLog
 from app.gpu.kv_blocks import BlockHash, BlockId
 from app.gpu.kv_moves import Move
 
@@ -31,7 +34,21 @@ class TurnState:
     kept: int
     """Tokens of the history that the turn began from."""
     dropped: tuple[int, ...] = ()
-    """Tokens that came after those, which come back if the turn fails."""
+    """Tokens that came after those, which come back if the turn fails, as do the next two."""
+    interventions: tuple[Intervention, ...] = ()
+    """Those of the session when the turn began."""
+    reached: int = 0
+    """The session's when the turn began."""
+    pausable: bool = True
+    paused: bool = False
+    pause_at: tuple[int, int] | None = None
+    """A boundary, and the position in whose pass to pause there."""
+    to_end: bool = False
+    """Whether breakpoints that pause are passed."""
+    resumed: ResumeCost | None = None
+    """What the last resume cost, until somebody has been told."""
+    announced: bool = False
+    """Whether a `Started` has been sent since the turn last entered the queue."""
     cached_tokens: int | None = None
     """None until the turn has left the queue for the first time."""
     tokens_recomputed: int = 0
@@ -91,6 +108,13 @@ class Sequence:
     waits: bool = False
     """Whether the client has ever said that the session waits; one that never does is not copied ahead of need."""
     traffic: Traffic = field(default_factory=Traffic)
+    breakpoints: dict[str, Breakpoint] = field(default_factory=dict)
+    """By id, in the order they were armed in."""
+    interventions: InterventionLog = field(default_factory=InterventionLog)
+    """Edits that the positions before `reached`, and those of a paused pass, have been computed with."""
+    captures: CaptureLog = field(default_factory=CaptureLog)
+    checkpoint: Checkpoint | None = None
+    """What the turn left when it paused, until its pass has ended."""
     turn: TurnState | None = None
     last_turn: tuple[Ticket, int] | None = None
     """Ticket and prompt length of the turn that ended last, for a `Cancel` that comes just after the end."""
@@ -110,6 +134,33 @@ class Sequence:
     def return_time(self) -> float:
         """When the client will be back on the engine's clock, as far as it has said so."""
         return math.inf if self.resume_at is None else self.resume_at
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn waits or runs; one that is paused does neither."""
+        return self.turn is not None and not self.turn.paused
+
+    @property
+    def watched(self) -> bool:
+        """Whether anything may happen to the session's rows on their way up the layers."""
+        stepping = self.turn is not None and self.turn.pause_at is not None
+        return bool(self.breakpoints or self.interventions or self.checkpoint or stepping)
+
+    @property
+    def is_mid_pass(self) -> bool:
+        """Whether the next row is the rest of a pass that was paused."""
+        return self.checkpoint is not None and self.computed == self.checkpoint.first
+
+    @property
+    def written(self) -> int:
+        """Positions with KV in the blocks: the computed ones, and those of a paused pass, up to its boundary."""
+        held = self.checkpoint is not None and self.checkpoint.held and self.is_mid_pass
+        return self.checkpoint.end if held and self.checkpoint is not None else self.computed
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the context that the turn began from, or would if it began now."""
+        return len(self.tokens) if self.turn is None else self.turn.prompt_tokens
 
     @property
     def pending(self) -> int:

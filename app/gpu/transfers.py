@@ -62,7 +62,7 @@ class Transfers:
 
     def _gather(self, sequence: Sequence) -> bool:
         """Whether the host has all that it can have of the session's KV; if not, copies are on their way."""
-        if sequence.turn is not None:
+        if sequence.busy:
             return True
         if sequence.tier is Tier.DISK:
             return not self._tiers.load(sequence)

@@ -1,17 +1,21 @@
-"""The life of a turn: it begins with a `Submit`, advances by computed rows, and ends once."""
+"""The life of a turn: it begins with a `Submit`, advances by computed rows, may pause and go on, and ends once."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from app.domain import FinishReason, TokenLogprobs
-from app.errors import DjinnError
+from app.breakpoints import Pass, Until
+from app.domain import FinishReason, Ticket, TokenLogprobs
+from app.errors import DjinnError, FieldOutOfRange
+from app.gpu.checkpoints import Checkpoint, StoredTensor
+from app.gpu.interventions import InterventionLog
 from app.gpu.sampling import Sampled, SampleRequest
 from app.gpu.scheduler import Scheduler
 from app.gpu.segments import Row
 from app.gpu.sequence import Sequence, TurnState
-from app.messages import Event, Failed, PromptScored, Submit, Token, TurnFinished
+from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
 
 
 class Turns:
@@ -26,11 +30,19 @@ class Turns:
         """Start a turn whose context is the first `keep` tokens of the history and then the command's own from there
         on.
         """
-        dropped = tuple(sequence.tokens[keep:])
+        before = tuple(sequence.tokens[keep:]), sequence.interventions.snapshot(), sequence.reached
         self._tiers.truncate(sequence, keep)
         sequence.tokens.extend(command.token_ids[keep:] if command.replace else command.token_ids)
         context = len(sequence.tokens)
-        sequence.turn = TurnState(command.ticket, command.sampling, command.stop, context, keep, dropped)
+        sequence.turn = TurnState(
+            command.ticket,
+            command.sampling,
+            command.stop,
+            context,
+            keep,
+            *before,
+            pausable=command.pausable,
+        )
         if command.sampling.prompt_logprobs is not None:
             self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
         self._scheduler.enqueue(sequence)
@@ -48,6 +60,10 @@ class Turns:
         sequence = row.sequence
         turn = sequence.turn
         assert turn is not None
+        yield from self._note_pass(row)
+        if sequence.checkpoint is not None and sequence.is_mid_pass:
+            turn.resumed = sequence.checkpoint.cost()
+            sequence.checkpoint = None
         self._scheduler.cache.commit(sequence, row.first + row.length)
         if sampled is not None:
             sequence.tokens.append(sampled.token_id)
@@ -57,11 +73,53 @@ class Turns:
             if reason is not None:
                 yield self.end(sequence, reason)
 
-    def end(self, sequence: Sequence, reason: FinishReason) -> TurnFinished:
-        """End the running turn; the sequence keeps its history and its KV."""
+    def pause(self, row: Row, hidden: StoredTensor) -> Iterator[Event]:
+        """Stop the turn where its row has stopped, with the residual stream that it had there."""
+        sequence = row.sequence
         turn = sequence.turn
         assert turn is not None
-        finished = TurnFinished(turn.ticket, reason, sequence.usage(), len(sequence.tokens))
+        yield from self._note_pass(row)
+        resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
+        sequence.checkpoint = Checkpoint(
+            boundary=row.way.hi,
+            first=row.first,
+            length=row.length,
+            hidden=hidden,
+            in_pass=Pass.PREFILL if row.first < turn.prompt_tokens else Pass.DECODE,
+            breakpoint=row.way.breakpoint,
+            created_at=time.time(),
+        )
+        turn.paused, turn.pause_at, turn.announced = True, None, False
+        self._scheduler.retire(sequence)
+        yield Paused(turn.ticket, sequence.checkpoint.info(), sequence.usage(), resumed or turn.resumed)
+        turn.resumed = None
+
+    def resume(self, sequence: Sequence, ticket: Ticket, until: Until) -> None:
+        """Let a paused turn go on, under another ticket. Raises `FieldOutOfRange` for a layer that it has passed."""
+        turn, checkpoint = sequence.turn, sequence.checkpoint
+        assert turn is not None
+        assert checkpoint is not None
+        if until.layer is not None and not checkpoint.boundary <= until.layer < self._scheduler.num_layers:
+            raise FieldOutOfRange(
+                f"until.layer must be from {checkpoint.boundary} to {self._scheduler.num_layers - 1}: the session is "
+                f"paused after layer {checkpoint.boundary - 1}",
+                param="until.layer",
+            )
+        if until.layer is not None:
+            turn.pause_at = until.layer + 1, checkpoint.first
+        elif until.next_token:
+            turn.pause_at = checkpoint.boundary, len(sequence.tokens)
+        turn.ticket, turn.paused, turn.to_end = ticket, False, until.end
+        self._scheduler.requeue(sequence)
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> TurnFinished:
+        """End the running or paused turn; the sequence keeps its history and the KV of whole passes."""
+        turn = sequence.turn
+        assert turn is not None
+        self._drop_checkpoint(sequence)
+        made = sequence.interventions.snapshot()
+        changed = None if made == turn.interventions else made
+        finished = TurnFinished(turn.ticket, reason, sequence.usage(), len(sequence.tokens), changed, turn.resumed)
         sequence.last_turn = (turn.ticket, turn.prompt_tokens)
         sequence.turn = None
         self._scheduler.retire(sequence)
@@ -71,12 +129,30 @@ class Turns:
         """End the running turn with an error: the history is as before it; the KV may be half written, so it goes."""
         turn = sequence.turn
         assert turn is not None
+        self._drop_checkpoint(sequence)
         sequence.turn = None
         self._tiers.drop(sequence)
         self._tiers.truncate(sequence, turn.kept)
         sequence.tokens.extend(turn.dropped)
+        sequence.interventions = InterventionLog(turn.interventions)
+        sequence.reached = turn.reached
         self._scheduler.retire(sequence)
         return Failed(turn.ticket, error)
+
+    def _note_pass(self, row: Row) -> Iterator[Event]:
+        """Account for what breakpoints have done to the row."""
+        sequence = row.sequence
+        for made in row.way.new_edits:
+            sequence.interventions.add(made)
+        for spent in row.way.spent:
+            if sequence.breakpoints.pop(spent, None) is not None:
+                yield Spent(sequence.session, spent)
+
+    def _drop_checkpoint(self, sequence: Sequence) -> None:
+        """Free what a pass has left that will not go on."""
+        self._tiers.forget_half_pass(sequence)
+        sequence.checkpoint = None
+        sequence.interventions.truncate(max(sequence.reached, sequence.computed))
 
 
 def sample_request(sequence: Sequence) -> SampleRequest:

@@ -86,14 +86,24 @@ class CountsView(BaseModel):
     late_restores: int
 
 
+class StackView(BaseModel):
+    """Residual streams in host memory: those of `checkpoints` paused turns, and captures."""
+
+    checkpoints: int
+    checkpoint_bytes: int
+    capture_bytes: int
+
+
 class MemoryView(BaseModel):
-    """The memory map: weights (`text`), KV (`data`), when it moves and how fast it has, and who uses it.
+    """The memory map: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV moves
+    and how fast it has, and who uses it.
 
     `sessions_by_tier` counts the sessions that have KV.
     """
 
     text_bytes: int
     data: DataView
+    stack: StackView
     policy: KVPolicy
     moves: dict[Direction, MovesView]
     counts: CountsView
@@ -108,6 +118,7 @@ class MemoryView(BaseModel):
         return cls(
             text_bytes=memory.text_bytes,
             data=DataView.of(memory),
+            stack=StackView(**asdict(memory.stack)),
             policy=policy,
             moves={
                 "out": MovesView.of(memory.moves["out"]),

@@ -11,7 +11,7 @@ from app.gpu.engine import Engine
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Move, Moved
 from app.memory_map import MemoryMap, SessionMemory
-from app.messages import Close, Command, Done, Event, Failed, Inspect, Open, Placed, Submit, Token, TurnFinished
+from app.messages import Close, Command, Done, Event, Failed, Inspect, Open, Placed, Spent, Submit, Token, TurnFinished
 
 GREEDY = SamplingParams(seed=0, temperature=0)
 
@@ -125,5 +125,7 @@ class Driver:
                 raise event.error
             if isinstance(event, Placed):
                 self.places[event.session] = event.memory
+                continue
+            if isinstance(event, Spent):
                 continue
             self.events.setdefault(event.ticket, []).append(event)

@@ -222,7 +222,7 @@ def test_a_forged_file_without_a_change_is_a_valid_file(path: Path) -> None:
         setter("extra", value={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}),
         setter("__metadata__", value=[]),
         setter("__metadata__", "format", value="pt"),
-        setter("__metadata__", "version", value="2"),
+        setter("__metadata__", "version", value="1"),
         setter("__metadata__", "version", value=1),
         setter("__metadata__", "fingerprint", value=None),
         setter("__metadata__", "computed_tokens", value="-1"),
@@ -234,7 +234,10 @@ def test_a_forged_file_without_a_change_is_a_valid_file(path: Path) -> None:
         setter("__metadata__", "namespace", value="0"),
         setter("__metadata__", "namespace", value="01FF"),
         setter("__metadata__", "namespace", value=None),
-        setter("__metadata__", "about", value={}),
+        setter("about", "shape", value=[-1]),
+        setter("about", "shape", value=[2**62]),
+        setter("about", "shape", value=[True]),
+        setter("about", value=None),
         setter("__metadata__", "more", value="x"),
     ],
 )
@@ -244,9 +247,17 @@ def test_a_forged_header_is_refused(path: Path, change: Callable[[dict[str, Any]
         read_kv_header(path, IDENTITY)
 
 
+def test_what_is_said_about_the_session_must_be_text(path: Path) -> None:
+    tokens = array("i", HEADER.token_ids).tobytes()
+    forge(path, lambda fields: None, tokens + b"\xff" * len(HEADER.about.encode()) + b"".join(blocks_of(HEADER)))
+    with pytest.raises(KVFileDamaged, match="not text"):
+        read_kv_header(path, IDENTITY)
+
+
 @pytest.mark.parametrize("token_id", [-1, 100, 2**31 - 1])
 def test_token_ids_outside_the_vocabulary_are_refused(path: Path, token_id: int) -> None:
-    body = array("i", [5, 99, token_id, 7, 8, 9]).tobytes() + b"".join(blocks_of(HEADER))
+    tokens = array("i", [5, 99, token_id, 7, 8, 9]).tobytes()
+    body = tokens + HEADER.about.encode() + b"".join(blocks_of(HEADER))
     forge(path, lambda fields: None, body)
     with pytest.raises(KVFileDamaged, match="vocabulary, 0 to 99"):
         read_kv_header(path, IDENTITY)

@@ -1,0 +1,94 @@
+"""What the KV of a session has been computed with: the edits at each position, for computing it again, and for keeping
+it apart from KV that was computed with others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from app.breakpoints import ALL, Intervention, TensorData
+
+
+@dataclass(slots=True)
+class _Entry:
+    intervention: Intervention
+    digest: bytes
+
+
+class InterventionLog:
+    """Edits by position, in the order in which they were made. Most sessions have none, and cost nothing."""
+
+    def __init__(self, made: Iterable[Intervention] = ()) -> None:
+        self._entries: list[_Entry] = []
+        for intervention in made:
+            self.add(intervention)
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def snapshot(self) -> tuple[Intervention, ...]:
+        """All of them."""
+        return tuple(entry.intervention for entry in self._entries)
+
+    def copy(self) -> InterventionLog:
+        """A log of its own with the same edits."""
+        return InterventionLog(self.snapshot())
+
+    def add(self, made: Intervention) -> None:
+        """Note an edit; one that goes on where the same one ended becomes part of it."""
+        digest = made.edit.digest()
+        for entry in reversed(self._entries):
+            before = entry.intervention
+            if before.boundary != made.boundary:
+                continue
+            if before.end == made.first and entry.digest == digest and not _has_rows(made):
+                entry.intervention = replace(before, end=made.end)
+                return
+            if before.first < made.end and made.first < before.end:
+                break  # the order of two edits at one position matters
+        self._entries.append(_Entry(replace(made, edit=replace(made.edit, positions=ALL)), digest))
+
+    def within(self, first: int, end: int) -> list[Intervention]:
+        """The parts of all edits that concern positions `[first, end)`."""
+        touching = (i for i in self.snapshot() if i.first < end and first < i.end)
+        return [clip(i, first, end) for i in touching]
+
+    def truncate(self, length: int) -> None:
+        """Forget what concerns positions from `length` on."""
+        kept = [entry for entry in self._entries if entry.intervention.first < length]
+        for entry in kept:
+            if entry.intervention.end > length:
+                entry.intervention = clip(entry.intervention, 0, length)
+                entry.digest = entry.intervention.edit.digest()
+        self._entries = kept
+
+    def fingerprint(self, first: int, end: int) -> bytes:
+        """Differs for KV of positions `[first, end)` that was computed with other edits; empty if there were none."""
+        parts = self.within(first, end)
+        if not parts:
+            return b""
+        state = hashlib.blake2b(digest_size=16)
+        for part in sorted(parts, key=lambda part: part.boundary):  # stable: edits at one boundary keep their order
+            state.update(repr((part.first - first, part.end - first, part.boundary)).encode() + part.edit.digest())
+        return state.digest()
+
+
+def clip(intervention: Intervention, first: int, end: int) -> Intervention:
+    """The part of an intervention that concerns positions `[first, end)`, which it touches."""
+    start, stop = max(first, intervention.first), min(end, intervention.end)
+    edit, rows = intervention.edit, intervention.edit.vector
+    if rows is not None and len(rows.shape) == 2:
+        row_bytes = len(rows.data) // rows.shape[0]
+        offset = start - intervention.first
+        data = rows.data[offset * row_bytes : (offset + stop - start) * row_bytes]
+        edit = replace(edit, vector=TensorData(rows.dtype, (stop - start, rows.shape[1]), data))
+    return replace(intervention, first=start, end=stop, edit=edit)
+
+
+def _has_rows(intervention: Intervention) -> bool:
+    """Whether each position has a vector of its own."""
+    vector = intervention.edit.vector
+    return vector is not None and math.prod(vector.shape[:-1]) != 1

@@ -1,0 +1,86 @@
+"""What crosses between the event loop and the engine thread: commands in, events out.
+
+Every command is answered by exactly one terminal event that carries its ticket: `TurnFinished` or `Paused` for a
+`Submit` or a `Resume`, `Done` for any other, `Failed` for either. `Started` and `Token` may come before the end of a
+turn. A turn that is cancelled while it is paused ends once more, with `TurnFinished`, under the ticket that it was
+paused under. Nothing is dropped in silence.
+"""
+
+from app.messages.answers import ExportedKV, ImportedKV
+from app.messages.checkpoint_commands import (
+    Arm,
+    BreakpointCommand,
+    CheckpointCommand,
+    ClearCaptures,
+    Disarm,
+    EditCheckpoint,
+    Lens,
+    ReadCaptures,
+    ReadCheckpoint,
+    ReadPaused,
+    Reinstate,
+    WriteCheckpoint,
+)
+from app.messages.events import (
+    Done,
+    Event,
+    Failed,
+    Notice,
+    Paused,
+    Placed,
+    PromptScored,
+    Spent,
+    Started,
+    Token,
+    TurnEvent,
+    TurnFinished,
+)
+from app.messages.server_commands import Inspect, Restored
+from app.messages.session_commands import Close, Export, Fork, Import, Open, Rewind, SessionCommand, SetPhase
+from app.messages.turn_commands import Cancel, Resume, Submit, TurnCommand
+
+Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | Restored | Inspect
+
+__all__ = [
+    "Arm",
+    "BreakpointCommand",
+    "Cancel",
+    "CheckpointCommand",
+    "ClearCaptures",
+    "Close",
+    "Command",
+    "Disarm",
+    "Done",
+    "EditCheckpoint",
+    "Event",
+    "Export",
+    "ExportedKV",
+    "Failed",
+    "Fork",
+    "Import",
+    "ImportedKV",
+    "Inspect",
+    "Lens",
+    "Notice",
+    "Open",
+    "Paused",
+    "Placed",
+    "PromptScored",
+    "ReadCaptures",
+    "ReadCheckpoint",
+    "ReadPaused",
+    "Reinstate",
+    "Restored",
+    "Resume",
+    "Rewind",
+    "SessionCommand",
+    "SetPhase",
+    "Spent",
+    "Started",
+    "Submit",
+    "Token",
+    "TurnCommand",
+    "TurnEvent",
+    "TurnFinished",
+    "WriteCheckpoint",
+]

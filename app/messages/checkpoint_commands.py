@@ -1,0 +1,118 @@
+"""Commands about breakpoints, and about what a paused turn has left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.breakpoints import Breakpoint, Edit, Intervention, PausedTurn, Positions, TensorData
+from app.domain import SessionId, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Add a breakpoint to a session, whatever it is doing. Answered by `Done(None)`.
+
+    Fails as `WrongState` if it pauses and a turn runs that is not `pausable`.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    breakpoint: Breakpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Disarm:
+    """Take one breakpoint from a session, or all (`breakpoint` None); one that is gone already is no error. Answered
+    by `Done(None)`. A pause that it made goes on.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    breakpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCaptures:
+    """Answered by `Done(Captures)`."""
+
+    ticket: Ticket
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class ClearCaptures:
+    """Forget what was captured. Answered by `Done(None)`."""
+
+    ticket: Ticket
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCheckpoint:
+    """Answered by `Done(Activation)`. Fails as `WrongState` unless the session is paused, `FieldOutOfRange` for
+    positions that are not in the checkpoint.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    positions: Positions
+
+
+@dataclass(frozen=True, slots=True)
+class EditCheckpoint:
+    """Apply edits to the checkpoint of a paused session, all or none. Answered by `Done(None)`.
+
+    Fails as `WrongState`, and as `FieldOutOfRange` for positions outside the checkpoint or a result that is not finite.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Put another residual stream in the place of a checkpoint's; shape, dtype and finite values have been checked
+    except against this checkpoint's number of positions. Answered by `Done(None)`.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    tensor: TensorData
+
+
+@dataclass(frozen=True, slots=True)
+class Lens:
+    """Apply the final norm and the head to a checkpoint. Answered by `Done(tuple[LensPosition, ...])`."""
+
+    ticket: Ticket
+    session: SessionId
+    positions: Positions
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPaused:
+    """All that a paused turn needs to go on elsewhere. Answered by `Done(PausedTurn)`; `WrongState` unless paused."""
+
+    ticket: Ticket
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Reinstate:
+    """Give a session that has just been imported what it had when it was exported; all of it has been checked.
+
+    A `paused` turn has the ticket `turn` from now on. Answered by `Done(None)`.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    breakpoints: tuple[Breakpoint, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
+    paused: PausedTurn | None = None
+    turn: Ticket | None = None
+
+
+BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | Reinstate
+CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused

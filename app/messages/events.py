@@ -1,0 +1,108 @@
+"""What the engine says."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from app.breakpoints import CheckpointInfo, Intervention, ResumeCost
+from app.domain import FinishReason, SessionId, Ticket, TokenLogprobs, TurnUsage
+from app.errors import DjinnError
+from app.memory_map import SessionMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The turn left the queue at `at` (`time.perf_counter`); `cached_tokens` of its context already had their KV.
+
+    `restore_ms` of its time in the queue went by while its KV came back to the device.
+    """
+
+    ticket: Ticket
+    cached_tokens: int
+    restore_ms: float = 0.0
+    at: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of the prompt tokens from the second on, when `SamplingParams.prompt_logprobs` asked for
+    them.
+    """
+
+    ticket: Ticket
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token."""
+
+    ticket: Ticket
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFinished:
+    """The turn is over; `history_tokens` is the length of the session's history now.
+
+    `interventions` are all that the history was computed with; None: as before the turn.
+    """
+
+    ticket: Ticket
+    reason: FinishReason
+    usage: TurnUsage
+    history_tokens: int
+    interventions: tuple[Intervention, ...] | None = None
+    resumed: ResumeCost | None = None
+    """Of the last pause, if there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The turn has stopped at a boundary, until it is resumed."""
+
+    ticket: Ticket
+    checkpoint: CheckpointInfo
+    usage: TurnUsage
+    resumed: ResumeCost | None = None
+    """Of the pause before, if there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer to a command that is not a `Submit`."""
+
+    ticket: Ticket
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The command could not be carried out; the session is as it was before it, unless the error says otherwise."""
+
+    ticket: Ticket
+    error: DjinnError
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a session's KV is now. It answers no command: KV also moves by itself."""
+
+    session: SessionId
+    memory: SessionMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A breakpoint that acts `once` has done so, and is gone. It answers no command."""
+
+    session: SessionId
+    breakpoint: str
+
+
+TurnEvent = Started | PromptScored | Token | Paused | TurnFinished | Failed
+Notice = Placed | Spent
+"""What answers no command."""
+Event = TurnEvent | Done | Notice

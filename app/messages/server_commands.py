@@ -1,0 +1,23 @@
+"""Commands about the server as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.domain import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Every session that survived a restart has been opened: KV files that nobody has claimed go. Answered by
+    `Done(None)`.
+    """
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask for the memory map. Answered by `Done(MemoryMap)`."""
+
+    ticket: Ticket

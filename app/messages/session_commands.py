@@ -1,0 +1,100 @@
+"""Commands about a whole session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.breakpoints import Breakpoint, Intervention
+from app.domain import Phase, Residency, SessionId, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Make the session known to the engine, with the history that it has already. Answered by `Done(None)`.
+
+    KV prefixes are shared only between sessions of one `namespace`: one tenant never sees another's timing. KV on disk
+    that belongs to a beginning of `token_ids` is taken up again. `interventions` are those that the history was
+    computed with, `breakpoints` those that are armed.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    namespace: str = ""
+    residency: Residency = Residency.BEST_EFFORT
+    token_ids: tuple[int, ...] = ()
+    breakpoints: tuple[Breakpoint, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Open `child` with the history, the breakpoints and, copy-on-write, the KV of `session`; a paused one's child is
+    paused in the same place. Answered by `Done(tokens: int)`.
+
+    `turn` is the ticket of the child's paused turn, None if `session` is idle; fails as `WrongState` if that is wrong.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    child: SessionId
+    turn: Ticket | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Drop every token of the history from position `to_token` on. Answered by `Done(tokens: int)`."""
+
+    ticket: Ticket
+    session: SessionId
+    to_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Forget the session and free everything it holds; a running turn ends as cancelled. Answered by `Done(None)`."""
+
+    ticket: Ticket
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class SetPhase:
+    """Say what the session is doing, and when it will go on. Answered by `Done(None)`; `Placed` says what came of it.
+
+    `resume_in_ms` is counted from now; None: unknown. Fails as `WrongState` while a turn is in the session.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    phase: Phase
+    resume_in_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Write the session's history and KV to the file `path`. Answered by `Done(ExportedKV)` when the file is whole.
+
+    KV that cannot be had is left out: the file is then only the history. `about` is for the importer; the engine only
+    carries it. Fails as `WrongState` while a turn is in the session.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    path: str
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """Open the session from the exported file `path`, which the engine takes over. Answered by `Done(ImportedKV)`.
+
+    Fails as `BadExport` if the file is not whole, or not of this model.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    path: str
+    namespace: str = ""
+
+
+SessionCommand = Open | Fork | Rewind | Close | SetPhase | Export | Import

@@ -1,0 +1,37 @@
+"""Tiny models that several files test with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.gpu.breaking_models import TinyModel, make_tiny
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch with one thread: a second one only slows models this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """4 layers."""
+    return make_tiny("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """12 layers, as many as GPT-2 has."""
+    return make_tiny("gpt2", tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="session")
+def tiny_mistral(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """32 layers, as many as Mistral 7B has."""
+    return make_tiny("mistral", tmp_path_factory.mktemp("mistral"))
