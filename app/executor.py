@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from app.domain import ModelInfo, Ticket
 from app.errors import DjinnError, EngineError
-from app.messages import Command, Done, Event, Failed, Placed, Submit, TurnEvent, TurnFinished
+from app.messages import Command, Done, Event, Failed, Placed, Resume, Spent, Submit, TurnEvent, TurnFinished
 from app.stream import Turn
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class EngineExecutor:
         self._thread: threading.Thread | None = None
         self.on_placed: Callable[[Placed], None] = lambda placed: None
         """Takes the news of where sessions' KV is."""
+        self.on_spent: Callable[[Spent], None] = lambda spent: None
+        """Takes the news of breakpoints that have gone by themselves."""
         self.failure: BaseException | None = None
         """What ended the engine thread, if it died."""
 
@@ -77,10 +79,35 @@ class EngineExecutor:
 
     def start_turn(self, make: Callable[[Ticket], Submit], observe: Callable[[TurnEvent], None]) -> Turn:
         """Send a `Submit`; its events go first to `observe`, which must not raise, then to the returned turn."""
+        turn = self._expect_turn(observe)
+        self.engine.send(make(turn.ticket))
+        return turn
+
+    def resume_turn(self, turn: Turn, make: Callable[[Ticket], Resume]) -> None:
+        """Send a `Resume` of a paused turn, which has its ticket from now on."""
         ticket = self._next_ticket()
-        turn = Turn(ticket)
-        self._turns[ticket] = (turn, observe)
+        self._turns[ticket] = self._turns.pop(turn.ticket)
+        turn.ticket = ticket
         self.engine.send(make(ticket))
+
+    async def call_for_turn(
+        self, make: Callable[[Ticket, Ticket], Command], observe: Callable[[TurnEvent], None]
+    ) -> Turn:
+        """Like `call`, for a command that brings a paused turn, whose ticket `make` gets too; returns the turn."""
+        turn = self._expect_turn(observe)
+        reply = self._send(lambda ticket: make(ticket, turn.ticket))
+
+        def let_go(reply: asyncio.Future[object]) -> None:
+            if reply.exception() is not None:
+                self._turns.pop(turn.ticket, None)  # the engine's death may have ended it
+
+        reply.add_done_callback(let_go)
+        await asyncio.shield(reply)  # even if the caller leaves, the turn may come
+        return turn
+
+    def _expect_turn(self, observe: Callable[[TurnEvent], None]) -> Turn:
+        turn = Turn(self._next_ticket())
+        self._turns[turn.ticket] = (turn, observe)
         return turn
 
     def _send(self, make: Callable[[Ticket], Command]) -> asyncio.Future[object]:
@@ -121,6 +148,8 @@ class EngineExecutor:
         for event in events:
             if isinstance(event, Placed):
                 self.on_placed(event)
+            elif isinstance(event, Spent):
+                self.on_spent(event)
             elif event.ticket in self._turns:
                 self._give_turn(event)
             else:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from app.domain import FinishReason, TokenLogprobs
-from app.messages import PromptScored, Started, TurnFinished
+from app.messages import Paused, PromptScored, Started, TurnFinished
 from app.stream import TokenRun, Turn
 from app.tokens import DetokenizerStream
 
@@ -24,7 +24,7 @@ class TextChunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-TextItem = Started | PromptScored | TextChunk | TurnFinished
+TextItem = Started | PromptScored | TextChunk | Paused | TurnFinished
 
 
 class StopMatcher:
@@ -69,7 +69,10 @@ class StopMatcher:
 
 
 class TextTurn:
-    """One turn as text. Iterate once: the items of the `Turn`, with every `TokenRun` as a `TextChunk`.
+    """One turn as text: the items of the `Turn`, with every `TokenRun` as a `TextChunk`.
+
+    Iterate once for each `Submit` or `Resume`, one after the other: up to its `Paused` or the `TurnFinished`. What a
+    pause finds undecided, of a character or a stop string, is decided by the tokens after it.
 
     When a stop string is complete, `on_stop` is called with the number of generated tokens that stay in the
     history, the one that completed the match included; it must see to a `Cancel` with that `keep`. The turn then
@@ -98,11 +101,21 @@ class TextTurn:
         self._generated = 0
         self._stopped = False
 
+    def replay(self, run: TokenRun) -> TextChunk:
+        """Take tokens that were generated before, in a turn that this one goes on with."""
+        return self._read(run)
+
     async def __aiter__(self) -> AsyncIterator[TextItem]:
+        ticket = self._turn.ticket
         async for item in self._turn:
             if isinstance(item, TokenRun):
                 if not self._stopped:
                     yield self._read(item)
+            elif isinstance(item, Paused):
+                # One of an earlier ticket was for a reader that left without it.
+                if item.ticket == ticket and not self._stopped:
+                    yield item
+                    return
             elif isinstance(item, TurnFinished):
                 if tail := self._show(self._detokenizer.flush()) + self._matcher.flush():
                     yield TextChunk(tail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from app.domain import SessionState
 from app.messages import Restored
 from app.session import Session
 from app.sessions import SessionRegistry
@@ -28,12 +29,19 @@ async def sweep(registry: SessionRegistry) -> None:
 
 
 async def drain(registry: SessionRegistry, timeout_s: float) -> None:
-    """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that."""
+    """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that.
+
+    Nobody can resume a paused turn any more: it is cancelled at once.
+    """
     registry.draining = True
-    running = registry.table.busy
-    ends = [asyncio.create_task(turn.ended.wait()) for _, turn in running]
+    busy = registry.table.busy
+    for session, turn in busy:
+        if session.state is SessionState.PAUSED:
+            registry.cancel(session, turn)
+    ends = [asyncio.create_task(turn.ended.wait()) for _, turn in busy]
     if ends:
         await asyncio.wait(ends, timeout=timeout_s)
-        for session, turn in running:
-            registry.release(session, turn)
+        for session, turn in busy:
+            if not turn.ended.is_set() and registry.executor.failure is None:
+                registry.cancel(session, turn)
         await asyncio.wait(ends)

@@ -24,13 +24,28 @@ from app.middleware.body_limit import BodyLimitMiddleware
 from app.middleware.request_id import RequestIdMiddleware
 from app.model_store.resolve import resolve
 from app.openai.bound_sessions import BoundSessions
-from app.routers import chat, completions, export, generate, models, phase, sessions, system, tokenize
+from app.routers import (
+    breakpoints,
+    chat,
+    checkpoint,
+    completions,
+    export,
+    generate,
+    models,
+    phase,
+    resume,
+    sessions,
+    system,
+    tokenize,
+    vectors,
+)
 from app.routers.dependencies import Services
 from app.sessions import SessionRegistry
 from app.settings import Settings
 from app.spool import Spool
 from app.strict_requests import refuse_unread
 from app.tokens import Tokens, load_tokens
+from app.vectors import Vectors
 
 
 def load_app(settings: Settings) -> FastAPI:
@@ -56,7 +71,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
     restored = keeper.load(engine.info)
     executor = EngineExecutor(engine)
     metrics = Metrics(engine.info.name)
-    registry = SessionRegistry(executor, settings, metrics, keeper)
+    registry = SessionRegistry(executor, settings, metrics, keeper, tokens)
     spool = Spool(settings.state_dir and settings.state_dir.expanduser() / "tmp")
 
     @asynccontextmanager
@@ -88,10 +103,32 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
         ],
     )
     app.state.services = Services(
-        settings, engine.info, tokens, metrics, registry, BoundSessions(registry, restored), spool, int(time.time())
+        settings=settings,
+        info=engine.info,
+        tokens=tokens,
+        metrics=metrics,
+        sessions=registry,
+        bound_sessions=BoundSessions(registry, restored),
+        spool=spool,
+        vectors=Vectors(journal),
+        started_at=int(time.time()),
     )
     install_error_handlers(app)
-    for module in (sessions, generate, phase, export, chat, completions, models, tokenize, system):
+    for module in (
+        sessions,
+        generate,
+        breakpoints,
+        checkpoint,
+        resume,
+        vectors,
+        phase,
+        export,
+        chat,
+        completions,
+        models,
+        tokenize,
+        system,
+    ):
         app.include_router(module.router)
     return app
 

@@ -1,16 +1,20 @@
-"""One session as the event loop knows it: its state machine, its token history, and what it has cost."""
+"""One session as the event loop knows it: its state machine, its token history, and what happens to its turn."""
 
 from __future__ import annotations
 
 import time
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from app.domain import Phase, Residency, SessionId, SessionState, TurnUsage
+from app.breakpoints import Breakpoint, Intervention
+from app.domain import Phase, Residency, SessionId, SessionState
 from app.errors import WrongState
 from app.memory_map import SessionMemory
-from app.messages import Failed, Started, Token, TurnEvent, TurnFinished
+from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.pause import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
+from app.session_usage import SessionUsage
 from app.stream import Turn
+from app.turn_reader import TurnReader
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.IDLE: frozenset({SessionState.QUEUED, SessionState.CLOSED}),
@@ -20,29 +24,6 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.CLOSED: frozenset(),
 }
 """Which states may follow a state. A turn ends in `idle` from wherever it is; `closed` is final."""
-
-
-@dataclass(slots=True)
-class SessionUsage:
-    """Totals over the session's turns in tokens, and where the last one's time to its first token went.
-
-    `restore_ms` went by while KV came back to the device, `queue_ms` is any other wait.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    tokens_recomputed: int = 0
-    queue_ms: float = 0.0
-    restore_ms: float = 0.0
-    prefill_ms: float = 0.0
-
-    def add(self, turn: TurnUsage) -> None:
-        """Count one more turn."""
-        self.prompt_tokens += turn.prompt_tokens
-        self.cached_tokens += turn.cached_tokens
-        self.completion_tokens += turn.completion_tokens
-        self.tokens_recomputed += turn.tokens_recomputed
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +53,21 @@ class Session:
     used_at: float = field(default_factory=time.time)
     turn: Turn | None = None
     """The turn that is in the session, or was the last in it."""
+    reader: TurnReader | None = None
+    """What reads the turn that is in the session, if it may pause."""
+    pause: Pause | None = None
+    """The pause that the session is in."""
+    pause_limit: PauseLimit = DEFAULT_LIMIT
+    """That of the turn's last pause."""
+    breakpoints: dict[str, Breakpoint] = field(default_factory=dict)
+    """Those that are armed, by id."""
+    spent: dict[str, Breakpoint] = field(default_factory=dict)
+    """Those that went after they had acted, since the turn was started or resumed."""
+    interventions: tuple[Intervention, ...] = ()
+    """What the history was computed with, as far as the engine has told: it does so when a turn ends."""
+    prompt_tokens: int = 0
+    """Length of the context that `turn` started from."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
-    _prompt_tokens: int = 0
     _generated: int = 0
     """Tokens of the last turn that `usage` counts as completion."""
     _keep: int | None = None
@@ -82,6 +76,16 @@ class Session:
     def busy(self) -> bool:
         """Whether a turn is in the session."""
         return self.state in (SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED)
+
+    @property
+    def settled_history(self) -> array[int]:
+        """The history without the turn that is in the session."""
+        return self._before_turn if self.busy else self.history
+
+    @property
+    def settled_interventions(self) -> tuple[Intervention, ...]:
+        """What `settled_history` was computed with."""
+        return _until(len(self.settled_history), self.interventions)
 
     @property
     def expires_at(self) -> float | None:
@@ -102,14 +106,38 @@ class Session:
             raise WrongState(f"session {self.id} is {self.state} and cannot become {state}")
         self.state = state
         self.used_at = time.time()
+        if self.pause is not None:
+            self.pause.timer.cancel()
+            self.pause = None
+        if not self.busy:
+            self.reader = None
 
     def begin(self, turn: Turn, history: array[int]) -> None:
         """Enter the queue with a turn whose context is `history`."""
         self.move(SessionState.QUEUED)
         self.phase = Phase.COMPUTE
         self.turn = turn
+        self.pause_limit = DEFAULT_LIMIT
+        self.spent.clear()
         self._before_turn, self.history = self.history, history
-        self._prompt_tokens, self._keep = len(history), None
+        self.prompt_tokens, self._keep = len(history), None
+
+    def take_up(self, turn: Turn, place: PausedPlace) -> None:
+        """Begin in the place where another session is paused, with its history."""
+        self.state, self.turn, self.pause_limit = SessionState.PAUSED, turn, place.limit
+        self._before_turn, self.prompt_tokens = place.before, place.prompt_tokens
+
+    def resume(self) -> None:
+        """Enter the queue with the turn that is paused."""
+        self.move(SessionState.QUEUED)
+        self.phase = Phase.COMPUTE
+        self.spent.clear()
+
+    def end(self, turn: Turn) -> None:
+        """Follow a cancel of `turn` that is on its way: whatever it does meanwhile, it cannot be resumed any more."""
+        turn.ending = True
+        if turn is self.turn and self.state is SessionState.PAUSED:
+            self.move(SessionState.QUEUED)
 
     def cut(self, turn: Turn, keep: int | None) -> None:
         """Follow a cancel of `turn` that keeps the first `keep` generated tokens; it may come after the turn's end."""
@@ -119,27 +147,43 @@ class Session:
                 self._drop_generated(keep)
 
     def observe(self, event: TurnEvent) -> None:
-        """Follow the running turn. A closed session has nothing left to follow."""
-        if self.state is SessionState.CLOSED:
+        """Follow the turn in the session. One that has closed meanwhile has nothing left to follow."""
+        if not self.busy:
             return
         match event:
             case Started():
                 self.move(SessionState.RUNNING)
             case Token():
                 self.history.append(event.token_id)
+            case Paused() if self.turn is not None and not self.turn.ending:
+                self.move(SessionState.PAUSED)
             case TurnFinished():
                 self.usage.add(event.usage)
+                if event.interventions is not None:
+                    self.interventions = event.interventions
                 self._generated = event.usage.completion_tokens
                 self.move(SessionState.IDLE)
                 if self._keep is not None:
                     self._drop_generated(self._keep)
             case Failed():
-                self.history = self._before_turn
+                self.history, self.interventions = self._before_turn, self.settled_interventions
                 self.move(SessionState.IDLE)
+
+    def truncate(self, length: int) -> None:
+        """Drop the history from position `length` on, and what it was computed with."""
+        del self.history[length:]
+        self.interventions = _until(length, self.interventions)
 
     def _drop_generated(self, keep: int) -> None:
         """Keep the first `keep` tokens that the last turn generated, in the history and in the count."""
-        del self.history[self._prompt_tokens + keep :]
+        self.truncate(self.prompt_tokens + keep)
         kept = min(self._generated, keep)
         self.usage.completion_tokens -= self._generated - kept
         self._generated = kept
+
+
+def _until(length: int, interventions: tuple[Intervention, ...]) -> tuple[Intervention, ...]:
+    """What is left of `interventions` in the first `length` positions."""
+    if all(each.end <= length for each in interventions):
+        return interventions
+    return tuple(replace(each, end=min(each.end, length)) for each in interventions if each.first < length)

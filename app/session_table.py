@@ -75,9 +75,13 @@ class SessionTable:
         )
         return [self._open[session_id] for session_id in found[:limit]]
 
+    def find(self, session_id: SessionId) -> Session | None:
+        """The session that the engine means, unless it has been closed."""
+        return self._open.get(session_id) or self._opening.get(session_id)
+
     def place(self, placed: Placed) -> None:
         """Note where a session's KV is."""
-        session = self._open.get(placed.session) or self._opening.get(placed.session)
+        session = self.find(placed.session)
         if session is not None:
             session.kv = placed.memory
 

@@ -5,37 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
-from app.domain import FinishReason, Phase, Residency, SamplingParams, SessionState, StopRule
-from app.errors import Busy, ContextTooLong, Draining, FieldOutOfRange
+from app.domain import Phase, Residency, SessionState
+from app.errors import Busy, Draining, FieldOutOfRange
 from app.executor import EngineExecutor
 from app.journal.keeper import SessionKeeper
 from app.memory_map import MemoryMap
-from app.messages import Cancel, Close, Fork, Inspect, Open, Rewind, SetPhase, Submit, TurnEvent, TurnFinished
-from app.metrics import Metrics, TurnClock
+from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
+from app.metrics import Metrics
+from app.pauses import Pauses
 from app.session import Session
-from app.session_table import SessionTable, has_expired, new_session_id
+from app.session_breakpoints import Breakpoints
+from app.session_table import has_expired, new_session_id
+from app.session_turns import SessionTurns
 from app.settings import Settings
-from app.stream import Turn
+from app.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1
 
-
-class SessionRegistry:
+class SessionRegistry(SessionTurns):
     """Every open session. Used on the event loop only."""
 
-    def __init__(self, executor: EngineExecutor, settings: Settings, metrics: Metrics, keeper: SessionKeeper) -> None:
-        self.executor = executor
-        self.info = executor.engine.info
-        self.draining = False
-        self._settings = settings
-        self._metrics = metrics
-        self._keeper = keeper
-        self.table = SessionTable(settings.max_sessions)
+    def __init__(
+        self, executor: EngineExecutor, settings: Settings, metrics: Metrics, keeper: SessionKeeper, tokens: Tokens
+    ) -> None:
+        super().__init__(executor, settings, metrics, keeper)
+        self.breakpoints = Breakpoints(executor, keeper, self.table)
+        self.pauses = Pauses(self, tokens)
         executor.on_placed = self.table.place
 
     def create(
@@ -72,7 +70,7 @@ class SessionRegistry:
             try:
                 yield
             except asyncio.CancelledError:  # the engine may have it already
-                self._post_close(session)
+                self.abandon(session)
                 raise
 
     async def keep(self, session: Session) -> None:
@@ -84,10 +82,6 @@ class SessionRegistry:
             if session.state is not SessionState.CLOSED:
                 self.drop(session)
             raise
-
-    async def settled(self, session: Session) -> None:
-        """Return when all that has happened to the session is durable. Raises `NotDurable` if it cannot be."""
-        await self._keeper.settled(session)
 
     async def reopen(self, session: Session) -> None:
         """Open a session that the journal has brought back, unless it has expired.
@@ -115,12 +109,20 @@ class SessionRegistry:
         await self.settled(session)
 
     async def fork(self, session: Session) -> Session:
-        """Open a session with the same history and shared KV. Raises `WrongState` unless idle, `Busy`, `Draining`."""
-        session.require(SessionState.IDLE, to="fork")
+        """Open a session with the same history, breakpoints and shared KV; that of a paused one is paused too.
+
+        Raises `WrongState` unless idle or paused, `Busy`, `Draining`.
+        """
+        session.require(SessionState.IDLE, SessionState.PAUSED, to="fork")
         child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s)
         child.history = session.history[:]
+        child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
+        place = self.pauses.place(session)
         async with self.opening(child):
-            await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
+            if place is None:
+                await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
+            else:
+                await self.pauses.fork(session, child, place)
         await self.keep(child)
         return child
 
@@ -129,94 +131,21 @@ class SessionRegistry:
         session.require(SessionState.IDLE, to="rewind")
         if not 0 <= to_token <= len(session.history):
             raise FieldOutOfRange(f"to_token must be from 0 to {len(session.history)}", param="to_token")
-        del session.history[to_token:]
+        session.truncate(to_token)
         self._keeper.note(session)
         await self.executor.call(lambda ticket: Rewind(ticket, session.id, to_token))
         await self.settled(session)
 
     def set_phase(self, session: Session, phase: Phase, resume_in_ms: float | None = None) -> None:
-        """Say what the session is doing, and when it will go on, in ms from now. Raises `WrongState` unless idle."""
+        """Say what the session is doing, and when it will go on, in ms from now.
+
+        Raises `WrongState` unless idle or paused.
+        """
         with self._metrics.signal.time():
-            session.require(SessionState.IDLE, to=f"set the phase to {phase}")
+            session.require(SessionState.IDLE, SessionState.PAUSED, to=f"set the phase to {phase}")
             session.phase = phase
             self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))
             self._keeper.note(session)
-
-    def start_turn(
-        self,
-        session: Session,
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
-        stop: StopRule,
-        *,
-        replace: bool = False,
-        param: str = "prompt",
-    ) -> Turn:
-        """Queue a turn that appends `token_ids` to the history, or with `replace` makes them the history.
-
-        Whoever starts a turn must `release` it, however it ends. Raises `WrongState` unless idle, `Busy` when the queue
-        is full, `Draining`, and `FieldOutOfRange` if there is no token to start from; `param` names what the tokens
-        came from.
-        """
-        if self.draining:
-            raise Draining("the server is shutting down")
-        session.require(SessionState.IDLE, to="start a turn")
-        if self.table.waiting >= self._settings.max_queue:
-            raise Busy(f"the queue is full ({self._settings.max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
-        history = array("I", token_ids) if replace else session.history + array("I", token_ids)
-        if not history:
-            raise FieldOutOfRange("a turn needs at least 1 token to start from", param=param)
-        clock = TurnClock(self._metrics)
-
-        def observe(event: TurnEvent) -> None:
-            clock.observe(event)
-            usage = session.usage
-            usage.queue_ms, usage.restore_ms, usage.prefill_ms = clock.queue_ms, clock.restore_ms, clock.prefill_ms
-            session.observe(event)
-            if isinstance(event, TurnFinished):
-                self._keeper.note(session)
-
-        turn = self.executor.start_turn(
-            lambda ticket: Submit(ticket, session.id, tuple(token_ids), sampling, stop, replace), observe
-        )
-        session.begin(turn, history)
-        return turn
-
-    def room(
-        self, context: int, max_tokens: int | None, *, param: str = "prompt", limit_param: str = "max_tokens"
-    ) -> int:
-        """How many tokens a turn on `context` tokens may generate: `max_tokens`, or what there is room for.
-
-        Raises `ContextTooLong` if the context and `max_tokens` exceed the model's length; `param` names what the
-        context came from, `limit_param` what `max_tokens` came from.
-        """
-        room = self.info.max_model_len - context
-        wanted = 1 if max_tokens is None else max_tokens
-        if room < wanted:
-            raise ContextTooLong(
-                f"this model's context is {self.info.max_model_len} tokens, but there are {context} and at least "
-                f"{wanted} more are to be generated",
-                param=limit_param if room >= 0 and max_tokens else param,
-            )
-        return room if max_tokens is None else max_tokens
-
-    def cancel(
-        self,
-        session: Session,
-        turn: Turn,
-        keep: int | None = None,
-        reason: FinishReason = FinishReason.CANCELLED,
-    ) -> None:
-        """Ask for the end of `turn`, without waiting. The first `keep` generated tokens stay (None: all)."""
-        session.cut(turn, keep)
-        if session.state is SessionState.IDLE:
-            self._keeper.note(session)
-        self.executor.post(lambda ticket: Cancel(ticket, session.id, turn.ticket, keep, reason))
-
-    def release(self, session: Session, turn: Turn) -> None:
-        """Let go of a turn: one that nobody reads any more must not run on. Call in a `finally`; raises nothing."""
-        if not turn.ended.is_set() and self.executor.failure is None:
-            self.cancel(session, turn)
 
     @contextlib.asynccontextmanager
     async def ephemeral(
@@ -241,8 +170,17 @@ class SessionRegistry:
         self.table.admit()
 
     async def _open_again(self, session: Session) -> None:
-        owner, token_ids = session.owner or "", tuple(session.history)
-        await self.executor.call(lambda ticket: Open(ticket, session.id, owner, session.residency, token_ids))
+        await self.executor.call(
+            lambda ticket: Open(
+                ticket,
+                session.id,
+                session.owner or "",
+                session.residency,
+                tuple(session.history),
+                tuple(session.breakpoints.values()),
+                session.interventions,
+            )
+        )
 
     def _forget(self, session: Session) -> None:
         session.move(SessionState.CLOSED)
@@ -252,8 +190,9 @@ class SessionRegistry:
     def drop(self, session: Session) -> None:
         """Close the session without waiting for the engine; one that has died holds nothing to free."""
         self._forget(session)
-        self._post_close(session)
+        self.abandon(session)
 
-    def _post_close(self, session: Session) -> None:
+    def abandon(self, session: Session) -> None:
+        """Let the engine close a session that is in nobody's hands any more, without waiting for it."""
         if self.executor.failure is None:
             self.executor.post(lambda ticket: Close(ticket, session.id))

@@ -7,7 +7,7 @@ from collections import deque
 
 from app.domain import Ticket, TokenLogprobs
 from app.errors import DjinnError
-from app.messages import Failed, PromptScored, Started, Token, TurnEvent, TurnFinished
+from app.messages import Failed, Paused, PromptScored, Started, Token, TurnEvent, TurnFinished
 
 
 class TokenRun:
@@ -26,14 +26,15 @@ class TokenRun:
             self.logprobs.append(token.logprobs)
 
 
-TurnItem = Started | PromptScored | TokenRun | TurnFinished
+TurnItem = Started | PromptScored | TokenRun | Paused | TurnFinished
 
 
 class Mailbox:
     """Events of one turn on their way to its reader. Used on the event loop only.
 
-    At most four items ever wait here: tokens that arrive while tokens wait join the same `TokenRun`, and a turn has one
-    `Started`, one `PromptScored` and one end. A turn's own `max_tokens` bounds the bytes.
+    Few items ever wait here: tokens that arrive while tokens wait join the same `TokenRun`, a turn has one
+    `PromptScored` and one end, and one `Started` and one `Paused` for each time that it is resumed. A turn's own
+    `max_tokens` bounds the bytes.
     """
 
     def __init__(self) -> None:
@@ -59,28 +60,44 @@ class Mailbox:
         """Whether nothing waits to be read."""
         return not self._items
 
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Those of the tokens that wait."""
+        return [found for item in self._items if isinstance(item, TokenRun) for found in item.logprobs]
+
     async def get(self) -> TurnItem:
-        """Wait for the next item. Raises the error of a turn that failed."""
+        """Wait for the next item. Raises the error of a turn that failed, and goes on to."""
         while not self._items:
             self._filled.clear()
             await self._filled.wait()
+        if isinstance(self._items[0], DjinnError):
+            raise self._items[0]
         item = self._items.popleft()
-        if isinstance(item, DjinnError):
-            raise item
+        assert not isinstance(item, DjinnError)
         return item
 
 
 class Turn:
-    """One running turn as its reader sees it: iterate to get its items, the last of which is `TurnFinished`."""
+    """One turn as its reader sees it: iterate to get its items, the last of which is `TurnFinished`.
+
+    It may pause any number of times before: after a `Paused`, nothing comes until it is resumed.
+    """
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
+        """That of the last `Submit` or `Resume`."""
         self.mailbox = Mailbox()
+        self.readers = 1
+        """Who waits for something of it: whoever started it, and whoever has resumed it."""
+        self.ending = False
+        """Whether a `Cancel` is on its way: however the engine stops meanwhile, the end follows."""
         self.ended = asyncio.Event()
         """Set when the engine has given the terminal event, whether or not anyone has read it."""
 
     def deliver(self, event: TurnEvent) -> None:
         """Take one event from the executor."""
+        if isinstance(event, Paused) and self.ending:
+            return
         self.mailbox.put(event)
         if isinstance(event, TurnFinished | Failed):
             self.ended.set()

@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from app.domain import ModelInfo, SamplingParams, StopRule
+from app.domain import ModelInfo, SamplingParams, SessionId, StopRule
 from app.errors import EngineError
 from app.executor import Deliver, EngineExecutor
 from app.main import create_app
-from app.messages import Command, Inspect
+from app.messages import Command, Fork, Inspect
 from app.routers.dependencies import Services
 from app.tokens import Tokens
 from tests.serving import running_services, tiny_settings
@@ -82,3 +82,18 @@ async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
     await executor.stop()
     with pytest.raises(EngineError):
         await waiting
+
+
+async def test_a_turn_that_a_command_should_have_brought_is_let_go_if_it_cannot(info: ModelInfo) -> None:
+    executor, seen = EngineExecutor(DyingEngine(info)), list[object]()
+    executor.start()
+    forking = executor.call_for_turn(
+        lambda ticket, turn: Fork(ticket, SessionId("a"), SessionId("b"), turn), seen.append
+    )
+    waiting = asyncio.create_task(forking)
+    await asyncio.sleep(0)
+    await executor.stop()
+    with pytest.raises(EngineError):
+        await waiting
+    assert not executor._turns
+    assert not executor._replies

@@ -10,15 +10,18 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
+from safetensors.numpy import save
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from tests.routers.pausing import HIDDEN
 from tests.serving import serve
 
 schemathesis.serializer.alias("application/vnd.safetensors", "application/octet-stream")
@@ -31,13 +34,35 @@ def small_url() -> Iterator[str]:
         yield url
 
 
+def fill_path(parameters: dict[str, Any], path: str, url: str) -> None:
+    """Name things that there are: generated names would only ever find the 404."""
+    if "session_id" in parameters:
+        parameters["session_id"] = httpx.post(f"{url}/v1/sessions").json()["id"]
+        session = f"{url}/v1/sessions/{parameters['session_id']}"
+        if "/checkpoint" in path or path.endswith("/resume"):
+            pause(session)
+        if "breakpoint_id" in parameters:
+            parameters["breakpoint_id"] = pause(session)
+    if path.startswith("/v1/vectors/"):
+        parameters["name"] = "named"
+        content = save({"v": np.ones(HIDDEN, np.float32)})
+        httpx.post(f"{url}/v1/vectors", params={"name": "named"}, content=content).raise_for_status()
+
+
+def pause(session: str) -> str:
+    """Leave the session paused; returns the id of the breakpoint."""
+    armed = httpx.post(f"{session}/breakpoints", json={"layer": 0, "action": "pause"}).json()
+    turn = httpx.post(f"{session}/generate", json={"token_ids": [5, 6], "max_tokens": 4}).json()
+    assert turn["status"] == "paused"
+    breakpoint_id: str = armed["id"]
+    return breakpoint_id
+
+
 def check_operation(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, url: str) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     def check(case: Case[Any]) -> None:
-        if "session_id" in case.path_parameters:
-            # A generated id would only ever find the 404.
-            case.path_parameters["session_id"] = httpx.post(f"{url}/v1/sessions").json()["id"]
+        fill_path(case.path_parameters, operation.path, url)
         # Some rules, such as "exactly one of", are not in the schema: a 422 is a fair answer to what it allows.
         case.call_and_validate(excluded_checks=[positive_data_acceptance])
 
@@ -49,7 +74,7 @@ def test_every_answer_is_documented(small_url: str, subtests: pytest.Subtests, m
     """Schemathesis's own pytest integration does not work with pytest 9.2, so the operations are walked here."""
     schema = schemathesis.openapi.from_url(f"{small_url}/openapi.json").exclude(tag="openai")
     operations = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
-    assert len(operations) > 10
+    assert len(operations) > 30
     for operation in operations:
         # Nothing can be wrong about a request without fields.
         with subtests.test(operation.label), suppress(Unsatisfiable):

@@ -5,9 +5,10 @@ from itertools import product
 
 import pytest
 
+from app.breakpoints import CheckpointInfo, Edit, EditOp, Intervention, Pass
 from app.domain import FinishReason, SessionId, SessionState, Ticket, TurnUsage
 from app.errors import EngineError, WrongState
-from app.messages import Failed, Started, Token, TurnFinished
+from app.messages import Failed, Paused, Started, Token, TurnFinished
 from app.session import Session
 from app.stream import Turn
 
@@ -39,9 +40,17 @@ def session_with_turn() -> tuple[Session, Turn]:
     return session, turn
 
 
-def finished(history_tokens: int) -> TurnFinished:
+def finished(history_tokens: int, interventions: tuple[Intervention, ...] | None = None) -> TurnFinished:
     usage = TurnUsage(prompt_tokens=3, cached_tokens=2, completion_tokens=history_tokens - 3)
-    return TurnFinished(TICKET, FinishReason.STOP, usage, history_tokens)
+    return TurnFinished(TICKET, FinishReason.STOP, usage, history_tokens, interventions)
+
+
+def paused() -> Paused:
+    return Paused(TICKET, CheckpointInfo(1, 2, 3, 64, "float32", 256, Pass.DECODE, None, 0.1, 1.0), TurnUsage())
+
+
+def edited(first: int, end: int) -> Intervention:
+    return Intervention(first, end, 2, Edit(EditOp.SCALE, 0.9))
 
 
 @pytest.mark.parametrize(("state", "to"), list(product(SessionState, SessionState)))
@@ -122,3 +131,67 @@ def test_only_a_session_without_a_turn_expires() -> None:
     assert session.expires_at is None
     session.observe(finished(3))
     assert session.expires_at == session.used_at + 10
+
+
+def test_a_paused_turn_is_cancelled_through_the_queue_and_cannot_be_resumed_meanwhile() -> None:
+    session, turn = session_with_turn()
+    session.observe(Started(TICKET, 2))
+    session.observe(Token(TICKET, 7))
+    session.observe(paused())
+    assert session.state == "paused"
+    session.end(turn)
+    assert session.state == "queued"
+    session.observe(finished(4))
+    assert session.state == "idle"
+    assert list(session.history) == [1, 2, 3, 7]
+
+
+def test_a_pause_that_a_cancel_overtakes_is_none() -> None:
+    session, turn = session_with_turn()
+    session.observe(Started(TICKET, 2))
+    session.end(turn)
+    session.observe(paused())
+    assert session.state == "running"
+    session.observe(finished(3))
+    assert session.state == "idle"
+
+
+def test_while_a_turn_is_in_the_session_its_settled_history_is_that_before() -> None:
+    session, _ = session_with_turn()
+    session.interventions = (edited(0, 2),)
+    for event in (Started(TICKET, 2), Token(TICKET, 7), paused()):
+        session.observe(event)
+        assert list(session.settled_history) == [1, 2]
+        assert session.settled_interventions == (edited(0, 2),)
+    session.observe(finished(4, (edited(0, 4),)))
+    assert list(session.settled_history) == [1, 2, 3, 7]
+    assert session.settled_interventions == (edited(0, 4),)
+
+
+@pytest.mark.parametrize("cut_first", [True, False])
+def test_a_cut_history_keeps_only_what_it_was_computed_with(cut_first: bool) -> None:
+    session, turn = session_with_turn()
+    session.observe(Started(TICKET, 2))
+    for token_id in (7, 8, 9):
+        session.observe(Token(TICKET, token_id))
+    if cut_first:
+        session.cut(turn, 1)
+    session.observe(finished(6, (edited(0, 2), edited(3, 6), edited(4, 6))))
+    if not cut_first:
+        session.cut(turn, 1)
+    assert list(session.interventions) == [edited(0, 2), edited(3, 4)]
+    session.truncate(1)
+    assert list(session.interventions) == [edited(0, 1)]
+    session.truncate(0)
+    assert list(session.interventions) == []
+
+
+def test_a_turn_that_changes_no_intervention_and_one_that_fails_leave_them() -> None:
+    session, _ = session_with_turn()
+    session.interventions = (edited(0, 2),)
+    session.observe(Started(TICKET, 2))
+    session.observe(finished(3))
+    assert session.interventions == (edited(0, 2),)
+    session.begin(Turn(TICKET), array("I", [1, 2, 3, 4]))
+    session.observe(Failed(TICKET, EngineError("boom")))
+    assert session.interventions == (edited(0, 2),)

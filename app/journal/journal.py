@@ -9,10 +9,12 @@ from array import array
 from concurrent.futures import Future
 from pathlib import Path
 
+from app.breakpoints import TensorData
 from app.domain import ModelInfo, SessionId
 from app.errors import NotDurable
 from app.journal.lock import FolderLock
-from app.journal.records import Batch, Change, SessionRecord, add_to
+from app.journal.records import Batch, Entry, Key, SessionRecord, VectorKey, add_to
+from app.journal.steering import Steering
 from app.journal.store import JournalStore
 
 logger = logging.getLogger(__name__)
@@ -47,15 +49,23 @@ class Journal:
         """Every session and its history, by id. Call before `start`. Raises what `JournalStore.load` raises."""
         return self._store.load(model)
 
+    def load_steering(self) -> dict[SessionId, Steering]:
+        """That of every session that has some. Call after `load`, before `start`. Raises like `load`."""
+        return self._store.load_steering()
+
+    def load_vectors(self) -> dict[VectorKey, TensorData]:
+        """Every owner's vectors. Call after `load`, before `start`. Raises like `load`."""
+        return self._store.load_vectors()
+
     def start(self) -> None:
         """Start to write."""
         self._thread = threading.Thread(target=self._run, name="djinn-journal", daemon=True)
         self._thread.start()
 
-    def append(self, session: SessionId, change: Change | None) -> None:
-        """Take what happened to the session (None: it is gone). Never waits for the disk."""
+    def append(self, key: Key, entry: Entry) -> None:
+        """Take what happened to a session or a vector (None: it is gone). Never waits for the disk."""
         with self._wake:
-            add_to(self._pending, session, change)
+            add_to(self._pending, key, entry)
             self._appended += 1
             self._wanted = True
             self._wake.notify()
@@ -95,7 +105,7 @@ class Journal:
             if batch:
                 self._store.apply(batch)
         except Exception as error:  # whatever it is, those who wait must hear of it
-            logger.exception("the journal could not be written; %d sessions wait", len(batch))
+            logger.exception("the journal could not be written; %d sessions and vectors wait", len(batch))
             self._put_back(batch)
             commit.set_exception(NotDurable(f"done, but it would not survive a restart: the journal says {error}"))
         else:
@@ -104,6 +114,6 @@ class Journal:
 
     def _put_back(self, batch: Batch) -> None:
         with self._wake:
-            for session, change in self._pending.items():
-                add_to(batch, session, change)
+            for key, entry in self._pending.items():
+                add_to(batch, key, entry)
             self._pending = batch

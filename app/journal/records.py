@@ -1,10 +1,12 @@
-"""What the journal is told: how a session is now, and what its history is from some position on."""
+"""What the journal is told: how a session is now, what its history is from some position on, and an owner's vectors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.breakpoints import TensorData
 from app.domain import Phase, Residency, SessionId
+from app.journal.steering import Steering
 
 TOKEN_BYTES = 4
 """A token id is an unsigned 32-bit integer in the machine's byte order: an item of `array("I")`."""
@@ -28,25 +30,43 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The session is `record` now, and its history from `position` on is `token_ids`, whatever stood there before."""
+    """The session is `record` now, and its history from `position` on is `token_ids`, whatever stood there before.
+
+    `steering` is None if it is as it was.
+    """
 
     record: SessionRecord
     position: int
     token_ids: bytes
+    steering: Steering | None = None
 
     def then(self, later: Change) -> Change:
         """This change and a later one of the same session, as one."""
+        steering = self.steering if later.steering is None else later.steering
         if later.position <= self.position:
-            return later
+            return Change(later.record, later.position, later.token_ids, steering)
         kept = self.token_ids[: (later.position - self.position) * TOKEN_BYTES]
-        return Change(later.record, self.position, kept + later.token_ids)
+        return Change(later.record, self.position, kept + later.token_ids, steering)
 
 
-Batch = dict[SessionId, Change | None]
-"""What is to be written, by session; None: the session is gone."""
+@dataclass(frozen=True, slots=True)
+class VectorKey:
+    """An owner's vector of that name. `owner` is the API key's fingerprint (None: no keys are set)."""
+
+    owner: str | None
+    name: str
 
 
-def add_to(batch: Batch, session: SessionId, change: Change | None) -> None:
-    """Put what happened to `session` after all that is in `batch`."""
-    earlier = batch.get(session)
-    batch[session] = change if change is None or earlier is None else earlier.then(change)
+Key = SessionId | VectorKey
+Entry = Change | TensorData | None
+"""What is new about a session or a vector; None: it is gone."""
+Batch = dict[Key, Entry]
+"""What is to be written."""
+
+
+def add_to(batch: Batch, key: Key, entry: Entry) -> None:
+    """Put what happened to `key` after all that is in `batch`."""
+    earlier = batch.get(key)
+    if isinstance(earlier, Change) and isinstance(entry, Change):
+        entry = earlier.then(entry)
+    batch[key] = entry

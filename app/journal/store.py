@@ -7,14 +7,19 @@ import sqlite3
 from array import array
 from dataclasses import astuple, fields, replace
 from pathlib import Path
+from typing import Any
 
-from app.domain import ModelInfo, Phase, Residency
+from app.breakpoints import TensorData
+from app.domain import ModelInfo, Phase, Residency, SessionId
 from app.errors import FieldOutOfRange
-from app.journal.records import TOKEN_BYTES, Batch, Change, SessionRecord
+from app.journal import breakpoint_tables
+from app.journal.records import TOKEN_BYTES, Batch, Change, SessionRecord, VectorKey
+from app.journal.steering import Steering
 
-FORMAT = 1
+FORMAT = 2
 TABLES = f"""
-CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL) STRICT;
+CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
+STRICT;
 CREATE TABLE session (
     id TEXT PRIMARY KEY, owner TEXT, name TEXT, metadata TEXT NOT NULL, ttl_s INTEGER, residency TEXT NOT NULL,
     phase TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL, usage TEXT NOT NULL
@@ -22,6 +27,7 @@ CREATE TABLE session (
 CREATE TABLE tokens (
     session TEXT NOT NULL, position INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (session, position)
 ) STRICT, WITHOUT ROWID;
+{breakpoint_tables.TABLES}
 PRAGMA user_version = {FORMAT};
 """
 """A history is the `ids` of its rows in the order of `position`, which is that of a row's first token."""
@@ -73,15 +79,32 @@ class JournalStore:
                 raise self._damaged(f"the history of session {session} has tokens that the model does not have")
         return [(record, histories[record.id]) for record in sorted(records, key=lambda record: record.id)]
 
+    def load_steering(self) -> dict[SessionId, Steering]:
+        """That of every session that has some. Raises `FieldOutOfRange` if the file is damaged."""
+        try:
+            return breakpoint_tables.load_steering(self._connection)
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+
+    def load_vectors(self) -> dict[VectorKey, TensorData]:
+        """Every owner's vectors. Raises `FieldOutOfRange` if the file is damaged."""
+        try:
+            return breakpoint_tables.load_vectors(self._connection)
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from error
+
     def apply(self, batch: Batch) -> None:
         """Write all of `batch`, or on `sqlite3.Error` nothing of it."""
         with self._connection:
-            for session, change in batch.items():
-                if change is not None:
-                    self._write(change)
-                    continue
-                self._connection.execute("DELETE FROM session WHERE id = ?", (session,))
-                self._connection.execute("DELETE FROM tokens WHERE session = ?", (session,))
+            for key, entry in batch.items():
+                if isinstance(entry, Change):
+                    self._write(entry)
+                elif isinstance(key, VectorKey):
+                    breakpoint_tables.put_vector(self._connection, key, entry)
+                else:
+                    self._connection.execute("DELETE FROM session WHERE id = ?", (key,))
+                    self._connection.execute("DELETE FROM tokens WHERE session = ?", (key,))
+                    self._connection.execute("DELETE FROM steering WHERE session = ?", (key,))
 
     def close(self) -> None:
         """Close the file."""
@@ -111,21 +134,23 @@ class JournalStore:
             raise self._damaged(f"its format is {version}, this server's is {FORMAT}")
 
     def _claim(self, model: ModelInfo) -> None:
-        ours = model.name, model.vocab_size
-        theirs = self._connection.execute("SELECT name, vocab_size FROM model").fetchone()
+        ours = model.name, model.vocab_size, model.num_layers, model.hidden_size
+        theirs = self._connection.execute("SELECT name, vocab_size, layers, hidden FROM model").fetchone()
         if theirs == ours:
             return
-        sessions = self._connection.execute("SELECT count(*) FROM session").fetchone()[0]
-        if sessions:
+        count = "SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM vector)"
+        sessions, vectors = self._connection.execute(count).fetchone()
+        if sessions or vectors:
+            sizes = "vocabulary {1}, {2} layers of {3}"
             raise FieldOutOfRange(
-                f"the {sessions} sessions in {self._path.parent} are those of model {theirs[0]!r} (vocabulary "
-                f"{theirs[1]}), not of {ours[0]!r} ({ours[1]}); serve that model, or name another folder with "
-                "--state-dir",
+                f"the {sessions} sessions and {vectors} vectors in {self._path.parent} are those of model "
+                f"{theirs[0]!r} ({sizes.format(*theirs)}), not of {ours[0]!r} ({sizes.format(*ours)}); serve that "
+                "model, or name another folder with --state-dir",
                 param="state_dir",
             )
         with self._connection:
             self._connection.execute("DELETE FROM model")
-            self._connection.execute("INSERT INTO model VALUES (?, ?)", ours)
+            self._connection.execute("INSERT INTO model VALUES (?, ?, ?, ?)", ours)
 
     def _write(self, change: Change) -> None:
         session, position = change.record.id, change.position
@@ -139,11 +164,13 @@ class JournalStore:
         )
         if change.token_ids:
             self._connection.execute("INSERT INTO tokens VALUES (?, ?, ?)", (session, position, change.token_ids))
+        if change.steering is not None:
+            breakpoint_tables.put_steering(self._connection, session, change.steering)
 
     @staticmethod
-    def _record(row: tuple[object, ...]) -> SessionRecord:
+    def _record(row: tuple[Any, ...]) -> SessionRecord:
         """Raises `ValueError` for a phase or residency that there is not."""
-        read = SessionRecord(*row)  # type: ignore[arg-type]  # the table is STRICT
+        read = SessionRecord(*row)  # the table is STRICT
         return replace(read, residency=Residency(read.residency), phase=Phase(read.phase))
 
     def _damaged(self, why: str) -> FieldOutOfRange:

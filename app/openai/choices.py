@@ -97,6 +97,7 @@ class Choices:
             _sampling_of(self._ask.sampling, number),
             self._ask.stop_rules[prompt],
             replace=True,
+            pausable=False,
         )
         self._cleanup.callback(self._registry.release, session, turn)
         text = TextTurn(

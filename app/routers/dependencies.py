@@ -17,6 +17,7 @@ from app.sessions import SessionRegistry
 from app.settings import Settings
 from app.spool import Spool
 from app.tokens import Tokens
+from app.vectors import Vectors
 from app.views.errors import ErrorBody
 
 
@@ -31,6 +32,7 @@ class Services:
     sessions: SessionRegistry
     bound_sessions: BoundSessions
     spool: Spool
+    vectors: Vectors
     started_at: int
     """Unix seconds."""
 

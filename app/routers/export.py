@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
-from starlette.requests import ClientDisconnect
 
 from app import session_files
 from app.errors import EngineError
+from app.routers.binary import FILE, FILE_BODY, SAFETENSORS, body_chunks
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
 from app.spool import read_chunks, write_chunks
-from app.sse import ClientDisconnected
 from app.views.sessions import SessionView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-SAFETENSORS = "application/vnd.safetensors"
-FILE = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
 IMPORT_PATH = f"{router.prefix}/import"
 
 
@@ -49,22 +45,14 @@ async def export_session(session: SessionDep, services: ServicesDep, cleanup: Cl
     operation_id="importSession",
     status_code=201,
     responses=errors(400, 429, 503),
-    openapi_extra={"requestBody": {"required": True, "content": FILE}},
+    openapi_extra=FILE_BODY,
 )
 async def import_session(request: Request, services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep) -> SessionView:
     """Open a session from an exported file, which is the body. Refuses one that is damaged or of another model."""
     path = await cleanup.enter_async_context(services.spool.path())
     try:
-        await write_chunks(path, _body(request))
+        await write_chunks(path, body_chunks(request))
     except OSError as error:
         raise EngineError(f"the file could not be stored: {error.strerror}") from error
     session = await session_files.import_session(services.sessions, path, owner)
     return SessionView.of(session)
-
-
-async def _body(request: Request) -> AsyncGenerator[bytes, None]:
-    try:
-        async for chunk in request.stream():
-            yield chunk
-    except ClientDisconnect as error:
-        raise ClientDisconnected from error

@@ -66,8 +66,10 @@ async def close_session(session: SessionDep, services: ServicesDep) -> None:
 
 @router.post("/{session_id}/cancel", operation_id="cancelTurn", responses=errors(404, 409))
 async def cancel_turn(session: SessionDep, services: ServicesDep) -> SessionView:
-    """End the running turn, whoever started it; the session is idle, with what was generated, when this answers."""
-    session.require(SessionState.QUEUED, SessionState.RUNNING, to="cancel")
+    """End the running or paused turn, whoever started it; the session is idle, with what was generated, when this
+    answers.
+    """
+    session.require(SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED, to="cancel")
     assert session.turn is not None
     services.sessions.cancel(session, session.turn)
     await session.turn.ended.wait()
@@ -77,7 +79,9 @@ async def cancel_turn(session: SessionDep, services: ServicesDep) -> SessionView
 
 @router.post("/{session_id}/fork", operation_id="forkSession", status_code=201, responses=errors(404, 409, 429, 503))
 async def fork_session(session: SessionDep, services: ServicesDep) -> SessionView:
-    """Open a session with the same history that shares this one's KV."""
+    """Open a session with the same history and breakpoints that shares this one's KV. That of a paused session is
+    paused in the same place.
+    """
     return SessionView.of(await services.sessions.fork(session))
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from app.domain import KVPolicy, Phase, Residency, SessionState, Tier
 from app.memory_map import SessionMemory
 from app.session import Session
+from app.views.checkpoint import CheckpointView
 
 
 class KVView(BaseModel):
@@ -72,7 +73,7 @@ class SessionUsageView(BaseModel):
 
 
 class SessionView(BaseModel):
-    """A session. Times are Unix seconds; `tokens` is the length of its history."""
+    """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`."""
 
     id: str
     state: SessionState
@@ -80,7 +81,7 @@ class SessionView(BaseModel):
     residency: Residency
     tokens: int
     kv: KVView
-    checkpoint: None = None
+    checkpoint: CheckpointView | None
     usage: SessionUsageView
     metadata: dict[str, str]
     created_at: float
@@ -96,6 +97,7 @@ class SessionView(BaseModel):
             residency=session.residency,
             tokens=len(session.history),
             kv=KVView.of(session.kv),
+            checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
             usage=SessionUsageView.of(session),
             metadata=session.metadata,
             created_at=session.created_at,

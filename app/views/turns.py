@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field
 
 from app.domain import FinishReason, TokenLogprobs, TurnUsage
+from app.views.checkpoint import CheckpointView
 
 
 def is_none(value: object) -> bool:
@@ -49,14 +50,16 @@ class TurnUsageView(BaseModel):
 
 
 class TurnView(BaseModel):
-    """A turn that is over, whole. `logprobs` is there if the request asked for it."""
+    """A turn that is over, or the whole of one up to where it is paused: then it has a `checkpoint` and no
+    `finish_reason`. `logprobs` is there if the request that began it asked for it.
+    """
 
-    status: Literal["finished"] = "finished"
+    status: Literal["finished", "paused"]
     text: str
     token_ids: list[int]
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     usage: TurnUsageView
-    checkpoint: None = None
+    checkpoint: CheckpointView | None
     logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from app.domain import ModelInfo, Phase, Residency, SessionId
 from app.journal.records import Change, SessionRecord
@@ -18,24 +20,24 @@ def model_info(name: str = "tiny", vocab_size: int = 512) -> ModelInfo:
     return ModelInfo(name, 1024, vocab_size, 2, 64, 2, 16, "float32", "cpu", 1, 1)
 
 
-def record(session: str, **changed: object) -> SessionRecord:
+def record(session: str, **changed: Any) -> SessionRecord:
     """A session with a value in every field."""
-    values: dict[str, object] = {
-        "id": SessionId(session),
-        "owner": "me",
-        "name": None,
-        "metadata": '{"a": "b"}',
-        "ttl_s": 60,
-        "residency": Residency.GUARANTEED,
-        "phase": Phase.IO_WAIT,
-        "created_at": 1.5,
-        "used_at": 2.5,
-        "usage": '{"prompt_tokens": 1}',
-    }
-    return SessionRecord(**{**values, **changed})  # type: ignore[arg-type]
+    whole = SessionRecord(
+        id=SessionId(session),
+        owner="me",
+        name=None,
+        metadata='{"a": "b"}',
+        ttl_s=60,
+        residency=Residency.GUARANTEED,
+        phase=Phase.IO_WAIT,
+        created_at=1.5,
+        used_at=2.5,
+        usage='{"prompt_tokens": 1}',
+    )
+    return replace(whole, **changed)
 
 
-def change(session: str, position: int, token_ids: Sequence[int], **changed: object) -> Change:
+def change(session: str, position: int, token_ids: Sequence[int], **changed: Any) -> Change:
     """The session's history from `position` on is `token_ids` now."""
     return Change(record(session, **changed), position, array("I", token_ids).tobytes())
 

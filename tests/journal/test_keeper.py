@@ -4,15 +4,18 @@ import os.path
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain import Phase, Residency, SessionId, SessionState
+from app.domain import Phase, Residency, SessionId, SessionState, Ticket
 from app.journal.journal import Journal
 from app.journal.keeper import SessionKeeper, common_prefix
-from app.session import Session, SessionUsage
+from app.session import Session
+from app.session_usage import SessionUsage
+from app.stream import Turn
 from tests.journal.building import model_info
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
@@ -44,8 +47,8 @@ async def restarted(keeper: SessionKeeper, folder: Path) -> list[Session]:
     return found
 
 
-def session(number: int, **fields: object) -> Session:
-    return Session(SessionId(f"ses_{number}"), None, history=array("I", [1, 2, 3]), **fields)  # type: ignore[arg-type]
+def session(number: int, **fields: Any) -> Session:
+    return Session(SessionId(f"ses_{number}"), None, history=array("I", [1, 2, 3]), **fields)
 
 
 async def test_every_field_comes_back(keeper: SessionKeeper, tmp_path: Path) -> None:
@@ -88,8 +91,9 @@ async def test_an_ephemeral_session_is_not_kept(keeper: SessionKeeper, tmp_path:
 async def test_half_a_turn_is_not_kept(keeper: SessionKeeper, tmp_path: Path, state: SessionState) -> None:
     busy = session(1)
     keeper.note(busy)
+    busy.begin(Turn(Ticket(1)), busy.history + array("I", [4]))
     busy.state = state
-    busy.history.extend([4, 5])
+    busy.history.append(5)
     keeper.note(busy)
     [back] = await restarted(keeper, tmp_path)
     assert list(back.history) == [1, 2, 3]

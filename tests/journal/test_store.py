@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from app.domain import SessionId
+from app.domain import ModelInfo, SessionId
 from app.errors import FieldOutOfRange
 from app.journal.records import Batch, add_to
 from app.journal.store import JournalStore
@@ -153,7 +153,7 @@ def test_a_damaged_file_is_named_not_passed_over(tmp_path: Path, size: int | Non
         "DELETE FROM session WHERE id = 'ses_1'",
         "UPDATE session SET phase = 'asleep'",
         "UPDATE tokens SET ids = x'00020000' WHERE session = 'ses_1' AND position = 510",
-        "PRAGMA user_version = 2",
+        "PRAGMA user_version = 1",
     ],
 )
 def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str) -> None:
@@ -177,11 +177,11 @@ def test_a_missing_file_beside_its_wal_is_a_loss_not_a_new_journal(tmp_path: Pat
 
 
 @pytest.mark.parametrize("other", [model_info("other"), model_info(vocab_size=513)])
-def test_another_models_sessions_are_refused_with_what_to_do(tmp_path: Path, other: object) -> None:
+def test_another_models_sessions_are_refused_with_what_to_do(tmp_path: Path, other: ModelInfo) -> None:
     filled(tmp_path / FILE)
     store = JournalStore(tmp_path / FILE)
     with pytest.raises(FieldOutOfRange, match=r"50 sessions .* model 'tiny' .*--state-dir"):
-        store.load(other)  # type: ignore[arg-type]
+        store.load(other)
     store.close()
     assert len(histories(tmp_path / FILE)) == 50
 

@@ -67,6 +67,29 @@ def test_the_answer_does_not_depend_on_what_the_session_holds(sdk: openai.OpenAI
         assert bound_answer.choices[0].text == expected
 
 
+def test_a_session_that_would_pause_is_refused_until_its_breakpoint_is_gone(
+    sdk: openai.OpenAI, http: httpx.Client
+) -> None:
+    ask: Any = {"model": MODEL, "prompt": "Wait here: ", "max_tokens": 4, "temperature": 0, **bound("pausing")}
+    first = sdk.completions.with_raw_response.create(**ask)
+    breakpoints = f"/v1/sessions/{first.headers['x-session-id']}/breakpoints"
+    armed = http.post(breakpoints, json={"layer": 1, "action": "pause"}).raise_for_status().json()["id"]
+    assert http.post(breakpoints, json={"layer": 1, "action": "capture"}).status_code == 201
+    with pytest.raises(openai.ConflictError, match=f"pause at breakpoint {armed}.*/generate"):
+        sdk.completions.create(**ask)
+    http.delete(f"{breakpoints}/{armed}").raise_for_status()
+    assert sdk.completions.create(**ask).choices[0].text == first.parse().choices[0].text
+
+
+def test_a_session_under_an_openai_call_takes_no_breakpoint_that_pauses(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    with sdk.completions.with_streaming_response.create(**LONG, stream=True, **bound("streaming")) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        breakpoints = f"/v1/sessions/{answer.headers['x-session-id']}/breakpoints"
+        assert http.post(breakpoints, json={"layer": 1, "action": "pause"}).status_code == 409
+        assert http.post(breakpoints, json={"layer": 1, "action": "capture"}).status_code == 201
+
+
 def test_the_session_can_also_be_named_by_its_id(sdk: openai.OpenAI, http: httpx.Client) -> None:
     session = http.post("/v1/sessions", json={"metadata": {"for": "openai"}}).json()["id"]
     answer = sdk.completions.with_raw_response.create(

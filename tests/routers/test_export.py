@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ from safetensors.numpy import load
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
+from tests.routers.forging import flipped, with_about, with_kv_of_ones
+from tests.routers.generating import streaming
 from tests.serving import serve
 
 PROMPT = [5 + index * 7 % 200 for index in range(50)]
@@ -102,25 +103,15 @@ def test_an_empty_session_can_be_taken_along(http: httpx.Client) -> None:
     generate(http, f"/v1/sessions/{answer.json()['id']}", PROMPT)
 
 
-def test_a_running_session_is_not_exported(http: httpx.Client) -> None:
-    """The answer and the session's state are of the same moment, however fast the turn is."""
-    session = create(http)
-    body = {"token_ids": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with http.stream("POST", f"{session}/generate", json=body) as turn:
-        next(turn.iter_bytes())
+def test_a_session_with_a_turn_in_it_is_not_exported(http: httpx.Client, session: str) -> None:
+    """Its turn goes on for hundreds of milliseconds after its stream has begun."""
+    with streaming(http, session, token_ids=PROMPT, max_tokens=900, ignore_eos=True):
         exported = http.get(f"{session}/export")
-        if http.get(session).json()["state"] == "running":
-            assert "running" in assert_error(exported, 409, "wrong_state")
+    assert "cannot export" in assert_error(exported, 409, "wrong_state")
 
 
 def test_there_must_be_a_session_to_export(http: httpx.Client) -> None:
     assert_error(http.get("/v1/sessions/ses_0/export"), 404, "not_found", param="session_id")
-
-
-def flipped(content: bytes, position: int) -> bytes:
-    changed = bytearray(content)
-    changed[position] ^= 1
-    return bytes(changed)
 
 
 @pytest.mark.parametrize(
@@ -155,17 +146,6 @@ def test_a_file_of_another_model_or_layout_is_refused(
     assert says in assert_error(answer, 422, "bad_export")
 
 
-def with_about(content: bytes, about: str) -> bytes:
-    """The file, as its owner could rewrite it."""
-    end = 8 + struct.unpack("<Q", content[:8])[0]
-    fields = json.loads(content[8:end])
-    fields["__metadata__"]["about"] = about
-    header = json.dumps(fields, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    forged = struct.pack("<Q", len(header)) + header + content[end:-32]
-    return forged + hashlib.sha256(forged).digest()
-
-
 @pytest.mark.parametrize(
     "about",
     [
@@ -184,13 +164,6 @@ def test_labels_that_no_session_can_have_are_refused(http: httpx.Client, used: s
     content = with_about(export(http, used), about)
     assert "metadata or ttl_s" in assert_error(http.post(IMPORT, content=content), 422, "bad_export")
     assert http.get("/v1/memory").json()["sessions"] == before
-
-
-def with_kv_of_ones(content: bytes) -> bytes:
-    """The file with KV that no model has computed, and a checksum that fits."""
-    start = len(content) - 32 - load(content)["kv"].nbytes
-    forged = content[:start] + b"\0\0\x80\x3f" * ((len(content) - 32 - start) // 4)
-    return forged + hashlib.sha256(forged).digest()
 
 
 def test_forged_kv_reaches_nobody_but_the_forger(http: httpx.Client, tmp_path: Path) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import cast
 
 import httpx
 import pytest
 
-from app.domain import SamplingParams, StopRule
+from app.domain import SamplingParams, StopRule, Ticket
 from app.errors import WrongState
-from app.generation import TextTurn
+from app.generation import TextChunk
+from app.messages import Paused, TurnFinished
 from app.routers import generate as generate_route
 from app.routers.dependencies import Services
+from app.routers.turn_answer import turn_events
 from app.schemas.turns import GenerateBody
-from app.views.turns import TokenEvent, TurnView
+from app.stream import Turn
+from app.turn_reader import TextRule, TurnReader
 from tests.routers.generating import PROMPT, streaming, wait_until_idle
 
 
@@ -88,14 +90,17 @@ async def test_a_turn_is_refused_if_the_history_changes_while_its_text_is_encode
     assert len(session.history) == 3
 
 
-async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(generate_route._TurnReader):
-        async def __aiter__(self) -> AsyncGenerator[TokenEvent | TurnView, None]:
-            yield TokenEvent(text="a", token_ids=[1], logprobs=None)
+async def test_a_bug_in_a_stream_is_an_error_event_and_a_log_entry(
+    caplog: pytest.LogCaptureFixture, services: Services
+) -> None:
+    class Broken(TurnReader):
+        async def __aiter__(self) -> AsyncIterator[TextChunk | Paused | TurnFinished]:
+            yield TextChunk("a", (1,))
             raise RuntimeError("the password is swordfish")
 
-    reader = Broken(cast("TextTurn", None), with_logprobs=False)
-    *_, last = [event async for event in generate_route._events(reader)]
+    session = services.sessions.create()
+    reader = Broken(Turn(Ticket(0)), services.tokens, TextRule(), lambda keep: None, lambda: asyncio.sleep(0))
+    *_, last = [event async for event in turn_events(session, reader)]
     assert last.startswith(b"event: error\n")
     assert b"internal_error" in last
     assert b"swordfish" not in last

@@ -1,0 +1,105 @@
+"""Whether what an exported file says can be: it comes from a client, and the engine takes it as it is."""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+
+import numpy as np
+
+from app.breakpoints import Action, Breakpoint, Edit, EditOp, Intervention, Pass, TensorData
+from app.domain import ModelInfo
+from app.export_label import DAY_S, ExportLabel, PausedTurnLabel
+from app.schemas.edits import MAX_FLOAT32, NEEDED_BY
+from app.session_breakpoints import MAX_BREAKPOINTS
+from app.tensors import EXPONENTS, norm, to_float32
+
+ID = re.compile(r"bp_[0-9a-f]{16}")
+MAX_EDITS = 16
+DIRECTIONS = (EditOp.PROJECT_OUT, EditOp.CLAMP)
+
+
+class LabelChecks:
+    """Checks a label against the model that it is for and the history that it came with.
+
+    Whatever raises, `ValueError` or `FieldOutOfRange`: such a label nobody has exported.
+    """
+
+    def __init__(self, info: ModelInfo, history: array[int]) -> None:
+        self._info = info
+        self._history = history
+
+    def check(self, label: ExportLabel) -> None:
+        """Check all of it."""
+        ids = [each.id for each in label.breakpoints]
+        _require(len(set(ids)) == len(ids) <= MAX_BREAKPOINTS, "breakpoints")
+        for breakpoint in label.breakpoints:
+            self._check_breakpoint(breakpoint)
+        self._check_interventions(label.interventions)
+        if label.turn is not None:
+            self._check_turn(label.turn)
+
+    def _check_breakpoint(self, breakpoint: Breakpoint) -> None:
+        layers, when, info = breakpoint.layers, breakpoint.when, self._info
+        _require(ID.fullmatch(breakpoint.id) is not None, "id")
+        _require(0 < len(layers) == len(set(layers)), "layers")
+        _require(all(0 <= layer < info.num_layers for layer in layers), "layers")
+        _require(when.position is None or 0 <= when.position < info.max_model_len, "position")
+        _require(when.token_id is None or 0 <= when.token_id < info.vocab_size, "token_id")
+        _require(when.every is None or when.every >= 1, "every")
+        _require(0.1 <= breakpoint.timeout_s <= DAY_S, "timeout_s")
+        edits = len(breakpoint.edits)
+        _require(1 <= edits <= MAX_EDITS if breakpoint.action is Action.EDIT else edits == 0, "edits")
+        for edit in breakpoint.edits:
+            self._check_edit(edit)
+
+    def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
+        for made in interventions:
+            _require(0 <= made.first < made.end <= len(self._history), "positions")
+            _require(1 <= made.boundary <= self._info.num_layers, "boundary")
+            self._check_edit(made.edit, rows=made.end - made.first)
+
+    def _check_edit(self, edit: Edit, rows: int | None = None) -> None:
+        """`rows` is how many positions the edit was made at; one that is still to be made has a row for all."""
+        positions, vector = edit.positions, edit.vector
+        _require(abs(edit.factor) <= MAX_FLOAT32, "factor")
+        _require(edit.max_norm is None or 0 < edit.max_norm <= MAX_FLOAT32, "max_norm")
+        _require(positions.first >= 0 and (positions.end is None or positions.end > positions.first), "positions")
+        _require((vector is not None) == (edit.op in NEEDED_BY["vector"]), "vector")
+        if vector is None:
+            return
+        if rows is not None and edit.op is EditOp.REPLACE and len(vector.shape) == 2:
+            _require(vector.shape[0] >= rows, "vector")
+            self._check_tensor(vector, (vector.shape[0], self._info.hidden_size), self._info.dtype)
+        else:
+            self._check_tensor(vector, (self._info.hidden_size,), "float32")
+        _require(edit.op not in DIRECTIONS or norm(vector) > 0, "vector")
+
+    def _check_tensor(self, tensor: TensorData, shape: tuple[int, ...], dtype: str) -> None:
+        _require((tensor.shape, tensor.dtype) == (shape, dtype), "shape")
+        width = np.dtype(EXPONENTS[dtype][0]).itemsize
+        _require(len(tensor.data) == math.prod(shape) * width, "data")
+        _require(bool(np.isfinite(to_float32(tensor)).all()), "values")
+
+    def _check_turn(self, turn: PausedTurnLabel) -> None:
+        tokens, info, fields = len(self._history), self._info, turn.fields
+        generated = tokens - turn.prompt_tokens
+        _require(fields.max_tokens is not None and 0 <= generated <= max(0, fields.max_tokens - 1), "max_tokens")
+        _require(len(turn.logprobs) == (0 if fields.logprobs is None else generated), "logprobs")
+        fields.check_vocabulary(info.vocab_size)
+        place = turn.checkpoint
+        _require(0 <= place.layer < info.num_layers, "layer")
+        _require(0 <= place.first < place.end <= tokens, "checkpoint")
+        _require((place.hidden_size, place.dtype) == (info.hidden_size, info.dtype), "checkpoint")
+        _require(place.bytes == len(turn.hidden.data), "checkpoint")
+        _require(place.in_pass is not Pass.ANY, "checkpoint")
+        _require(place.breakpoint is None or ID.fullmatch(place.breakpoint) is not None, "checkpoint")
+        _require(math.isfinite(place.saved_ms) and math.isfinite(place.created_at), "checkpoint")
+        self._check_tensor(turn.hidden, (place.end - place.first, info.hidden_size), info.dtype)
+        self._check_interventions(turn.interventions)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} cannot be")

@@ -1,0 +1,96 @@
+"""Breakpoints of a session, and what those that capture have recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from fastapi import APIRouter, Response
+
+from app.breakpoints import Captures
+from app.errors import NotFound
+from app.routers.binary import FILE, file_response
+from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
+from app.routers.edits import to_edits
+from app.schemas.breakpoints import BreakpointBody
+from app.tensors import write_file
+from app.views.breakpoints import BreakpointList, BreakpointView
+
+router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"])
+
+
+@router.post("/breakpoints", operation_id="createBreakpoint", status_code=201, responses=errors(400, 404, 409))
+async def create_breakpoint(
+    session: SessionDep, body: BreakpointBody, services: ServicesDep, owner: OwnerDep
+) -> BreakpointView:
+    """Arm a breakpoint, whatever the session is doing. Vectors that its edits name are taken as they are now."""
+    breakpoint = body.to_breakpoint(services.info, to_edits(body.edits or (), services, owner))
+    await services.sessions.breakpoints.arm(session, breakpoint)
+    return BreakpointView.of(breakpoint)
+
+
+@router.get("/breakpoints", operation_id="listBreakpoints", responses=errors(404))
+async def list_breakpoints(session: SessionDep) -> BreakpointList:
+    """The session's breakpoints. Those that act `once` go when they have."""
+    return BreakpointList(data=[BreakpointView.of(armed) for armed in session.breakpoints.values()])
+
+
+@router.get("/breakpoints/{breakpoint_id}", operation_id="getBreakpoint", responses=errors(404))
+async def get_breakpoint(session: SessionDep, breakpoint_id: str) -> BreakpointView:
+    """One breakpoint."""
+    armed = session.breakpoints.get(breakpoint_id)
+    if armed is None:
+        raise NotFound(f"no breakpoint {breakpoint_id}", param="breakpoint_id")
+    return BreakpointView.of(armed)
+
+
+@router.delete("/breakpoints", operation_id="deleteBreakpoints", status_code=204, responses=errors(404))
+async def delete_breakpoints(session: SessionDep, services: ServicesDep) -> None:
+    """Remove all breakpoints of the session. One that is paused stays so."""
+    await services.sessions.breakpoints.disarm(session, None)
+
+
+@router.delete("/breakpoints/{breakpoint_id}", operation_id="deleteBreakpoint", status_code=204, responses=errors(404))
+async def delete_breakpoint(session: SessionDep, breakpoint_id: str, services: ServicesDep) -> None:
+    """Remove one breakpoint. A session that is paused at it stays so."""
+    await services.sessions.breakpoints.disarm(session, breakpoint_id)
+
+
+@router.get(
+    "/captures",
+    operation_id="getCaptures",
+    response_class=Response,
+    responses={**errors(404), 200: {"content": FILE}},
+)
+async def get_captures(session: SessionDep, services: ServicesDep) -> Response:
+    """What `capture` breakpoints have recorded, as one safetensors file.
+
+    Each tensor is `[positions, hidden_size]`; sorted by name they are in the order of recording. The metadata has
+    JSON under each tensor's name: `breakpoint`, `layer`, `positions`, `token_ids`; and `dropped`, the number of those
+    for which there was no room.
+    """
+    captures = await services.sessions.breakpoints.captures(session)
+    return file_response(await asyncio.to_thread(_captures_file, captures))
+
+
+@router.delete("/captures", operation_id="deleteCaptures", status_code=204, responses=errors(404))
+async def delete_captures(session: SessionDep, services: ServicesDep) -> None:
+    """Forget what has been captured."""
+    await services.sessions.breakpoints.clear_captures(session)
+
+
+def _captures_file(captures: Captures) -> bytes:
+    tensors, metadata = {}, {"dropped": str(captures.dropped)}
+    width = max(5, len(str(len(captures.records))))
+    for index, record in enumerate(captures.records):
+        name = f"{index:0{width}}.{record.breakpoint}.layer{record.layer}"
+        tensors[name] = record.tensor
+        metadata[name] = json.dumps(
+            {
+                "breakpoint": record.breakpoint,
+                "layer": record.layer,
+                "positions": record.positions,
+                "token_ids": record.token_ids,
+            }
+        )
+    return write_file(tensors, metadata)

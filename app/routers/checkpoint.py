@@ -1,0 +1,112 @@
+"""What a paused turn has left: look at it, change it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+
+from app.breakpoints import Activation, CheckpointInfo, TensorData
+from app.errors import FieldOutOfRange
+from app.pauses import require_pause
+from app.routers.binary import FILE, FILE_BODY, SAFETENSORS, file_response, whole_body
+from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
+from app.routers.edits import to_edits
+from app.schemas.checkpoint import ActivationQuery, EditCheckpointBody, LensQuery
+from app.tensors import read_one, to_float32, write_file
+from app.views.checkpoint import ActivationView, CheckpointView, LensPositionView, LensView
+
+router = APIRouter(prefix="/v1/sessions/{session_id}/checkpoint", tags=["breakpoints"])
+
+ACTIVATION = "activation"
+
+
+@router.get("", operation_id="getCheckpoint", responses=errors(404, 409))
+async def get_checkpoint(session: SessionDep) -> CheckpointView:
+    """Where the session is paused, and until when."""
+    pause = require_pause(session, to="read the checkpoint")
+    return CheckpointView.of(pause.info, pause.expires_at)
+
+
+@router.get(
+    "/activation",
+    operation_id="getActivation",
+    response_model=ActivationView,
+    responses={**errors(404, 409), 200: {"description": "The residual stream", "content": FILE}},
+)
+async def get_activation(
+    request: Request, session: SessionDep, query: Annotated[ActivationQuery, Query()], services: ServicesDep
+) -> Response:
+    """The residual stream as safetensors, one tensor `activation` of `[positions, hidden_size]`, or as JSON if `Accept`
+    says so.
+    """
+    activation = await services.sessions.pauses.read(session, query.to_positions())
+    if _wants_json(request):
+        return Response(await asyncio.to_thread(_json, activation), media_type="application/json")
+    return file_response(write_file({ACTIVATION: activation.tensor}, _place(activation)))
+
+
+@router.put("/activation", operation_id="putActivation", responses=errors(400, 404, 409), openapi_extra=FILE_BODY)
+async def put_activation(request: Request, session: SessionDep, services: ServicesDep) -> CheckpointView:
+    """Put another residual stream in the place of this one: a file as `getActivation` gives it for all positions."""
+    content = await whole_body(request)
+    pause = require_pause(session, to="write the checkpoint")
+    tensor = await asyncio.to_thread(_read_activation, content, pause.info)
+    await services.sessions.pauses.write(session, tensor)
+    return CheckpointView.of(pause.info, pause.expires_at)
+
+
+@router.post("/edit", operation_id="editCheckpoint", responses=errors(400, 404, 409))
+async def edit_checkpoint(
+    session: SessionDep, body: EditCheckpointBody, services: ServicesDep, owner: OwnerDep
+) -> CheckpointView:
+    """Change the residual stream: every edit, or none if one cannot be made."""
+    pause = require_pause(session, to="edit the checkpoint")
+    await services.sessions.pauses.edit(session, to_edits(body.edits, services, owner))
+    return CheckpointView.of(pause.info, pause.expires_at)
+
+
+@router.get("/lens", operation_id="getLens", responses=errors(404, 409))
+async def get_lens(session: SessionDep, query: Annotated[LensQuery, Query()], services: ServicesDep) -> LensView:
+    """What the model would say if the layers that are left were skipped."""
+    layer = require_pause(session, to="read the checkpoint").info.layer
+    found = await services.sessions.pauses.lens(session, query.to_positions(), query.top_k)
+    return LensView(layer=layer, positions=[LensPositionView.of(each, services.tokens) for each in found])
+
+
+def _read_activation(content: bytes, info: CheckpointInfo) -> TensorData:
+    """The tensor of an uploaded file. What the file says of its place, if anything, must be true of the checkpoint."""
+    name, tensor, metadata = read_one(content, param=ACTIVATION)
+    if name != ACTIVATION:
+        raise FieldOutOfRange(f"{ACTIVATION}: the tensor must have this name, not {name}", param=ACTIVATION)
+    for key, value in (("layer", info.layer), ("first", info.first), ("end", info.end)):
+        if metadata.get(key, str(value)) != str(value):
+            raise FieldOutOfRange(f"{key}: it is {value} here, not {metadata[key]} as the file says", param=key)
+    shape = (info.end - info.first, info.hidden_size)
+    if tensor.shape != shape:
+        raise FieldOutOfRange(f"shape: it must be {list(shape)}, not {list(tensor.shape)}", param="shape")
+    if tensor.dtype != info.dtype:
+        raise FieldOutOfRange(f"dtype: it must be {info.dtype}, not {tensor.dtype}", param="dtype")
+    return tensor
+
+
+def _wants_json(request: Request) -> bool:
+    """Whether `Accept` names JSON, and not safetensors too."""
+    accepted = ",".join(request.headers.getlist("accept"))
+    types = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
+    return "application/json" in types and SAFETENSORS not in types
+
+
+def _place(activation: Activation) -> dict[str, str]:
+    return {"layer": str(activation.layer), "first": str(activation.first), "end": str(activation.end)}
+
+
+def _json(activation: Activation) -> bytes:
+    """An `ActivationView`. Its numbers are not worth a Python object each."""
+    tensor = activation.tensor
+    place = {"layer": activation.layer, "first": activation.first, "end": activation.end}
+    return orjson.dumps(
+        {**place, "dtype": tensor.dtype, "values": to_float32(tensor)}, option=orjson.OPT_SERIALIZE_NUMPY
+    )

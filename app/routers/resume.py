@@ -1,0 +1,39 @@
+"""The end of a pause."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
+from app.routers.edits import to_edits
+from app.routers.turn_answer import TURN_RESPONSE, answer_turn
+from app.schemas.checkpoint import ResumeBody
+from app.views.turns import TurnView
+
+router = APIRouter(prefix="/v1/sessions", tags=["breakpoints"])
+
+TO_THE_NEXT_BREAKPOINT = ResumeBody()
+
+
+@router.post(
+    "/{session_id}/resume",
+    operation_id="resumeSession",
+    response_model=TurnView,
+    responses={**errors(400, 404, 409, 503), 200: TURN_RESPONSE},
+)
+async def resume_session(
+    request: Request,
+    session: SessionDep,
+    services: ServicesDep,
+    owner: OwnerDep,
+    cleanup: CleanupDep,
+    body: ResumeBody = TO_THE_NEXT_BREAKPOINT,
+) -> Response:
+    """Go on with a paused turn, to its next pause or its end. A client that disconnects while it runs cancels it."""
+    registry, until = services.sessions, body.to_until()
+    registry.pauses.check_until(session, until)
+    if body.edits is not None:
+        await registry.pauses.edit(session, to_edits(body.edits, services, owner))
+    reader = registry.pauses.resume(session, until)
+    cleanup.callback(registry.release, session, reader.turn)
+    return await answer_turn(request, session, reader, stream=body.stream)

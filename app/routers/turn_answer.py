@@ -1,0 +1,70 @@
+"""How one stretch of a turn is answered, up to its end or its next pause: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import Request, Response
+
+from app.error_handlers import body_of
+from app.generation import TextChunk
+from app.messages import Paused, TurnFinished
+from app.session import Session
+from app.sse import EventStream, sse_event, unless_disconnected
+from app.turn_reader import TurnReader
+from app.views.checkpoint import CheckpointView
+from app.views.turns import TokenEvent, TokenLogprobsView, TurnUsageView, TurnView
+
+TURN_RESPONSE: dict[str, Any] = {
+    "description": "With `stream`, events `token` (TokenEvent), then `finished` or `paused` (TurnView) or `error` "
+    "(ErrorBody)",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+"""The documented answer of a route that answers with a turn, beside its model, `TurnView`."""
+
+
+async def answer_turn(request: Request, session: Session, reader: TurnReader, *, stream: bool) -> Response:
+    """Read the next stretch of the session's turn. Raises `ClientDisconnected` if nobody waits for it any more."""
+    if stream:
+        return EventStream(turn_events(session, reader))
+    end = await unless_disconnected(request, reader.read())
+    return Response(_turn_view(session, reader, end).model_dump_json(), media_type="application/json")
+
+
+async def turn_events(session: Session, reader: TurnReader) -> AsyncGenerator[bytes, None]:
+    """The events of the next stretch. An error is an event too: the status has been sent."""
+    try:
+        async for item in reader:
+            if isinstance(item, TextChunk):
+                event = _token_event(item, with_logprobs=reader.logprobs is not None)
+                yield sse_event("token", event.model_dump_json().encode())
+            else:
+                view = _turn_view(session, reader, item)
+                yield sse_event(view.status, view.model_dump_json().encode())
+    except Exception as error:
+        yield sse_event("error", body_of(error))
+
+
+def _token_event(chunk: TextChunk, *, with_logprobs: bool) -> TokenEvent:
+    logprobs = [TokenLogprobsView.of(found) for found in chunk.logprobs] if with_logprobs else None
+    return TokenEvent(text=chunk.text, token_ids=list(chunk.token_ids), logprobs=logprobs)
+
+
+def _turn_view(session: Session, reader: TurnReader, end: Paused | TurnFinished) -> TurnView:
+    paused, finished = (end, None) if isinstance(end, Paused) else (None, end)
+    return TurnView(
+        status="paused" if paused else "finished",
+        text=reader.text,
+        token_ids=reader.token_ids,
+        finish_reason=finished and finished.reason,
+        usage=TurnUsageView.of(end.usage),
+        checkpoint=paused and CheckpointView.of(paused.checkpoint, _expires_at(session, paused)),
+        logprobs=None if reader.logprobs is None else [TokenLogprobsView.of(found) for found in reader.logprobs],
+    )
+
+
+def _expires_at(session: Session, paused: Paused) -> float | None:
+    """When the pause ends by itself; None if it is over already."""
+    pause = session.pause
+    return None if pause is None or pause.info is not paused.checkpoint else pause.expires_at

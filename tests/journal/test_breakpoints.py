@@ -1,0 +1,191 @@
+"""Breakpoints, interventions and vectors in the journal: whatever happens to them comes back as it was."""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.breakpoints import Action, Breakpoint, Edit, EditOp, Intervention, OnTimeout, Pass, Positions, TensorData, When
+from app.domain import SessionId, Ticket
+from app.errors import FieldOutOfRange
+from app.journal.journal import FILE_NAME, Journal
+from app.journal.keeper import SessionKeeper
+from app.journal.records import VectorKey
+from app.journal.steering import Steering
+from app.session import Session
+from app.stream import Turn
+from tests.journal.building import model_info
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
+TENSORS = st.lists(FLOATS, min_size=1, max_size=4).map(lambda row: vector(*row))
+EDITS = st.builds(
+    Edit,
+    op=st.sampled_from(EditOp),
+    factor=st.floats(allow_nan=False, allow_infinity=False),
+    vector=st.none() | TENSORS,
+    positions=st.builds(Positions, st.integers(0, 99), st.none() | st.integers(0, 99), st.booleans()),
+    max_norm=st.none() | st.floats(0, 1e9),
+)
+BREAKPOINTS = st.builds(
+    Breakpoint,
+    id=st.text("0123456789abcdef", min_size=1, max_size=4),
+    layers=st.lists(st.integers(0, 40), min_size=1, max_size=3).map(tuple),
+    action=st.sampled_from(Action),
+    when=st.builds(When, st.sampled_from(Pass), st.none() | st.integers(0), st.none(), st.none() | st.integers(1)),
+    edits=st.lists(EDITS, max_size=3).map(tuple),
+    once=st.booleans(),
+    timeout_s=st.floats(0.1, 86400),
+    on_timeout=st.sampled_from(OnTimeout),
+)
+INTERVENTIONS = st.builds(Intervention, st.integers(0, 9), st.integers(10, 99), st.integers(1, 40), EDITS)
+
+
+def vector(*values: float) -> TensorData:
+    return TensorData("float32", (len(values),), struct.pack(f"<{len(values)}f", *values))
+
+
+STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.ADD, 0.5, vector(1, -2)),))
+WATCH = Breakpoint("bp_watch", (0, 1), Action.PAUSE, When(position=4), once=True, timeout_s=3.5)
+STEERED = Intervention(0, 3, 2, STEER.edits[0])
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """A journal that writes, in `tmp_path`."""
+    journal = Journal(tmp_path)
+    journal.load(model_info())
+    journal.start()
+    yield journal
+    journal.close()
+
+
+def session(number: int = 1) -> Session:
+    return Session(SessionId(f"ses_{number}"), None, history=array("I", [1, 2, 3]))
+
+
+def restarted(journal: Journal, folder: Path) -> list[Session]:
+    """What a new keeper finds."""
+    journal.close()
+    again = Journal(folder)
+    found = SessionKeeper(again).load(model_info())
+    again.close()
+    return found
+
+
+@given(breakpoints=st.lists(BREAKPOINTS, max_size=3), interventions=st.lists(INTERVENTIONS, max_size=3))
+def test_every_breakpoint_and_intervention_comes_back_as_it_was(
+    breakpoints: list[Breakpoint], interventions: list[Intervention]
+) -> None:
+    steering = Steering(tuple(breakpoints), tuple(interventions))
+    assert Steering.from_json(steering.to_json()) == steering
+
+
+async def test_breakpoints_follow_their_session(journal: Journal, tmp_path: Path) -> None:
+    keeper, kept, plain, closed = SessionKeeper(journal), session(1), session(2), session(3)
+    kept.breakpoints = {each.id: each for each in (WATCH, STEER)}
+    kept.interventions = (STEERED,)
+    closed.breakpoints = {STEER.id: STEER}
+    for each in (kept, plain, closed):
+        keeper.note(each)
+    keeper.forget(closed)
+    back, other = restarted(journal, tmp_path)
+    assert list(back.breakpoints.items()) == [(WATCH.id, WATCH), (STEER.id, STEER)]
+    assert back.interventions == (STEERED,)
+    assert (other.breakpoints, other.interventions) == ({}, ())
+
+
+@pytest.mark.parametrize("settle", [False, True])
+async def test_the_last_word_counts_in_one_batch_and_over_several(
+    journal: Journal, tmp_path: Path, settle: bool
+) -> None:
+    keeper, kept, cleared = SessionKeeper(journal), session(1), session(2)
+    for breakpoints in ({STEER.id: STEER}, {STEER.id: STEER, WATCH.id: WATCH}, {WATCH.id: WATCH}):
+        kept.breakpoints = cleared.breakpoints = dict(breakpoints)
+        keeper.note(kept)
+        keeper.note(cleared)
+        kept.history.append(9)
+        keeper.note(kept)
+        if settle:
+            await journal.settled()
+    cleared.breakpoints = {}
+    keeper.note(cleared)
+    back, none = restarted(journal, tmp_path)
+    assert back.breakpoints == {WATCH.id: WATCH}
+    assert list(back.history) == [1, 2, 3, 9, 9, 9]
+    assert none.breakpoints == {}
+
+
+async def test_a_turn_on_a_steered_session_writes_no_vector_again(journal: Journal, tmp_path: Path) -> None:
+    keeper, kept = SessionKeeper(journal), session()
+    wide = vector(*[0.5] * 100_000)
+    kept.breakpoints = {STEER.id: Breakpoint(STEER.id, (1,), Action.EDIT, edits=(Edit(EditOp.ADD, vector=wide),))}
+    keeper.note(kept)
+    await journal.settled()
+    size = (tmp_path / f"{FILE_NAME}-wal").stat().st_size
+    kept.history.append(4)
+    keeper.note(kept)
+    await journal.settled()
+    assert (tmp_path / f"{FILE_NAME}-wal").stat().st_size - size < 100_000
+
+
+async def test_what_is_armed_under_a_turn_is_kept_without_the_turn(journal: Journal, tmp_path: Path) -> None:
+    keeper, kept = SessionKeeper(journal), session()
+    kept.interventions = (STEERED,)
+    keeper.note(kept)
+    kept.begin(Turn(Ticket(1)), array("I", [1, 2, 3, 4, 5]))
+    kept.breakpoints[WATCH.id] = WATCH
+    keeper.note(kept)
+    [back] = restarted(journal, tmp_path)
+    assert list(back.history) == [1, 2, 3]
+    assert back.breakpoints == {WATCH.id: WATCH}
+    assert back.interventions == (STEERED,)
+
+
+async def test_vectors_are_each_owners_own_and_the_last_of_a_name_counts(journal: Journal, tmp_path: Path) -> None:
+    mine, yours, unowned = VectorKey("me", "calm"), VectorKey("you", "calm"), VectorKey(None, "calm")
+    for key, value in ((mine, 1.0), (yours, 2.0), (unowned, 3.0), (mine, 4.0)):
+        journal.append(key, vector(value, 0.0))
+    journal.append(yours, None)
+    journal.append(VectorKey("me", "half"), TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"))
+    await journal.settled()
+    journal.append(unowned, vector(5.0, 0.0))
+    journal.close()
+    again = Journal(tmp_path)
+    again.load(model_info())
+    assert again.load_vectors() == {
+        mine: vector(4.0, 0.0),
+        unowned: vector(5.0, 0.0),
+        VectorKey("me", "half"): TensorData("bfloat16", (2,), b"\x80\x3f\x00\x40"),
+    }
+    again.close()
+
+
+async def test_another_models_vectors_are_refused_even_without_a_session(journal: Journal, tmp_path: Path) -> None:
+    journal.append(VectorKey(None, "calm"), vector(1.0))
+    journal.close()
+    again = Journal(tmp_path)
+    with pytest.raises(FieldOutOfRange, match=r"0 sessions and 1 vectors .* model 'tiny'"):
+        again.load(model_info("other"))
+    again.close()
+
+
+@pytest.mark.parametrize("text", ["", "[[], []", '[[{"id": "bp_1"}], []]', '[[], [], "more"]', '["exec(1)", []]'])
+async def test_steering_that_cannot_be_read_is_named(journal: Journal, tmp_path: Path, text: str) -> None:
+    kept = session()
+    kept.breakpoints = {STEER.id: STEER}
+    SessionKeeper(journal).note(kept)
+    journal.close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute("UPDATE steering SET steering = ?", (text,))
+    connection.close()
+    again = Journal(tmp_path)
+    with pytest.raises(FieldOutOfRange, match=FILE_NAME):
+        SessionKeeper(again).load(model_info())
+    again.close()

@@ -1,0 +1,186 @@
+"""What goes along with an exported session comes back whole, and nothing that a session cannot have comes in."""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.breakpoints import (
+    Action,
+    Breakpoint,
+    CheckpointInfo,
+    Edit,
+    EditOp,
+    Intervention,
+    OnTimeout,
+    Pass,
+    PausedTurn,
+    Positions,
+    TensorData,
+    When,
+)
+from app.domain import SamplingParams, SessionId, StopRule, TokenLogprobs
+from app.errors import FieldOutOfRange
+from app.export_checks import LabelChecks
+from app.export_label import ExportLabel, PausedTurnLabel
+from app.pause import PausedPlace, PauseLimit
+from app.session import Session
+from app.turn_reader import TextRule
+from tests.journal.building import model_info
+
+MODEL = model_info()
+HISTORY = array("I", [1, 2, 3, 7, 9])
+
+
+def tensor(rows: int | None = None, value: float = 0.5, dtype: str = "float32") -> TensorData:
+    """One vector of the model's width, or `rows` of them."""
+    shape = (MODEL.hidden_size,) if rows is None else (rows, MODEL.hidden_size)
+    count = math.prod(shape)
+    return TensorData(dtype, shape, struct.pack(f"<{count}f", *[value] * count))
+
+
+ADD = Edit(EditOp.ADD, -2.0, tensor(), Positions(1, 9), max_norm=3.0)
+SCALE = Edit(EditOp.SCALE, 0.9)
+WRITTEN = Edit(EditOp.REPLACE, vector=tensor(2))
+STEER = Breakpoint("bp_0123456789abcdef", (0, 1), Action.EDIT, edits=(ADD, SCALE))
+WAIT = Breakpoint("bp_00000000000000ff", (1,), Action.PAUSE, When(Pass.DECODE, 3, 7, 2), (), True, 2.5, OnTimeout.ABORT)
+MADE = (Intervention(0, 2, 1, SCALE), Intervention(1, 3, 2, WRITTEN))
+PLACE = CheckpointInfo(1, 4, 5, MODEL.hidden_size, "float32", 256, Pass.DECODE, WAIT.id, 0.1, 1.0)
+SAMPLING = SamplingParams(seed=7, temperature=0.5, top_k=3, logit_bias={5: -1.5}, logprobs=1)
+STOP = StopRule(9, 2, frozenset({8, 257}))
+TURN = PausedTurn(SAMPLING, STOP, 3, PLACE, tensor(1), (*MADE, Intervention(4, 5, 2, SCALE)))
+LOGPROBS = (TokenLogprobs(7, -0.5, ((7, -0.5), (8, -1.5))), TokenLogprobs(9, -math.inf, ()))
+RULE = TextRule(("stop", "€"), 2, with_logprobs=True)
+PAUSED = PausedPlace(PLACE, PauseLimit(2.5, OnTimeout.ABORT), RULE, HISTORY[:3], 3, LOGPROBS)
+
+
+def label(turn: PausedTurn | None = TURN, place: PausedPlace = PAUSED, **changed: Any) -> ExportLabel:
+    """That of a session with everything, or with some things `changed`, as it is read from a file."""
+    session = Session(SessionId("ses_1"), None, {"task": "é"}, 60, history=HISTORY)
+    session.breakpoints = {each.id: each for each in (STEER, WAIT)}
+    session.interventions = MADE
+    whole = ExportLabel.of(session, None if turn is None else PausedTurnLabel.of(turn, place))
+    return ExportLabel.model_validate_json(whole.model_copy(update=changed).model_dump_json())
+
+
+def check(found: ExportLabel) -> None:
+    LabelChecks(MODEL, HISTORY).check(found)
+
+
+def test_everything_comes_back_as_it_was() -> None:
+    found = label()
+    check(found)
+    assert (found.metadata, found.ttl_s) == ({"task": "é"}, 60)
+    assert (found.breakpoints, found.interventions) == ((STEER, WAIT), MADE)
+    assert found.turn is not None
+    assert found.turn.to_turn() == TURN
+    assert found.turn.to_place(HISTORY) == PAUSED
+
+
+def test_an_idle_session_has_no_turn() -> None:
+    found = label(None)
+    check(found)
+    assert found.turn is None
+
+
+EDITS = {
+    "an unfit vector": replace(ADD, vector=TensorData("float32", (2,), bytes(8))),
+    "a vector of another type": replace(ADD, vector=replace(tensor(), dtype="bfloat16")),
+    "a vector without its data": replace(ADD, vector=replace(tensor(), data=b"")),
+    "a vector that is not finite": replace(ADD, vector=tensor(value=math.nan)),
+    "no vector": replace(ADD, vector=None),
+    "a vector for nothing": replace(SCALE, vector=tensor()),
+    "no direction": Edit(EditOp.PROJECT_OUT, vector=tensor(value=0.0)),
+    "an infinite factor": replace(SCALE, factor=math.inf),
+    "a norm of nothing": replace(SCALE, max_norm=0.0),
+    "positions backwards": replace(SCALE, positions=Positions(3, 3)),
+}
+BREAKPOINTS = {
+    "a layer too many": replace(WAIT, layers=(2,)),
+    "no layer": replace(WAIT, layers=()),
+    "a layer twice": replace(WAIT, layers=(1, 1)),
+    "another id": replace(WAIT, id="bp_../../x"),
+    "a position outside": replace(WAIT, when=When(position=1024)),
+    "a token outside": replace(WAIT, when=When(token_id=512)),
+    "every none": replace(WAIT, when=When(every=0)),
+    "no time": replace(WAIT, timeout_s=0.0),
+    "a pause that edits": replace(WAIT, edits=(SCALE,)),
+    "an edit without edits": replace(STEER, edits=()),
+    "an edit with too many": replace(STEER, edits=(SCALE,) * 17),
+    **{name: replace(STEER, edits=(SCALE, edit)) for name, edit in EDITS.items()},
+    "a row for each position": replace(STEER, edits=(WRITTEN,)),
+}
+
+
+@pytest.mark.parametrize("breakpoint", BREAKPOINTS.values(), ids=BREAKPOINTS)
+def test_a_breakpoint_that_nobody_can_arm_does_not_come_in(breakpoint: Breakpoint) -> None:
+    with pytest.raises(ValueError, match=r"cannot be|validation error"):
+        check(label(breakpoints=(breakpoint,)))
+
+
+INTERVENTIONS = {
+    "past the history": Intervention(0, 6, 1, SCALE),
+    "nowhere": Intervention(2, 2, 1, SCALE),
+    "before the beginning": Intervention(-1, 2, 1, SCALE),
+    "before the first layer": Intervention(0, 2, 0, SCALE),
+    "after the last layer": Intervention(0, 2, 3, SCALE),
+    "too few rows": Intervention(0, 3, 1, WRITTEN),
+    "a wrong row": Intervention(0, 1, 1, replace(WRITTEN, vector=tensor(1, math.inf))),
+}
+
+
+@pytest.mark.parametrize("intervention", INTERVENTIONS.values(), ids=INTERVENTIONS)
+def test_an_intervention_that_nobody_can_have_made_does_not_come_in(intervention: Intervention) -> None:
+    with pytest.raises(ValueError, match=r"cannot be|validation error"):
+        check(label(interventions=(intervention,)))
+    with pytest.raises(ValueError, match=r"cannot be|validation error"):
+        check(label(replace(TURN, interventions=(intervention,))))
+
+
+TURNS = {
+    "another length": replace(TURN, prompt_tokens=4),
+    "longer than it may be": replace(TURN, stop=replace(STOP, max_tokens=2)),
+    "without its log-probabilities": replace(TURN, sampling=replace(SAMPLING, logprobs=None)),
+    "a token outside": replace(TURN, sampling=replace(SAMPLING, logit_bias={512: 1.0})),
+    "a layer outside": replace(TURN, checkpoint=replace(PLACE, layer=2)),
+    "a position outside": replace(TURN, checkpoint=replace(PLACE, end=6)),
+    "another model's width": replace(TURN, checkpoint=replace(PLACE, hidden_size=65)),
+    "another type": replace(TURN, checkpoint=replace(PLACE, dtype="bfloat16")),
+    "no pass": replace(TURN, checkpoint=replace(PLACE, in_pass=Pass.ANY)),
+    "no time": replace(TURN, checkpoint=replace(PLACE, created_at=math.nan)),
+    "another size": replace(TURN, checkpoint=replace(PLACE, bytes=1)),
+    "more rows": replace(TURN, hidden=tensor(2)),
+    "a row that is not finite": replace(TURN, hidden=tensor(1, math.nan)),
+}
+
+
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+def test_a_turn_that_cannot_be_paused_does_not_come_in(turn: PausedTurn) -> None:
+    with pytest.raises((ValueError, FieldOutOfRange)):
+        check(label(turn))
+
+
+@pytest.mark.parametrize(
+    "limit", [PauseLimit(1e9), PauseLimit(0.0), PauseLimit(math.nan)], ids=["for ever", "no time", "NaN"]
+)
+def test_a_pause_lasts_as_long_as_a_pause_may(limit: PauseLimit) -> None:
+    with pytest.raises(ValueError, match="timeout_s"):
+        label(place=replace(PAUSED, limit=limit))
+
+
+def test_there_are_not_two_breakpoints_of_one_id() -> None:
+    with pytest.raises(ValueError, match="breakpoints"):
+        check(label(breakpoints=(WAIT, WAIT)))
+
+
+@given(text=st.text(max_size=30))
+def test_no_other_text_is_a_label(text: str) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        ExportLabel.model_validate_json(text)

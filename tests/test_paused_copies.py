@@ -1,0 +1,81 @@
+"""Forks and files of paused sessions are paused in the same place, and go on in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from app.breakpoints import NEXT_BREAKPOINT
+from app.domain import FinishReason, SessionState
+from app.routers.dependencies import Services
+from app.session_files import export_session, import_session
+from tests.pausing import EACH_TOKEN, TOKENS, assert_nobody_waits, assert_same, finish, paused, read, whole
+from tests.taking_turns import assert_nothing_is_held
+
+
+async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(services: Services) -> None:
+    registry = services.sessions
+    expected = await whole(registry, logprobs=1)
+    parent, reader = await paused(registry, logprobs=1)
+    registry.pauses.resume(parent, NEXT_BREAKPOINT)
+    await read(reader)
+    child = await registry.fork(parent)
+    assert parent.pause is not None
+    assert child.pause is not None
+    assert child.pause.info == parent.pause.info
+    assert (child.history, child.breakpoints, child.metadata) == (parent.history, parent.breakpoints, {"a": "b"})
+    child_reader = child.reader
+    assert child_reader is not None
+    assert (child_reader.text, child_reader.token_ids) == (reader.text, expected.token_ids[:2])
+    for session in (parent, child):
+        end = await finish(registry, session, registry.pauses.resume(session, NEXT_BREAKPOINT))
+        assert end.usage.completion_tokens == TOKENS
+        await registry.close(session)
+    assert_same(reader, expected)
+    assert_same(child_reader, expected)
+    await assert_nothing_is_held(registry)
+
+
+async def test_a_fork_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
+    registry = services.sessions
+    parent, _ = await paused(registry)
+    forking = asyncio.create_task(registry.fork(parent))
+    await asyncio.sleep(0)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert registry.table.page(limit=9) == [parent]
+    await registry.close(parent)
+    await assert_nothing_is_held(registry)
+    assert_nobody_waits(registry)
+
+
+async def test_a_paused_session_goes_on_where_its_file_is_taken(services: Services, tmp_path: Path) -> None:
+    registry = services.sessions
+    expected = await whole(registry, logprobs=1)
+    session, _ = await paused(registry, "never said", logprobs=1)
+    await export_session(registry, session, tmp_path / "session")
+    await registry.close(session)
+    back = await import_session(registry, tmp_path / "session")
+    assert back.state is SessionState.PAUSED
+    assert back.breakpoints == {EACH_TOKEN.id: EACH_TOKEN}
+    assert back.pause is not None
+    reader = registry.pauses.resume(back, NEXT_BREAKPOINT)
+    assert reader.token_ids == expected.token_ids[:1]
+    end = await finish(registry, back, reader)
+    assert end.reason is FinishReason.LENGTH
+    assert_same(reader, expected)
+    assert_nobody_waits(registry)
+
+
+async def test_an_idle_sessions_file_brings_no_turn(services: Services, tmp_path: Path) -> None:
+    registry = services.sessions
+    session = registry.create()
+    await registry.breakpoints.arm(session, EACH_TOKEN)
+    await export_session(registry, session, tmp_path / "session")
+    back = await import_session(registry, tmp_path / "session")
+    assert back.state is SessionState.IDLE
+    assert back.breakpoints == {EACH_TOKEN.id: EACH_TOKEN}
+    assert_nobody_waits(registry)
