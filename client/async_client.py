@@ -8,6 +8,7 @@ from typing import Self
 
 from client import calls
 from client.async_session import AsyncSession
+from client.async_vectors import AsyncVectors
 from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.memory_models import MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier
@@ -65,6 +66,7 @@ class AsyncDjinn:
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         self._transport = AsyncTransport(Connection(base_url, api_key, timeout))
         self.sessions = AsyncSessions(self._transport)
+        self.vectors = AsyncVectors(self._transport)
 
     async def memory(self) -> MemoryMap:
         """Where the engine's memory is, and how busy it is."""

@@ -1,66 +1,25 @@
-"""A session and its turns, for asyncio."""
+"""A session, for asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Self, Unpack
 
-from httpx_sse import EventSource
-
 from client import calls
+from client.async_turn import AsyncTurnStream
+from client.async_white_box import AsyncWhiteBox
 from client.calls import TurnOptions
-from client.edge import mapped_errors
-from client.errors import DjinnError, NotFound, StreamBroken
-from client.models import History, Phase, PhaseChange, SessionInfo, TokenEvent, Turn
-from client.stream import TurnDecoder
-from client.transport import AsyncTransport
+from client.errors import DjinnError, NotFound
+from client.models import History, Phase, PhaseChange, SessionInfo, Turn
 
 
-class AsyncTurnStream:
-    """The running turn: iterate to get its tokens, then read `turn`."""
-
-    def __init__(self, source: EventSource) -> None:
-        self._decoder = TurnDecoder(source.response.headers.get("x-request-id"))
-        self._tokens = self._read(source)
-
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        return self._tokens
-
-    async def _read(self, source: EventSource) -> AsyncGenerator[TokenEvent, None]:
-        with mapped_errors(lost=StreamBroken):
-            async with aclosing(source.aiter_sse()) as events:
-                async for event in events:
-                    tokens = self._decoder.feed(event)
-                    if tokens is not None:
-                        yield tokens
-        self._decoder.end()
-
-    @property
-    def turn(self) -> Turn:
-        """The whole turn. Raises `RuntimeError` while it is not over."""
-        return self._decoder.turn
-
-    async def aclose(self) -> None:
-        """Stop reading."""
-        await self._tokens.aclose()
-
-
-class AsyncSession:
+class AsyncSession(AsyncWhiteBox):
     """A session on the server. `info` is what the server last said about it."""
 
-    def __init__(self, transport: AsyncTransport, info: SessionInfo) -> None:
-        self._transport = transport
-        self.info = info
-
-    @property
-    def id(self) -> str:
-        """The id that other calls and other clients know the session by."""
-        return self.info.id
-
     async def generate(self, **options: Unpack[TurnOptions]) -> Turn:
-        """Run one turn and wait for its end."""
+        """Run one turn and wait for its end, or until a breakpoint pauses it."""
         return await self._transport.send(calls.generate(self.id, options, stream=False))
 
     @asynccontextmanager
@@ -73,12 +32,12 @@ class AsyncSession:
             yield turn
 
     async def cancel(self) -> SessionInfo:
-        """End the running turn, whoever started it; its reader gets what was generated. Raises `Conflict`."""
+        """End the running or paused turn, whoever started it; its reader gets what was generated. Raises `Conflict`."""
         self.info = await self._transport.send(calls.cancel_turn(self.id))
         return self.info
 
     async def fork(self) -> AsyncSession:
-        """A new session with the same history."""
+        """A new session with the same history and breakpoints, and paused in the same place if this one is paused."""
         return AsyncSession(self._transport, await self._transport.send(calls.fork_session(self.id)))
 
     async def export_to(self, path: str | Path) -> None:

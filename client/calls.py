@@ -31,13 +31,17 @@ PAGE_SIZE = 100
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and `parse`, which reads the body of its answer and raises `ValueError` if it cannot."""
+    """One request, and `parse`, which reads the body of its answer and raises `ValueError` if it cannot.
+
+    `json` is its body, or `tensor`, a safetensors file.
+    """
 
     method: str
     path: str
     parse: Callable[[bytes], T]
     params: Mapping[str, str | int] = field(default_factory=dict)
     json: Mapping[str, Any] | None = None
+    tensor: bytes | None = None
 
 
 class TurnOptions(TypedDict, total=False):
@@ -76,12 +80,12 @@ def create_session(
 
 def get_session(session: str) -> Call[SessionInfo]:
     """`GET /v1/sessions/{id}`."""
-    return Call("GET", _session_path(session), SessionInfo.model_validate_json)
+    return Call("GET", session_path(session), SessionInfo.model_validate_json)
 
 
 def get_history(session: str) -> Call[History]:
     """`GET /v1/sessions/{id}/history`."""
-    return Call("GET", _session_path(session, "history"), History.model_validate_json)
+    return Call("GET", session_path(session, "history"), History.model_validate_json)
 
 
 def list_sessions(state: SessionState | None, tier: Tier | None, after: str) -> Call[SessionPage]:
@@ -92,28 +96,28 @@ def list_sessions(state: SessionState | None, tier: Tier | None, after: str) -> 
 
 def close_session(session: str) -> Call[None]:
     """`DELETE /v1/sessions/{id}`."""
-    return Call("DELETE", _session_path(session), _nothing)
+    return Call("DELETE", session_path(session), nothing)
 
 
 def generate(session: str, options: TurnOptions, *, stream: bool) -> Call[Turn]:
     """`POST /v1/sessions/{id}/generate`. A streamed answer is for `TurnDecoder`, not for `parse`."""
     body = {**options, "stream": stream}
-    return Call("POST", _session_path(session, "generate"), Turn.model_validate_json, json=body)
+    return Call("POST", session_path(session, "generate"), Turn.model_validate_json, json=body)
 
 
 def cancel_turn(session: str) -> Call[SessionInfo]:
     """`POST /v1/sessions/{id}/cancel`."""
-    return Call("POST", _session_path(session, "cancel"), SessionInfo.model_validate_json)
+    return Call("POST", session_path(session, "cancel"), SessionInfo.model_validate_json)
 
 
 def fork_session(session: str) -> Call[SessionInfo]:
     """`POST /v1/sessions/{id}/fork`."""
-    return Call("POST", _session_path(session, "fork"), SessionInfo.model_validate_json)
+    return Call("POST", session_path(session, "fork"), SessionInfo.model_validate_json)
 
 
 def export_session(session: str) -> Call[None]:
     """`GET /v1/sessions/{id}/export`. The answer is a file, not for `parse`."""
-    return Call("GET", _session_path(session, "export"), _nothing)
+    return Call("GET", session_path(session, "export"), nothing)
 
 
 def import_session() -> Call[SessionInfo]:
@@ -123,14 +127,14 @@ def import_session() -> Call[SessionInfo]:
 
 def rewind_session(session: str, to_token: int) -> Call[SessionInfo]:
     """`POST /v1/sessions/{id}/rewind`."""
-    path = _session_path(session, "rewind")
+    path = session_path(session, "rewind")
     return Call("POST", path, SessionInfo.model_validate_json, json={"to_token": to_token})
 
 
 def set_phase(session: str, phase: Phase, resume_in_ms: float | None) -> Call[PhaseChange]:
     """`POST /v1/sessions/{id}/phase`."""
     body = _given(phase=phase, resume_in_ms=resume_in_ms)
-    return Call("POST", _session_path(session, "phase"), PhaseChange.model_validate_json, json=body)
+    return Call("POST", session_path(session, "phase"), PhaseChange.model_validate_json, json=body)
 
 
 def memory() -> Call[MemoryMap]:
@@ -148,10 +152,16 @@ def health() -> Call[Health]:
     return Call("GET", "/health", Health.model_validate_json)
 
 
-def _session_path(session: str, action: str | None = None) -> str:
-    """The path of a session or of something under it; a `/` in an id must not become structure."""
-    path = f"/v1/sessions/{quote(session, safe='', errors='replace')}"
+def session_path(session: str, action: str | None = None) -> str:
+    """The path of a session or of something under it."""
+    path = f"/v1/sessions/{path_part(session)}"
     return path if action is None else f"{path}/{action}"
+
+
+def path_part(text: str) -> str:
+    """One part of a path: a `/` in it, or nothing but dots, must not become structure."""
+    part = quote(text, safe="", errors="replace")
+    return part if part.strip(".") else part.replace(".", "%2E")
 
 
 def _given(**fields: Any) -> dict[str, Any]:
@@ -159,5 +169,5 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _nothing(_body: bytes) -> None:
+def nothing(_body: bytes) -> None:
     """For answers without content."""

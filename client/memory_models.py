@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from client.models import Answer, Tier
+from client.answer import Answer
+from client.models import Tier
 
 Direction = Literal["out", "in", "to_disk", "from_disk"]
 """Which way KV moves: between device and host, or between host and disk."""
@@ -26,6 +27,14 @@ class Data(Answer):
     disk: TierUse
     block_bytes: int
     block_tokens: int
+
+
+class Stack(Answer):
+    """Residual streams in host memory: those of `checkpoints` paused turns, and captures."""
+
+    checkpoints: int
+    checkpoint_bytes: int
+    capture_bytes: int
 
 
 class Moves(Answer):
@@ -53,13 +62,15 @@ class Counts(Answer):
 
 
 class MemoryMap(Answer):
-    """The server's memory: weights (`text`), KV (`data`), when it moves and how fast it has, and who uses it.
+    """The server's memory: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV
+    moves and how fast it has, and who uses it.
 
     `sessions_by_tier` counts the sessions that have KV.
     """
 
     text_bytes: int
     data: Data
+    stack: Stack
     policy: Literal["signal", "lru", "none"]
     moves: dict[Direction, Moves]
     counts: Counts

@@ -1,22 +1,17 @@
-"""What the server answers, as frozen values. Fields that a newer server adds are passed over."""
+"""What the server answers, as frozen values."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from client.answer import Answer
+from client.breakpoint_models import CheckpointInfo
 
 SessionState = Literal["idle", "queued", "running", "paused", "closed"]
 Phase = Literal["compute", "io_wait", "ready", "idle"]
 Residency = Literal["best_effort", "guaranteed"]
 Tier = Literal["device", "to_host", "host", "to_disk", "disk", "to_device"]
 FinishReason = Literal["stop", "length", "cancelled"]
-
-
-class Answer(BaseModel):
-    """Base of everything that is read from an answer."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Usage(Answer):
@@ -58,13 +53,17 @@ class TokenEvent(Answer):
 
 
 class Turn(Answer):
-    """A turn that is over: everything it generated, why it ended, and what it cost."""
+    """A turn that is over or paused: everything it has generated, why it ended, and what it has cost.
 
-    status: Literal["finished"]
+    One that is paused has a `checkpoint` and no `finish_reason`.
+    """
+
+    status: Literal["finished", "paused"]
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     usage: Usage
+    checkpoint: CheckpointInfo | None
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
@@ -99,7 +98,10 @@ class SessionUsage(Usage):
 
 
 class SessionInfo(Answer):
-    """A session as it was when the server answered. `tokens` is the length of its history; times are Unix seconds."""
+    """A session as it was when the server answered. `tokens` is the length of its history; times are Unix seconds.
+
+    `checkpoint` is there while it is paused.
+    """
 
     id: str
     state: SessionState
@@ -107,6 +109,7 @@ class SessionInfo(Answer):
     residency: Residency
     tokens: int
     kv: KV
+    checkpoint: CheckpointInfo | None
     usage: SessionUsage
     metadata: dict[str, str]
     created_at: float
@@ -155,10 +158,15 @@ class Health(Answer):
 
 
 class Model(Answer):
-    """A model that the server runs: its name in the OpenAI routes, and how many tokens fit in a session."""
+    """A model that the server runs: its name in the OpenAI routes, and how many tokens fit in a session.
+
+    Breakpoints are after layers 0 to `layers` - 1, where the residual stream has `hidden_size` elements a position.
+    """
 
     id: str
     max_model_len: int
+    layers: int
+    hidden_size: int
 
 
 class ModelList(Answer):

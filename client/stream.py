@@ -10,7 +10,8 @@ from client.models import TokenEvent, Turn
 
 
 class TurnDecoder:
-    """Fed the events of one turn in order, gives its tokens; `turn` is there after the last one.
+    """Fed the events of one turn in order, gives its tokens; `turn` is there after the last one, which says that the
+    turn is over or that it is paused.
 
     Events with a name that is not known are passed over, as the SSE standard has it.
     """
@@ -21,7 +22,7 @@ class TurnDecoder:
 
     @property
     def turn(self) -> Turn:
-        """The whole turn. Raises `RuntimeError` while it is not over."""
+        """The turn so far, or whole. Raises `RuntimeError` while it runs."""
         if self._turn is None:
             raise RuntimeError("the turn is not over: read its events to the end first")
         return self._turn
@@ -33,7 +34,7 @@ class TurnDecoder:
         try:
             if event.event == "token":
                 return TokenEvent.model_validate_json(event.data)
-            if event.event == "finished":
+            if event.event in ("finished", "paused"):
                 self._turn = Turn.model_validate_json(event.data)
         except ValidationError as error:
             message = f"the data of a {event.event} event is not what Djinn sends: {error}"
@@ -41,6 +42,6 @@ class TurnDecoder:
         return None
 
     def end(self) -> None:
-        """The stream is over. Raises `StreamBroken` if the turn is not."""
+        """The stream is over. Raises `StreamBroken` if the turn is neither over nor paused."""
         if self._turn is None:
             raise StreamBroken("the stream ended before the turn did", request_id=self._request_id)

@@ -11,6 +11,7 @@ from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.memory_models import MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier
 from client.sync_session import Session
+from client.sync_vectors import Vectors
 from client.transport import Transport
 
 
@@ -63,6 +64,7 @@ class Djinn:
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout: float | None = DEFAULT_TIMEOUT_S) -> None:
         self._transport = Transport(Connection(base_url, api_key, timeout))
         self.sessions = Sessions(self._transport)
+        self.vectors = Vectors(self._transport)
 
     def memory(self) -> MemoryMap:
         """Where the engine's memory is, and how busy it is."""

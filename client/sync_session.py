@@ -1,4 +1,4 @@
-"""A session and its turns, blocking."""
+"""A session, blocking."""
 
 from __future__ import annotations
 
@@ -7,55 +7,19 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Self, Unpack
 
-from httpx_sse import EventSource
-
 from client import calls
 from client.calls import TurnOptions
-from client.edge import mapped_errors
-from client.errors import DjinnError, NotFound, StreamBroken
-from client.models import History, Phase, PhaseChange, SessionInfo, TokenEvent, Turn
-from client.stream import TurnDecoder
-from client.transport import Transport
+from client.errors import DjinnError, NotFound
+from client.models import History, Phase, PhaseChange, SessionInfo, Turn
+from client.sync_turn import TurnStream
+from client.sync_white_box import WhiteBox
 
 
-class TurnStream:
-    """The running turn: iterate to get its tokens, then read `turn`."""
-
-    def __init__(self, source: EventSource) -> None:
-        self._decoder = TurnDecoder(source.response.headers.get("x-request-id"))
-        self._tokens = self._read(source)
-
-    def __iter__(self) -> Iterator[TokenEvent]:
-        return self._tokens
-
-    def _read(self, source: EventSource) -> Iterator[TokenEvent]:
-        with mapped_errors(lost=StreamBroken):
-            for event in source.iter_sse():
-                tokens = self._decoder.feed(event)
-                if tokens is not None:
-                    yield tokens
-        self._decoder.end()
-
-    @property
-    def turn(self) -> Turn:
-        """The whole turn. Raises `RuntimeError` while it is not over."""
-        return self._decoder.turn
-
-
-class Session:
+class Session(WhiteBox):
     """A session on the server. `info` is what the server last said about it."""
 
-    def __init__(self, transport: Transport, info: SessionInfo) -> None:
-        self._transport = transport
-        self.info = info
-
-    @property
-    def id(self) -> str:
-        """The id that other calls and other clients know the session by."""
-        return self.info.id
-
     def generate(self, **options: Unpack[TurnOptions]) -> Turn:
-        """Run one turn and wait for its end."""
+        """Run one turn and wait for its end, or until a breakpoint pauses it."""
         return self._transport.send(calls.generate(self.id, options, stream=False))
 
     @contextmanager
@@ -65,12 +29,12 @@ class Session:
             yield TurnStream(source)
 
     def cancel(self) -> SessionInfo:
-        """End the running turn, whoever started it; its reader gets what was generated. Raises `Conflict`."""
+        """End the running or paused turn, whoever started it; its reader gets what was generated. Raises `Conflict`."""
         self.info = self._transport.send(calls.cancel_turn(self.id))
         return self.info
 
     def fork(self) -> Session:
-        """A new session with the same history."""
+        """A new session with the same history and breakpoints, and paused in the same place if this one is paused."""
         return Session(self._transport, self._transport.send(calls.fork_session(self.id)))
 
     def export_to(self, path: str | Path) -> None:

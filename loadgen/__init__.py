@@ -1,1 +1,1 @@
-"""Measures servers under the load of many agents that generate, think and come back. Run `python -m loadgen --help`."""
+"""Measures servers from outside: many agents, or breakpoints. Run `python -m loadgen --help`."""

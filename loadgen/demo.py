@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadgen.cli import EXIT_UNUSABLE, main
+from loadgen.cli import main
+from loadgen.commands.common import EXIT_UNUSABLE
 
 READY_LINE = "Djinn serves "
 STOP_TIMEOUT_S = 60

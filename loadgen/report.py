@@ -44,10 +44,20 @@ class Report:
 
 def write_json(report: Report, folder: Path) -> Path:
     """Write the report to a new file in `folder`, named after the experiment and its start; returns its path."""
-    path = folder / f"{report.experiment}-{report.started_at.astimezone(UTC):%Y%m%dT%H%M%S.%fZ}.json"
+    path = result_path(folder, report.experiment, report.started_at, "json")
     with path.open("x", encoding="utf-8") as file:
         json.dump(_as_json(report), file, indent=1, allow_nan=False)
     return path
+
+
+def result_path(folder: Path, experiment: str, started_at: datetime, suffix: str) -> Path:
+    """Where a result of an experiment goes."""
+    return folder / f"{experiment}-{started_at.astimezone(UTC):%Y%m%dT%H%M%S.%fZ}.{suffix}"
+
+
+def machine() -> dict[str, Any]:
+    """Where the load generator ran."""
+    return {"platform": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()}
 
 
 def _as_json(report: Report) -> dict[str, Any]:
@@ -55,7 +65,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "experiment": report.experiment,
         "started_at": report.started_at.isoformat(),
-        "machine": {"platform": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()},
+        "machine": machine(),
         "workload": asdict(report.workload) | {"rate": None if isinf(report.workload.rate) else report.workload.rate},
         "corpus": {"name": report.corpus.name, "sha256": report.corpus.sha256},
         "targets": [_target_as_json(target) for target in report.targets],

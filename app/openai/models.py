@@ -8,13 +8,18 @@ from pydantic import BaseModel
 
 
 class Model(BaseModel):
-    """A served model. `created` is when the server loaded it, in Unix seconds; `max_model_len` is vLLM's addition."""
+    """A served model. `created` is when the server loaded it, in Unix seconds; `max_model_len` is vLLM's addition.
+
+    Breakpoints are after layers 0 to `layers` - 1, where the residual stream has `hidden_size` elements a position.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["djinn"] = "djinn"
     max_model_len: int
+    layers: int
+    hidden_size: int
 
 
 class ModelList(BaseModel):

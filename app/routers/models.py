@@ -29,4 +29,10 @@ async def get_model(model: str, services: ServicesDep) -> Model:
 
 def _model(services: Services) -> Model:
     info = services.info
-    return Model(id=info.name, created=services.started_at, max_model_len=info.max_model_len)
+    return Model(
+        id=info.name,
+        created=services.started_at,
+        max_model_len=info.max_model_len,
+        layers=info.num_layers,
+        hidden_size=info.hidden_size,
+    )

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from client import Djinn
+from tests.client.pausing import GREEDY
 
 AnswerWith = Callable[[bytes], str]
 
@@ -18,6 +19,13 @@ AnswerWith = Callable[[bytes], str]
 def djinn(server_url: str) -> Iterator[Djinn]:
     with Djinn(server_url, timeout=30) as djinn:
         yield djinn
+
+
+@pytest.fixture(scope="session")
+def expected(server_url: str) -> tuple[int, ...]:
+    """What the model says after `PROMPT` without breakpoints."""
+    with Djinn(server_url, timeout=30) as djinn, djinn.sessions.create() as session:
+        return session.generate(**GREEDY).token_ids
 
 
 @pytest.fixture

@@ -11,19 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import client
-from client import calls
+from client import breakpoint_calls, calls
 from client.edge import to_request
 from client.stream import TurnDecoder
 
+PAUSED = """{
+    "status": "paused", "text": "a", "token_ids": [1], "finish_reason": null,
+    "usage": {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 1, "tokens_recomputed": 0},
+    "checkpoint": {
+        "layer": 2, "first": 4, "end": 5, "hidden_size": 64, "dtype": "float32", "bytes": 256, "pass": "decode",
+        "breakpoint": "bp_1", "saved_ms": 0.01, "created_at": 1.0, "expires_at": 601.0
+    }
+}"""
 HTTP = httpx.Client(base_url="http://host/prefix")
 
 
-@given(st.text(min_size=1, max_size=20).filter(lambda text: text.strip(".")))
-def test_an_id_stays_one_part_of_the_path(session: str) -> None:
-    request = to_request(HTTP, calls.rewind_session(session, 3))
-    path = request.url.raw_path.decode()
-    assert path.count("/") == 5
-    assert unquote(path.split("/")[4]) == session
+@given(st.text(min_size=1, max_size=20) | st.sampled_from([".", "..", "..."]))
+def test_an_id_stays_one_part_of_the_path(name: str) -> None:
+    for request, parts in (
+        (to_request(HTTP, calls.rewind_session(name, 3)), [name, "rewind"]),
+        (to_request(HTTP, breakpoint_calls.remove_breakpoint(name, name)), [name, "breakpoints", name]),
+    ):
+        path = request.url.raw_path.decode()
+        assert [unquote(part) for part in path.split("/")] == ["", "prefix", "v1", "sessions", *parts]
 
 
 def test_only_what_is_given_is_sent() -> None:
@@ -43,6 +53,16 @@ def test_the_turn_is_there_only_when_it_is_over() -> None:
         _ = decoder.turn
     with pytest.raises(client.StreamBroken):
         decoder.end()
+
+
+def test_a_turn_that_pauses_ends_its_stream() -> None:
+    decoder = TurnDecoder("req_1")
+    assert decoder.feed(ServerSentEvent("paused", PAUSED)) is None
+    decoder.end()
+    assert (decoder.turn.status, decoder.turn.finish_reason, decoder.turn.token_ids) == ("paused", None, (1,))
+    assert decoder.turn.checkpoint is not None
+    assert decoder.turn.checkpoint.in_pass == "decode"
+    assert decoder.turn.checkpoint.shape == (1, 64)
 
 
 def test_events_of_another_name_are_passed_over() -> None:

@@ -197,7 +197,7 @@ async def test_listing_walks_all_pages_asyncio(server_url: str, monkeypatch: pyt
 def test_what_the_server_says_about_itself(djinn: Djinn) -> None:
     assert djinn.health().status == "ok"
     (model,) = djinn.models()
-    assert (model.id, model.max_model_len) == ("tiny-llama", 1024)
+    assert (model.id, model.max_model_len, model.layers, model.hidden_size) == ("tiny-llama", 1024, 4, 64)
     with djinn.sessions.create() as session:
         session.generate(token_ids=[1] * 40, max_tokens=1)
         assert session.refresh().kv.tier == "device"

@@ -9,16 +9,22 @@ import pytest
 
 from loadgen.cli import main
 from loadgen.tables import LATENCIES
+from loadgen.whitebox.subject import HISTOGRAMS
 
 TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")
 
 
 def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["density", "--help"])
+    for experiment in ("density", "whitebox"):
+        with pytest.raises(SystemExit):
+            main([experiment, "--help"])
     options = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"}
     assert options == set(re.findall(r"--[a-z][a-z-]*", TEXT))
 
 
 def test_every_figure_is_documented() -> None:
     assert all(label.partition(" of ")[0] in TEXT for label in LATENCIES)
+
+
+def test_every_histogram_is_documented() -> None:
+    assert set(HISTOGRAMS) == set(re.findall(r"djinn_\w+_seconds", TEXT))

@@ -1,0 +1,84 @@
+"""Breakpoints, and what a paused session shows and lets be changed; for asyncio."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Unpack
+
+import numpy.typing as npt
+
+from client import breakpoint_calls as calls
+from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens
+from client.edits import EditOptions, Positions
+from client.errors import NotFound
+from client.tensors import FloatArray
+from client.transport import AsyncTransport
+
+
+class AsyncBreakpoint:
+    """A breakpoint of a session. `info` is what it does."""
+
+    def __init__(self, transport: AsyncTransport, session: str, info: BreakpointInfo) -> None:
+        self._transport = transport
+        self._session = session
+        self.info = info
+
+    @property
+    def id(self) -> str:
+        """The id that checkpoints and captures name it by."""
+        return self.info.id
+
+    async def remove(self) -> None:
+        """Take it from the session, which stays paused if it is. One that is gone already counts as removed."""
+        with suppress(NotFound):
+            await self._transport.send(calls.remove_breakpoint(self._session, self.id))
+
+
+class AsyncCheckpoint:
+    """Where a session is paused. `info` is what the server last said about it; the rest raises `Conflict` once the
+    session is no longer paused.
+    """
+
+    def __init__(self, transport: AsyncTransport, session: str, info: CheckpointInfo) -> None:
+        self._transport = transport
+        self._session = session
+        self.info = info
+
+    @property
+    def layer(self) -> int:
+        """The last layer that ran."""
+        return self.info.layer
+
+    @property
+    def first(self) -> int:
+        """The first position of the pass."""
+        return self.info.first
+
+    @property
+    def end(self) -> int:
+        """The position after the last of the pass."""
+        return self.info.end
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the residual stream: `(end - first, hidden_size)`."""
+        return self.info.shape
+
+    async def read(self, positions: Positions = "all") -> FloatArray:
+        """The residual stream after `layer`, a row for each position; in float32, or float16 if the model's is."""
+        return await self._transport.send(calls.read_activation(self._session, positions))
+
+    async def write(self, values: npt.ArrayLike) -> None:
+        """Put `values`, of the same shape, in the place of the residual stream; they are rounded to the model's dtype.
+
+        Raises `Unprocessable` for another shape and for values that are not finite.
+        """
+        self.info = await self._transport.send(calls.write_activation(self._session, values, self.info.dtype))
+
+    async def edit(self, **edit: Unpack[EditOptions]) -> None:
+        """Change the residual stream on the server: `edit(scale=0.9)`."""
+        self.info = await self._transport.send(calls.edit_checkpoint(self._session, [edit]))
+
+    async def lens(self, *, top_k: int = 5, positions: Positions = "last") -> Lens:
+        """What the model would say next at `positions` if the layers that are left did nothing."""
+        return await self._transport.send(calls.read_lens(self._session, top_k, positions))

@@ -1,0 +1,129 @@
+"""The routes of breakpoints, checkpoints and vectors. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from client.breakpoint_models import (
+    BreakpointInfo,
+    BreakpointList,
+    CheckpointInfo,
+    Dtype,
+    Lens,
+    VectorInfo,
+    VectorList,
+)
+from client.calls import Call, nothing, path_part, session_path
+from client.captures import Captures, parse_captures
+from client.edits import EditOptions, Positions, Until, edit_body, until_body
+from client.models import Turn
+from client.tensors import FloatArray, dump, load
+
+ACTIVATION = "activation"
+
+
+def arm(session: str, body: Mapping[str, Any]) -> Call[BreakpointInfo]:
+    """`POST /v1/sessions/{id}/breakpoints`."""
+    return Call("POST", session_path(session, "breakpoints"), BreakpointInfo.model_validate_json, json=body)
+
+
+def list_breakpoints(session: str) -> Call[tuple[BreakpointInfo, ...]]:
+    """`GET /v1/sessions/{id}/breakpoints`."""
+    path = session_path(session, "breakpoints")
+    return Call("GET", path, lambda body: BreakpointList.model_validate_json(body).data)
+
+
+def remove_breakpoint(session: str, breakpoint: str) -> Call[None]:
+    """`DELETE /v1/sessions/{id}/breakpoints/{bid}`."""
+    return Call("DELETE", session_path(session, f"breakpoints/{path_part(breakpoint)}"), nothing)
+
+
+def clear_breakpoints(session: str) -> Call[None]:
+    """`DELETE /v1/sessions/{id}/breakpoints`."""
+    return Call("DELETE", session_path(session, "breakpoints"), nothing)
+
+
+def get_checkpoint(session: str) -> Call[CheckpointInfo]:
+    """`GET /v1/sessions/{id}/checkpoint`."""
+    return Call("GET", session_path(session, "checkpoint"), CheckpointInfo.model_validate_json)
+
+
+def read_activation(session: str, positions: Positions) -> Call[FloatArray]:
+    """`GET /v1/sessions/{id}/checkpoint/activation`."""
+    path, params = session_path(session, "checkpoint/activation"), {"positions": _text(positions)}
+    return Call("GET", path, lambda body: _only(body, ACTIVATION), params=params)
+
+
+def write_activation(session: str, values: npt.ArrayLike, dtype: Dtype) -> Call[CheckpointInfo]:
+    """`PUT /v1/sessions/{id}/checkpoint/activation`. Raises `InvalidRequest` for values that are not numbers."""
+    path, tensor = session_path(session, "checkpoint/activation"), dump(ACTIVATION, values, dtype)
+    return Call("PUT", path, CheckpointInfo.model_validate_json, tensor=tensor)
+
+
+def edit_checkpoint(session: str, edits: Sequence[EditOptions]) -> Call[CheckpointInfo]:
+    """`POST /v1/sessions/{id}/checkpoint/edit`. Raises `InvalidRequest` for an edit that is none."""
+    path, body = session_path(session, "checkpoint/edit"), {"edits": [edit_body(edit) for edit in edits]}
+    return Call("POST", path, CheckpointInfo.model_validate_json, json=body)
+
+
+def read_lens(session: str, top_k: int, positions: Positions) -> Call[Lens]:
+    """`GET /v1/sessions/{id}/checkpoint/lens`."""
+    path = session_path(session, "checkpoint/lens")
+    return Call("GET", path, Lens.model_validate_json, params={"top_k": top_k, "positions": _text(positions)})
+
+
+def read_captures(session: str) -> Call[Captures]:
+    """`GET /v1/sessions/{id}/captures`."""
+    return Call("GET", session_path(session, "captures"), parse_captures)
+
+
+def clear_captures(session: str) -> Call[None]:
+    """`DELETE /v1/sessions/{id}/captures`."""
+    return Call("DELETE", session_path(session, "captures"), nothing)
+
+
+def resume(session: str, until: Until | None, edits: Sequence[EditOptions], *, stream: bool) -> Call[Turn]:
+    """`POST /v1/sessions/{id}/resume`. A streamed answer is for `TurnDecoder`, not for `parse`."""
+    body = until_body(until) | {"stream": stream}
+    if edits:
+        body["edits"] = [edit_body(edit) for edit in edits]
+    return Call("POST", session_path(session, "resume"), Turn.model_validate_json, json=body)
+
+
+def put_vector(name: str, values: npt.ArrayLike) -> Call[VectorInfo]:
+    """`POST /v1/vectors`, in float16 if the values are, else in float32."""
+    dtype = "float16" if getattr(values, "dtype", None) == np.float16 else "float32"
+    tensor = dump("vector", values, dtype)
+    return Call("POST", "/v1/vectors", VectorInfo.model_validate_json, params={"name": name}, tensor=tensor)
+
+
+def list_vectors() -> Call[tuple[VectorInfo, ...]]:
+    """`GET /v1/vectors`."""
+    return Call("GET", "/v1/vectors", lambda body: VectorList.model_validate_json(body).data)
+
+
+def get_vector(name: str) -> Call[FloatArray]:
+    """`GET /v1/vectors/{name}`."""
+    return Call("GET", f"/v1/vectors/{path_part(name)}", lambda body: _only(body))
+
+
+def delete_vector(name: str) -> Call[None]:
+    """`DELETE /v1/vectors/{name}`."""
+    return Call("DELETE", f"/v1/vectors/{path_part(name)}", nothing)
+
+
+def _only(body: bytes, name: str | None = None) -> FloatArray:
+    """The only tensor of a file, which must have the name."""
+    tensors, _ = load(body)
+    if len(tensors) != 1 or name not in (None, *tensors):
+        raise ValueError(f"tensors {', '.join(tensors) or 'none'} instead of one {name or ''}".rstrip())
+    (array,) = tensors.values()
+    return array
+
+
+def _text(positions: Positions) -> str:
+    return positions if isinstance(positions, str) else f"{positions[0]}:{positions[1]}"

@@ -1,0 +1,125 @@
+"""What the server answers about breakpoints, checkpoints and vectors, as frozen values."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from client.answer import Answer
+
+Pass = Literal["prefill", "decode", "any"]
+Action = Literal["pause", "capture", "edit"]
+Op = Literal["scale", "add", "replace", "project_out", "clamp", "ablate"]
+OnTimeout = Literal["resume", "abort"]
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+
+class CheckpointInfo(Answer):
+    """A pass over positions `[first, end)` of the history, stopped after `layer`.
+
+    Its residual stream, `[end - first, hidden_size]` in `dtype`, takes `bytes`. `breakpoint` is the id of what stopped
+    it, None if `until` did. `saved_ms` is how long the engine took to put it aside. Times are Unix seconds;
+    `expires_at` is None if the pause was over before the answer.
+    """
+
+    layer: int
+    first: int
+    end: int
+    hidden_size: int
+    dtype: Dtype
+    bytes: int
+    in_pass: Pass = Field(alias="pass")
+    breakpoint: str | None
+    saved_ms: float
+    created_at: float
+    expires_at: float | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the residual stream."""
+        return self.end - self.first, self.hidden_size
+
+
+class When(Answer):
+    """Which positions a breakpoint is for; what is None holds everywhere."""
+
+    in_pass: Pass = Field(alias="pass")
+    position: int | None
+    token_id: int | None
+    every: int | None
+
+
+class EditVector(Answer):
+    """The vector of an edit: how many numbers it has, and its length (L2)."""
+
+    size: int
+    norm: float
+
+
+class EditInfo(Answer):
+    """One change that a breakpoint makes; what does not go with `op` is None."""
+
+    op: Op
+    factor: float | None
+    vector: EditVector | None
+    positions: Literal["all", "last"] | tuple[int, int]
+    max_norm: float | None
+
+
+class BreakpointInfo(Answer):
+    """A breakpoint: what it does after each of `layers`, and when. The last two are None unless it pauses."""
+
+    id: str
+    layers: tuple[int, ...]
+    action: Action
+    when: When
+    edits: tuple[EditInfo, ...]
+    once: bool
+    timeout_s: float | None
+    on_timeout: OnTimeout | None
+
+
+class BreakpointList(Answer):
+    """A session's breakpoints in the order in which they were armed, which is the order in which they act."""
+
+    data: tuple[BreakpointInfo, ...]
+
+
+class Guess(Answer):
+    """A token that could come next, with its natural-log probability: None if the checkpoint is not finite there."""
+
+    token_id: int
+    text: str
+    logprob: float | None
+
+
+class LensPosition(Answer):
+    """The token at a position, and what the model would say next if its last layers were left out, best first."""
+
+    position: int
+    token_id: int
+    text: str
+    top: tuple[Guess, ...]
+
+
+class Lens(Answer):
+    """The logit lens: the final norm and the head applied after `layer`."""
+
+    layer: int
+    positions: tuple[LensPosition, ...]
+
+
+class VectorInfo(Answer):
+    """A vector on the server: its name, how many numbers it has, their type, and its length (L2)."""
+
+    name: str
+    size: int
+    dtype: Dtype
+    norm: float
+
+
+class VectorList(Answer):
+    """The vectors that belong to this API key."""
+
+    data: tuple[VectorInfo, ...]

@@ -1,0 +1,52 @@
+"""What breakpoints recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from client.tensors import FloatArray, load
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What one breakpoint recorded after `layer` in one pass.
+
+    `activation` is `[len(positions), hidden]`, in float32 or float16; `token_ids` stand at the `positions`.
+    """
+
+    breakpoint: str
+    layer: int
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    activation: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """Everything recorded in a session, oldest first. `dropped` more found no room on the server."""
+
+    records: tuple[Capture, ...]
+    dropped: int
+
+
+def parse_captures(body: bytes) -> Captures:
+    """Read the file that the server sends. Raises ValueError if it is not one."""
+    tensors, metadata = load(body)
+    try:
+        records = tuple(_capture(metadata[name], tensors[name]) for name in sorted(tensors))
+        return Captures(records, int(metadata["dropped"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the metadata does not tell {error}") from error
+
+
+def _capture(described: str, activation: FloatArray) -> Capture:
+    fields: dict[str, Any] = json.loads(described)
+    return Capture(
+        breakpoint=fields["breakpoint"],
+        layer=fields["layer"],
+        positions=tuple(fields["positions"]),
+        token_ids=tuple(fields["token_ids"]),
+        activation=activation,
+    )

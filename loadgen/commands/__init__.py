@@ -1,0 +1,1 @@
+"""The experiments' command lines: options in, an exit code out."""

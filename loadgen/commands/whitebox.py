@@ -1,0 +1,72 @@
+"""`python -m loadgen whitebox`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import fields
+
+from rich.console import Console
+
+from loadgen.commands.common import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    add_common,
+    make_output,
+    read_corpus,
+    read_specs,
+)
+from loadgen.experiments.whitebox import run_whitebox
+from loadgen.whitebox.page import write_page
+from loadgen.whitebox.plan import WhiteboxPlan
+from loadgen.whitebox.report import write_json
+from loadgen.whitebox.tables import render
+
+DEFAULTS = WhiteboxPlan()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The targets, and the fields of `WhiteboxPlan` with its defaults."""
+    add_common(parser, target="NAME=URL", target_help="a Djinn server; repeat to compare")
+    parser.add_argument(
+        "--layers",
+        type=_layers,
+        default=DEFAULTS.layers,
+        metavar="N,N,...",
+        help="where to pause and to steer (default: a quarter, half and three quarters of the way up)",
+    )
+    for name, kind, text in (
+        ("sequences", int, "prompts for each layer"),
+        ("tokens", int, "tokens generated for each prompt"),
+        ("context", int, "tokens of each prompt"),
+        ("scale", float, "what steering multiplies by"),
+        ("others", int, "sessions that decode beside a paused one"),
+        ("pause_seconds", float, "how long they are watched"),
+        ("repeats", int, "how often, with and without the paused session"),
+        ("seed", int, "of texts"),
+    ):
+        default = getattr(DEFAULTS, name)
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=kind, default=default, metavar="N", help=f"{text} (default: {default:g})")
+
+
+def run(options: argparse.Namespace, progress: Console) -> int:
+    """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
+    plan = WhiteboxPlan(**{field.name: getattr(options, field.name) for field in fields(WhiteboxPlan)})
+    corpus, specs, folder = read_corpus(options), read_specs(options), make_output(options)
+    report = asyncio.run(run_whitebox(specs, plan, corpus, progress))
+    output = Console(highlight=False)
+    output.print(render(report))
+    for path in (write_json(report, folder), write_page(report, folder)):
+        output.print(f"results: {path}", markup=False, soft_wrap=True)
+    if any(target.findings.interrupted for target in report.targets):
+        return EXIT_INTERRUPTED
+    return EXIT_OK if all(target.succeeded for target in report.targets) else EXIT_FAILED
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(layer) for layer in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}") from None

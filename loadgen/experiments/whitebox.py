@@ -1,0 +1,153 @@
+"""Whether sessions can be stopped between layers, what it costs, and what others notice.
+
+Everything is measured from outside, on a running server: tokens with pauses in every pass against tokens without,
+round trips, steering, throughput beside a paused session, and the server's memory before, during and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from rich.console import Console
+
+from client import DjinnError
+from loadgen.corpus import Corpus
+from loadgen.errors import LoadgenError
+from loadgen.histogram import between
+from loadgen.progress import show_parts
+from loadgen.prompts import TokenIds, cut_prompts, fingerprint
+from loadgen.targets import TargetSpec
+from loadgen.whitebox.accuracy import run_trials
+from loadgen.whitebox.concurrency import measure_windows
+from loadgen.whitebox.findings import Failure, Findings
+from loadgen.whitebox.plan import WhiteboxPlan, choose_layers
+from loadgen.whitebox.report import TargetReport, WhiteboxReport
+from loadgen.whitebox.steering import measure_rates, run_steered
+from loadgen.whitebox.subject import Subject
+from loadgen.whitebox.summary import summarize
+from loadgen.whitebox.verdicts import judge
+from loadgen.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A server that has answered, and what will be done to it."""
+
+    subject: Subject
+    layers: tuple[int, ...]
+    prompts: tuple[TokenIds, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the experiment: how many steps it has, and what runs it, telling of each step."""
+
+    name: str
+    steps: int
+    run: Callable[[Callable[[], None]], Awaitable[None]]
+
+
+async def run_whitebox(
+    specs: Sequence[TargetSpec], plan: WhiteboxPlan, corpus: Corpus, console: Console
+) -> WhiteboxReport:
+    """Run the experiment on every target. Raises `LoadgenError`, before the first run, if a target cannot serve it.
+
+    Cancelled during a run, it returns what was seen until then.
+    """
+    started_at = datetime.now(UTC)
+    reports: list[TargetReport] = []
+    async with AsyncExitStack() as stack:
+        subjects = [Subject(spec) for spec in specs]
+        for subject in subjects:
+            stack.push_async_callback(subject.close)
+        prepared = [await _prepare(subject, plan, corpus) for subject in subjects]
+        for ready in prepared:
+            reports.append(await _measure(ready, plan, console))
+            if reports[-1].findings.interrupted:
+                break
+    return WhiteboxReport(started_at, plan, corpus, reports)
+
+
+async def _prepare(subject: Subject, plan: WhiteboxPlan, corpus: Corpus) -> Prepared:
+    """Choose layers, cut prompts, and run one turn too many: what is slow only once stays out of the measurement."""
+    try:
+        await subject.prepare(plan.context + plan.tokens)
+        num_layers = subject.num_layers
+        layers = plan.layers or choose_layers(num_layers)
+        if max(layers) >= num_layers:
+            raise LoadgenError(f"layers must be from 0 to {num_layers - 1} for target {subject.spec.name}")
+        count = plan.prompts(len(layers)) + 1
+        text = Workload(context=plan.context, turns=1, system_tokens=0, seed=plan.seed)
+        *prompts, spare = (turns[0] for turns in await cut_prompts(text, corpus, subject.tokenize, count))
+        await subject.answer(spare, plan.tokens)
+    except DjinnError as error:
+        raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
+    return Prepared(subject, layers, tuple(prompts))
+
+
+def _parts(ready: Prepared, plan: WhiteboxPlan, findings: Findings) -> list[Part]:
+    """What is done, in this order."""
+    subject, layers, prompts = ready.subject, ready.layers, ready.prompts
+    middle = layers[len(layers) // 2]
+    return [
+        Part(
+            "token accuracy",
+            len(layers) * plan.sequences,
+            lambda step: run_trials(subject, plan, layers, prompts, findings, step),
+        ),
+        Part(
+            "steering",
+            len(layers) * plan.sequences,
+            lambda step: run_steered(subject, plan, layers, prompts, findings, step),
+        ),
+        Part(
+            "decode rate",
+            plan.sequences,
+            lambda step: measure_rates(subject, plan, middle, prompts[0], findings, step),
+        ),
+        Part(
+            "throughput of the others",
+            2 * plan.repeats,
+            lambda step: measure_windows(subject, plan, middle, prompts, findings, step),
+        ),
+    ]
+
+
+async def _measure(ready: Prepared, plan: WhiteboxPlan, console: Console) -> TargetReport:
+    findings = Findings()
+    parts = _parts(ready, plan, findings)
+    with show_parts(console, ready.subject.spec.name, {part.name: part.steps for part in parts}) as advance:
+        try:
+            with _noting("the server's own figures", findings):
+                await _observe(ready.subject, parts, findings, advance)
+        except asyncio.CancelledError:
+            findings.interrupted = True
+    summary = summarize(findings)
+    prompts = fingerprint([[prompt] for prompt in ready.prompts])
+    return TargetReport(ready.subject.spec, ready.layers, prompts, findings, summary, judge(summary, findings))
+
+
+async def _observe(subject: Subject, parts: Sequence[Part], findings: Findings, advance: Callable[[str], None]) -> None:
+    """Run the parts between two looks at the server; one that fails does not keep the next from running."""
+    findings.memory["before"], earlier = await subject.memory(), await subject.histograms()
+    try:
+        for part in parts:
+            with _noting(part.name, findings):
+                await part.run(partial(advance, part.name))
+    finally:
+        findings.memory["after"], later = await subject.memory(), await subject.histograms()
+        findings.histograms = {name: between(earlier[name], found) for name, found in later.items()}
+
+
+@contextmanager
+def _noting(part: str, findings: Findings) -> Iterator[None]:
+    """Write down an error of the block, and go on."""
+    try:
+        yield
+    except DjinnError as error:
+        findings.failures.append(Failure(part, type(error).__name__, error.message))
