@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from app.breakpoints import Breakpoint, Captures
 from app.domain import SessionState
 from app.errors import FieldOutOfRange, NotFound
@@ -59,8 +62,8 @@ class Breakpoints:
 
     async def captures(self, session: Session) -> Captures:
         """What `capture` breakpoints have recorded."""
-        found: Captures = await self._executor.call(lambda ticket: ReadCaptures(ticket, session.id))
-        return found
+        read: Callable[[], Captures] = await self._executor.call(lambda ticket: ReadCaptures(ticket, session.id))
+        return await asyncio.to_thread(read)
 
     async def clear_captures(self, session: Session) -> None:
         """Forget what has been recorded."""

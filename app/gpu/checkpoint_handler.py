@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from app.breakpoints import (
     Action,
@@ -18,9 +19,10 @@ from app.breakpoints import (
     TensorData,
 )
 from app.errors import FieldOutOfRange, WrongState
-from app.gpu.checkpoints import Checkpoint, StoredTensor
+from app.gpu.checkpoints import Captured, Checkpoint, StoredTensor
 from app.gpu.conditions import Span, select
 from app.gpu.interventions import InterventionLog
+from app.gpu.placement import Placement
 from app.gpu.sequence import Sequence, TurnState
 from app.messages import (
     Arm,
@@ -41,10 +43,15 @@ Predict = Callable[[StoredTensor, Span, int], list[list[tuple[int, float]]]]
 """For each row of a span of a residual stream, the most likely tokens after the final norm and the head."""
 
 
+MAX_INTERVENTIONS = 4096
+"""Edits that clients may make at the pauses of one session: each has to be made again if the KV is lost."""
+
+
 class CheckpointHandler:
     """Every answer is the value of a `Done`; whatever cannot be done raises DjinnError and changes nothing."""
 
-    def __init__(self, predict: Predict, store: Callable[[TensorData], StoredTensor]) -> None:
+    def __init__(self, placement: Placement, predict: Predict, store: Callable[[TensorData], StoredTensor]) -> None:
+        self._placement = placement
         self._predict = predict
         self._store = store
 
@@ -52,7 +59,7 @@ class CheckpointHandler:
         """Carry out a command on its session."""
         match command:
             case ReadCaptures():
-                return _captures(sequence)
+                return partial(_captures, tuple(sequence.captures.records), sequence.captures.dropped)
             case ReadCheckpoint():
                 return _read(_checkpoint(sequence), command.positions)
             case ReadPaused():
@@ -85,10 +92,12 @@ class CheckpointHandler:
     def _reinstate(self, sequence: Sequence, command: Reinstate) -> None:
         sequence.breakpoints = {each.id: each for each in command.breakpoints}
         sequence.interventions = InterventionLog(command.interventions)
+        sequence.assume_computed()
         paused = command.paused
         if paused is None or command.turn is None:
             return
         info = paused.checkpoint
+        self._placement.cut(sequence, info.first)
         sequence.interventions = InterventionLog(paused.interventions)
         sequence.reached = info.first
         sequence.turn = TurnState(
@@ -127,18 +136,18 @@ def _disarm(sequence: Sequence, breakpoint_id: str | None) -> None:
         sequence.breakpoints.pop(breakpoint_id, None)
 
 
-def _captures(sequence: Sequence) -> Captures:
+def _captures(captured: Iterable[Captured], dropped: int) -> Captures:
     records = tuple(
         Capture(
-            captured.breakpoint,
-            captured.layer,
-            captured.positions,
-            captured.token_ids,
-            captured.hidden.read(0, len(captured.positions)),
+            each.breakpoint,
+            each.layer,
+            each.positions,
+            each.token_ids,
+            each.hidden.read(0, len(each.positions)),
         )
-        for captured in sequence.captures.records
+        for each in captured
     )
-    return Captures(records, sequence.captures.dropped)
+    return Captures(records, dropped)
 
 
 def _read(checkpoint: Checkpoint, positions: Positions) -> Activation:
@@ -162,6 +171,12 @@ def _read_paused(sequence: Sequence) -> PausedTurn:
 
 def _edit(sequence: Sequence, edits: tuple[Edit, ...]) -> None:
     checkpoint = _checkpoint(sequence)
+    if len(sequence.interventions) + len(edits) > MAX_INTERVENTIONS:
+        raise FieldOutOfRange(
+            f"the session's KV has been computed with {len(sequence.interventions)} edits; at most "
+            f"{MAX_INTERVENTIONS} are kept",
+            param="edits",
+        )
     hidden, made = checkpoint.hidden, []
     for index, edit in enumerate(edits):
         first, end = _chosen(checkpoint, edit.positions, param=f"edits.{index}.positions")
@@ -180,6 +195,7 @@ def _write(sequence: Sequence, command: WriteCheckpoint) -> None:
             f"not {tensor.dtype} {list(tensor.shape)}",
             param="activation",
         )
+    sequence.interventions.forget(checkpoint.boundary, checkpoint.first, checkpoint.end)
     edit = Edit(EditOp.REPLACE, vector=tensor)
     made = Intervention(checkpoint.first, checkpoint.end, checkpoint.boundary, edit)
     _put_back(sequence, checkpoint.hidden.edited(0, checkpoint.length, edit), [made])

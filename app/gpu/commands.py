@@ -118,11 +118,10 @@ class CommandHandler:
             _namespace(command.namespace),
             guaranteed,
             list(command.token_ids),
-            reached=max(0, len(command.token_ids) - 1),  # the token that was sampled last has not been computed
             breakpoints={each.id: each for each in command.breakpoints},
             interventions=InterventionLog(command.interventions),
         )
-        sequence.interventions.truncate(sequence.reached)
+        sequence.assume_computed()
         self._saved.claim(sequence)
         self._placement.end_turn(sequence)
         self._sequences[command.session] = sequence

@@ -16,7 +16,7 @@ def apply_edit(hidden: Tensor, edit: Edit) -> None:
     after = _changed(before, edit)
     if edit.max_norm is not None:
         change = after - before
-        length = torch.linalg.vector_norm(change, dim=-1, keepdim=True)
+        length = torch.linalg.vector_norm(change, dim=-1, keepdim=True, dtype=torch.float64)  # squares overflow float32
         after = before + change * (edit.max_norm / length).clamp(max=1.0)
     hidden.copy_(after)
 

@@ -90,7 +90,12 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """One token for every sequence that decodes, and a part of the prompts."""
-        plan = self._scheduler.plan()
+        try:
+            plan = self._scheduler.plan()
+        except Exception as error:
+            logger.exception("a step could not be planned")
+            busy = [sequence for sequence in self._handler.sequences if sequence.busy]
+            return self._fail(busy, EngineError(f"the step could not be planned: {error}"))
         events: list[Event] = [
             Started(sequence.turn.ticket, sequence.turn.cached_tokens or 0, sequence.turn.restore_ms)
             for sequence in plan.started

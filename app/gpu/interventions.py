@@ -5,7 +5,6 @@ it apart from KV that was computed with others.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -23,11 +22,18 @@ class InterventionLog:
 
     def __init__(self, made: Iterable[Intervention] = ()) -> None:
         self._entries: list[_Entry] = []
+        self._ends: dict[int, int] = {}
+        """By boundary: the position after the last that has an edit there."""
         for intervention in made:
             self.add(intervention)
 
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def end(self) -> int:
+        """The position after the last that has an edit."""
+        return max(self._ends.values(), default=0)
 
     def snapshot(self) -> tuple[Intervention, ...]:
         """All of them."""
@@ -35,21 +41,24 @@ class InterventionLog:
 
     def copy(self) -> InterventionLog:
         """A log of its own with the same edits."""
-        return InterventionLog(self.snapshot())
+        log = InterventionLog()
+        log._entries = [_Entry(entry.intervention, entry.digest) for entry in self._entries]
+        log._ends = dict(self._ends)
+        return log
 
     def add(self, made: Intervention) -> None:
         """Note an edit; one that goes on where the same one ended becomes part of it."""
         digest = made.edit.digest()
-        for entry in reversed(self._entries):
-            before = entry.intervention
-            if before.boundary != made.boundary:
-                continue
-            if before.end == made.first and entry.digest == digest and not _has_rows(made):
-                entry.intervention = replace(before, end=made.end)
-                return
-            if before.first < made.end and made.first < before.end:
-                break  # the order of two edits at one position matters
-        self._entries.append(_Entry(replace(made, edit=replace(made.edit, positions=ALL)), digest))
+        before = self._continued(made, digest)
+        if before is None:
+            self._entries.append(_Entry(replace(made, edit=replace(made.edit, positions=ALL)), digest))
+        else:
+            before.intervention = replace(before.intervention, end=made.end)
+        self._ends[made.boundary] = max(made.end, self._ends.get(made.boundary, 0))
+
+    def forget(self, boundary: int, first: int, end: int) -> None:
+        """Drop the edits of this boundary that concern only positions `[first, end)`: all of them are replaced."""
+        self._keep(i for i in self.snapshot() if not (i.boundary == boundary and first <= i.first and i.end <= end))
 
     def within(self, first: int, end: int) -> list[Intervention]:
         """The parts of all edits that concern positions `[first, end)`."""
@@ -58,12 +67,8 @@ class InterventionLog:
 
     def truncate(self, length: int) -> None:
         """Forget what concerns positions from `length` on."""
-        kept = [entry for entry in self._entries if entry.intervention.first < length]
-        for entry in kept:
-            if entry.intervention.end > length:
-                entry.intervention = clip(entry.intervention, 0, length)
-                entry.digest = entry.intervention.edit.digest()
-        self._entries = kept
+        if self.end > length:
+            self._keep(clip(i, 0, length) for i in self.snapshot() if i.first < length)
 
     def fingerprint(self, first: int, end: int) -> bytes:
         """Differs for KV of positions `[first, end)` that was computed with other edits; empty if there were none."""
@@ -74,6 +79,27 @@ class InterventionLog:
         for part in sorted(parts, key=lambda part: part.boundary):  # stable: edits at one boundary keep their order
             state.update(repr((part.first - first, part.end - first, part.boundary)).encode() + part.edit.digest())
         return state.digest()
+
+    def _continued(self, made: Intervention, digest: bytes) -> _Entry | None:
+        """The entry that ends where the same edit goes on with `made`."""
+        if made.first > self._ends.get(made.boundary, 0) or _has_rows(made):
+            return None
+        for entry in reversed(self._entries):
+            before = entry.intervention
+            if before.boundary != made.boundary:
+                continue
+            if before.end == made.first and entry.digest == digest:
+                return entry
+            if before.first < made.end and made.first < before.end:
+                break  # the order of two edits at one position matters
+        return None
+
+    def _keep(self, kept: Iterable[Intervention]) -> None:
+        self._entries = [_Entry(each, each.edit.digest()) for each in kept]
+        self._ends = {}
+        for entry in self._entries:
+            boundary, end = entry.intervention.boundary, entry.intervention.end
+            self._ends[boundary] = max(end, self._ends.get(boundary, 0))
 
 
 def clip(intervention: Intervention, first: int, end: int) -> Intervention:
@@ -91,4 +117,4 @@ def clip(intervention: Intervention, first: int, end: int) -> Intervention:
 def _has_rows(intervention: Intervention) -> bool:
     """Whether each position has a vector of its own."""
     vector = intervention.edit.vector
-    return vector is not None and math.prod(vector.shape[:-1]) != 1
+    return vector is not None and len(vector.shape) == 2

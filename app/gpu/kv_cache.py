@@ -45,6 +45,7 @@ class KVCache:
             edits, _ = expected_edits(sequence)
             for made in edits.within(sequence.reached, sequence.computed):
                 sequence.interventions.add(made)
+            sequence.reached = sequence.computed
 
     def missing(self, sequence: Sequence, length: int) -> int:
         """Blocks that `reserve` of the same arguments would take from the pool."""

@@ -73,12 +73,10 @@ class KVTiers:
         return True
 
     def save(self, sequence: Sequence) -> None:
-        """Move the KV from the host to the session's file, unless the file has it already.
-
-        A file holds whole passes only: that of a paused turn is computed again up to its boundary.
+        """Move the KV of whole passes, and there must be no other, from the host to the session's file, unless the file
+        has it already.
         """
         _require(sequence, Tier.HOST)
-        self.forget_half_pass(sequence)
         sequence.incoming = None  # what is still on its way up no longer counts
         if sequence.disk_tokens >= sequence.computed:
             self.cache.release_copies(sequence, 0)

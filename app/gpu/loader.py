@@ -86,7 +86,7 @@ def build_engine(model: ResolvedModel, stack: LayerStack, settings: EngineSettin
         max_running=settings.max_running,
     )
     turns, runner = Turns(scheduler, limit), Runner(stack, pool)
-    checkpoints = CheckpointHandler(runner.predict, HostTensor.of)
+    checkpoints = CheckpointHandler(placement, runner.predict, HostTensor.of)
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,

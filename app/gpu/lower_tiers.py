@@ -72,7 +72,14 @@ class LowerTiers:
         self._writable_at = self._clock() + DISK_REST_S
 
     def save(self, sequence: Sequence, keep: Collection[Sequence] = ()) -> bool:
-        """Move a session from host to disk. False if it does not fit beside the files of `keep`, or the disk rests."""
+        """Move a session from host to disk. False if it does not fit beside the files of `keep`, or the disk rests.
+
+        A file holds whole passes only: that of a paused turn is computed again up to its boundary.
+        """
+        self.tiers.forget_half_pass(sequence)
+        if not sequence.host_blocks:
+            self.away.pop(sequence.session, None)
+            return True
         clean = sequence.disk_tokens >= sequence.computed
         if not clean and self._clock() < self._writable_at:
             return False

@@ -36,6 +36,8 @@ class Reinstate:
 
 
 Step = Intervention | Record | Reinstate
+Meeting = tuple[Breakpoint, list[Span]]
+"""A breakpoint, and the positions of a row that it is for: at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,9 @@ def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
     known = sequence.interventions.within(0, min(end, sequence.reached))
     if sequence.reached >= end:
         return InterventionLog(known), end
-    span = (sequence.reached, end)
-    limit = min((_met(sequence, each, span)[0][0] for each in _armed(sequence, span) if _must_run(each)), default=end)
-    if limit == sequence.reached:
-        return InterventionLog(known), limit
-    acts = _acts(sequence, (sequence.reached, limit), 0)
+    wanted = _meetings(sequence, (sequence.reached, end))
+    limit = min((spans[0][0] for each, spans in wanted if _must_run(each)), default=end)
+    acts = _acts(sequence, _meetings(sequence, (sequence.reached, limit)), 0)
     return InterventionLog([*known, *(step for _, step in acts if isinstance(step, Intervention))]), limit
 
 
@@ -116,9 +116,12 @@ def _plan_rest(sequence: Sequence, num_layers: int) -> PassPlan:
 
 
 def _plan_new(sequence: Sequence, span: Span, lo: int, num_layers: int) -> PassPlan:
-    stop = _first_pause(sequence, span, lo)
+    meetings = _meetings(sequence, span)
+    stop = _first_pause(sequence, meetings, span, lo)
+    if stop is None and not meetings:
+        return PassPlan(lo, num_layers)
     hi, stopped_by = (num_layers, None) if stop is None else stop
-    acts = [(each, step) for each, step in _acts(sequence, span, lo) if step.boundary <= hi]
+    acts = [(each, step) for each, step in _acts(sequence, meetings, lo) if step.boundary <= hi]
     acted = {each.id for each, _ in acts} | {stopped_by}
     steps = [step for _, step in acts]
     return PassPlan(
@@ -132,13 +135,13 @@ def _plan_new(sequence: Sequence, span: Span, lo: int, num_layers: int) -> PassP
     )
 
 
-def _first_pause(sequence: Sequence, span: Span, lo: int) -> tuple[int, str | None] | None:
+def _first_pause(sequence: Sequence, meetings: list[Meeting], span: Span, lo: int) -> tuple[int, str | None] | None:
     """The lowest boundary above `lo` at which the row pauses, and the breakpoint it does so for."""
     turn = sequence.turn
     assert turn is not None
     stops: list[tuple[int, str | None]] = []
     if turn.pausable and not turn.to_end:
-        pauses = (each for each in _armed(sequence, span) if each.action is Action.PAUSE)
+        pauses = (each for each, _ in meetings if each.action is Action.PAUSE)
         stops = [(layer + 1, each.id) for each in pauses for layer in each.layers if layer + 1 > lo]
     if turn.pause_at is not None:
         boundary, position = turn.pause_at
@@ -147,11 +150,10 @@ def _first_pause(sequence: Sequence, span: Span, lo: int) -> tuple[int, str | No
     return min(stops, key=lambda stop: stop[0], default=None)
 
 
-def _acts(sequence: Sequence, span: Span, lo: int) -> list[tuple[Breakpoint, Intervention | Record]]:
-    """What breakpoints do to new positions at boundaries above `lo`, in the order they were armed in."""
+def _acts(sequence: Sequence, meetings: list[Meeting], lo: int) -> list[tuple[Breakpoint, Intervention | Record]]:
+    """What breakpoints do to the positions that they meet at boundaries above `lo`, in the order they were armed in."""
     acts: list[tuple[Breakpoint, Intervention | Record]] = []
-    for each in _armed(sequence, span):
-        spans = _met(sequence, each, span)
+    for each, spans in meetings:
         for boundary in (layer + 1 for layer in each.layers if layer + 1 > lo):
             if each.action is Action.CAPTURE:
                 acts.append((each, Record(boundary, each.id, tuple(spans))))
@@ -162,13 +164,11 @@ def _acts(sequence: Sequence, span: Span, lo: int) -> list[tuple[Breakpoint, Int
     return acts
 
 
-def _armed(sequence: Sequence, span: Span) -> list[Breakpoint]:
+def _meetings(sequence: Sequence, span: Span) -> list[Meeting]:
     """Breakpoints that meet positions of the span, in the order they were armed in."""
-    return [each for each in sequence.breakpoints.values() if _met(sequence, each, span)]
-
-
-def _met(sequence: Sequence, each: Breakpoint, span: Span) -> list[Span]:
-    return met(each.when, span, sequence.tokens, sequence.prompt_tokens)
+    prompt_tokens = sequence.prompt_tokens
+    found = ((each, met(each.when, span, sequence.tokens, prompt_tokens)) for each in sequence.breakpoints.values())
+    return [(each, spans) for each, spans in found if spans]
 
 
 def _must_run(each: Breakpoint) -> bool:

@@ -72,6 +72,11 @@ class Placement:
         elif sequence.tier is not None:
             self.lower.away[sequence.session] = sequence
 
+    def cut(self, sequence: Sequence, length: int) -> None:
+        """Forget the KV of a session without a turn from position `length` on, in every tier."""
+        self.tiers.cut(sequence, length)
+        self.refile(sequence)
+
     def close(self, sequence: Sequence) -> None:
         """Free everything that the session holds in any tier."""
         self.phases.forget(sequence)

@@ -58,7 +58,7 @@ class Scheduler:
         last = len(sequence.tokens) - 1
         self.placement.tiers.cut(sequence, last)
         sequence.reached = min(sequence.reached, last)
-        sequence.interventions.truncate(last)
+        sequence.interventions.truncate(sequence.reached)
         self.placement.begin_turn(sequence)
         self.waiting[sequence.session] = sequence
 

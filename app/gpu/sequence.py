@@ -162,6 +162,12 @@ class Sequence:
         """Length of the context that the turn began from, or would if it began now."""
         return len(self.tokens) if self.turn is None else self.turn.prompt_tokens
 
+    def assume_computed(self) -> None:
+        """The history comes from elsewhere: all of it had its KV, but for the token that was sampled last. That one has
+        had it only if it was edited.
+        """
+        self.reached = max(0, len(self.tokens) - 1, self.interventions.end)
+
     @property
     def pending(self) -> int:
         """Tokens of the history that still have to be computed."""

@@ -55,7 +55,7 @@ class Transfers:
             message = f"the file has {len(report.token_ids)} tokens; at most {self._max_model_len} fit"
             return [Failed(asked.ticket, BadExport(message))], None
         sequence.tokens = list(report.token_ids)
-        sequence.reached = report.computed
+        sequence.assume_computed()
         blocks = self._tiers.cache.host.blocks_for(report.computed)
         self._placement.lower.adopt(sequence, report.computed, blocks)
         return [Done(asked.ticket, ImportedKV(report.token_ids, report.about))], sequence

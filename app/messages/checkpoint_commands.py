@@ -33,7 +33,7 @@ class Disarm:
 
 @dataclass(frozen=True, slots=True)
 class ReadCaptures:
-    """Answered by `Done(Captures)`."""
+    """Answered by `Done(Callable[[], Captures])`: the copy may be long, and is for another thread to make."""
 
     ticket: Ticket
     session: SessionId

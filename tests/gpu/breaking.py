@@ -219,7 +219,9 @@ class BreakDriver(Driver):
         return tensor_of(found.tensor)
 
     def captures(self, session: SessionId) -> Captures:
-        found = self.do(ReadCaptures(self.ticket(), session))
+        read = self.do(ReadCaptures(self.ticket(), session))
+        assert callable(read)
+        found = read()
         assert isinstance(found, Captures)
         return found
 
