@@ -6,7 +6,7 @@ MODEL  ?= smollm2-135m-instruct
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test lint bench bench-kv clean
+.PHONY: help setup model serve demo test lint bench bench-kv bench-breakpoints clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -43,6 +43,9 @@ bench: model     ## decode and time to first token beside vLLM's CPU build and T
 
 bench-kv: model  ## KV moves beside memcpy, and what a session that was away waits for
 	$(BIN)/python -m benchmarks.kv
+
+bench-breakpoints: model  ## what pausing, resuming and steering cost, and what they cost others
+	$(BIN)/python -m benchmarks.breakpoints
 
 clean:           ## remove what setup, tests and runs left
 	rm -rf $(VENV) .venv-vllm runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,9 +7,9 @@ from rich.console import Console
 
 from benchmarks.arguments import exit_status, make_parser
 from benchmarks.cpu_meter import DISTURBED_SHARE
+from benchmarks.figures import figure_table
 from benchmarks.kv.plan import FULL, QUICK
-from benchmarks.kv.record import describe_run, write_run
-from benchmarks.kv.report import figure_table
+from benchmarks.kv.record import TITLE, describe_run, write_run
 from benchmarks.kv.runner import measure
 from benchmarks.machine import bind_to_cores
 from benchmarks.tables import to_rich
@@ -27,7 +27,7 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
     with console.status("measuring: some minutes, less with --quick"):
         measured = measure(arguments.model, plan, cores)
     run = describe_run(arguments.model, plan, cores, measured)
-    console.print(to_rich(figure_table(run.figures)))
+    console.print(to_rich(figure_table(TITLE, run.figures)))
     if measured.other_cpu_share > DISTURBED_SHARE:
         console.print(f"disturbed: other processes had {measured.other_cpu_share:.0%} of the cores")
     if not arguments.quick:

@@ -1,10 +1,10 @@
 """From the raw record to figures, each with its target. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.figures import Figure, Target
 from benchmarks.kv.bandwidth import Copies, CopyRound
 from benchmarks.kv.histogram import quantile
 from benchmarks.kv.parks import ParkedTwice
@@ -12,29 +12,6 @@ from benchmarks.kv.resume import ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
 from benchmarks.spread import Spread, full_range, middle_half
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The bound that a median has to keep, itself included."""
-
-    bound: float
-    at_least: bool = False
-
-    def is_met(self, value: float) -> bool:
-        """Whether `value` is on the right side of the bound."""
-        return value >= self.bound if self.at_least else value <= self.bound
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the table. `unit` is `×` for a ratio; `target` is None for what is only reported."""
-
-    label: str
-    unit: str
-    spread: Spread
-    target: Target | None = None
-
 
 BANDWIDTH = Target(0.9, at_least=True)
 READY, COLD = Target(1.05), Target(1.0)

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kv.figures import Figure, figures_of
+from benchmarks.figures import Figure, figure_table
+from benchmarks.kv.figures import figures_of
 from benchmarks.kv.plan import Plan
-from benchmarks.kv.report import figure_table
 from benchmarks.kv.runner import Measured, server_launch
 from benchmarks.launch import ROOT, Launch, without_folders
 from benchmarks.machine import Machine, describe_machine, own_versions
 from benchmarks.results import file_stem, utc_now, write_results
 from benchmarks.tables import to_markdown
+
+TITLE = "KV between tiers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +60,4 @@ def _markdown(run: Run) -> str:
         f"Processes outside the benchmark had at most {run.measured.other_cpu_share:.1%} of the cores.",
         "",
     ]
-    return "\n".join([*heading, to_markdown(figure_table(run.figures))])
+    return "\n".join([*heading, to_markdown(figure_table(TITLE, run.figures))])

@@ -22,8 +22,8 @@ from tests.gpu.models.oracle import CASES, VOCAB, build_model, save_model
 
 BLOCK = 4
 STEP_TOKENS = 32
-FULL = "DJINN_TEST_FULL" in os.environ
-"""Whether to run at full size what a short run of the tests does with fewer tokens."""
+FULL = "TESTS_FULL_SIZE" in os.environ
+"""Whether to test at full size what is otherwise tested with fewer tokens. No name of Djinn's own settings."""
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {**CASES["gpt2"], "n_layer": 12},
     "mistral": {**CASES["mistral-window"], "sliding_window": None, "num_hidden_layers": 32},

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.figures import Figure, figure_table
 from benchmarks.kv.bandwidth import Copies, CopyRound
-from benchmarks.kv.figures import Figure, figures_of
+from benchmarks.kv.figures import figures_of
 from benchmarks.kv.histogram import Bucket
 from benchmarks.kv.parks import ParkedTwice
-from benchmarks.kv.report import figure_table
 from benchmarks.kv.resume import ResumedTurn, ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
@@ -34,7 +34,7 @@ def figure(measured: Measured, label: str) -> Figure:
 
 
 def row(measured: Measured, label: str) -> list[str]:
-    [found] = [row for row in figure_table(figures_of(measured)).rows if row[0] == label]
+    [found] = [row for row in figure_table("", figures_of(measured)).rows if row[0] == label]
     return found[1:]
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import orjson
 
+from benchmarks.figures import figure_table
 from benchmarks.kv.plan import QUICK
-from benchmarks.kv.record import describe_run, write_run
-from benchmarks.kv.report import figure_table
+from benchmarks.kv.record import TITLE, describe_run, write_run
 from tests.benchmarks.kv.test_figures import MEASURED
 
 
@@ -17,7 +17,7 @@ def test_the_files_hold_every_figure_and_every_raw_value(tmp_path: Path) -> None
 
     written = orjson.loads(markdown.with_suffix(".json").read_bytes())
     assert markdown.name.startswith("kv-")
-    assert all(" | ".join(row) in markdown.read_text() for row in figure_table(run.figures).rows)
+    assert all(" | ".join(row) in markdown.read_text() for row in figure_table(TITLE, run.figures).rows)
     assert len(written["figures"]) == len(run.figures)
     assert written["measured"]["resumes"][1]["cold"] == {"first_token_s": 0.23, "restore_s": 0.01}
     assert written["measured"]["parks"][1]["second_bytes"] == 8

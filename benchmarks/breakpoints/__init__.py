@@ -1,0 +1,1 @@
+"""What pausing, resuming and steering cost, and what they cost others."""
