@@ -144,6 +144,10 @@ class Intervention:
     edit: Edit
 
 
+MAX_INTERVENTIONS = 4096
+"""That clients may make at the pauses of one session: each has to be made again if the KV is lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Until:
     """How far to resume: to the next breakpoint, past all of them with `end`, to after `layer` of this pass, or with

@@ -8,27 +8,37 @@ from array import array
 
 import numpy as np
 
-from app.breakpoints import Action, Breakpoint, Edit, EditOp, Intervention, Pass, TensorData
+from app.breakpoints import (
+    MAX_INTERVENTIONS,
+    Action,
+    Breakpoint,
+    CheckpointInfo,
+    Edit,
+    EditOp,
+    Intervention,
+    Pass,
+    TensorData,
+)
 from app.domain import ModelInfo
-from app.export_label import DAY_S, ExportLabel, PausedTurnLabel
-from app.schemas.edits import MAX_FLOAT32, NEEDED_BY
-from app.session_breakpoints import MAX_BREAKPOINTS
-from app.tensors import EXPONENTS, norm, to_float32
+from app.export_label import ExportLabel, PausedTurnLabel
+from app.schemas.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from app.schemas.edits import MAX_EDITS, MAX_FLOAT32, NEEDED_BY, fits
+from app.session_breakpoints import MAX_BREAKPOINTS, MAX_WORK, work_of
+from app.tensors import EXPONENTS, to_float32
 
 ID = re.compile(r"bp_[0-9a-f]{16}")
-MAX_EDITS = 16
-DIRECTIONS = (EditOp.PROJECT_OUT, EditOp.CLAMP)
 
 
 class LabelChecks:
-    """Checks a label against the model that it is for and the history that it came with.
+    """Checks a label against the model that it is for, the history that it came with, and the length of a pass here.
 
     Whatever raises, `ValueError` or `FieldOutOfRange`: such a label nobody has exported.
     """
 
-    def __init__(self, info: ModelInfo, history: array[int]) -> None:
+    def __init__(self, info: ModelInfo, history: array[int], *, max_step_tokens: int) -> None:
         self._info = info
         self._history = history
+        self._max_step_tokens = max_step_tokens
 
     def check(self, label: ExportLabel) -> None:
         """Check all of it."""
@@ -36,6 +46,7 @@ class LabelChecks:
         _require(len(set(ids)) == len(ids) <= MAX_BREAKPOINTS, "breakpoints")
         for breakpoint in label.breakpoints:
             self._check_breakpoint(breakpoint)
+        _require(work_of(label.breakpoints) <= MAX_WORK, f"more than {MAX_WORK} edits and captures in a pass")
         self._check_interventions(label.interventions)
         if label.turn is not None:
             self._check_turn(label.turn)
@@ -48,13 +59,15 @@ class LabelChecks:
         _require(when.position is None or 0 <= when.position < info.max_model_len, "position")
         _require(when.token_id is None or 0 <= when.token_id < info.vocab_size, "token_id")
         _require(when.every is None or when.every >= 1, "every")
-        _require(0.1 <= breakpoint.timeout_s <= DAY_S, "timeout_s")
+        _require(MIN_TIMEOUT_S <= breakpoint.timeout_s <= MAX_TIMEOUT_S, "timeout_s")
         edits = len(breakpoint.edits)
         _require(1 <= edits <= MAX_EDITS if breakpoint.action is Action.EDIT else edits == 0, "edits")
         for edit in breakpoint.edits:
             self._check_edit(edit)
 
     def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
+        most = MAX_INTERVENTIONS + MAX_WORK * len(self._history)  # those of clients, and those of breakpoints
+        _require(len(interventions) <= most, f"more than {most} interventions")
         for made in interventions:
             _require(0 <= made.first < made.end <= len(self._history), "positions")
             _require(1 <= made.boundary <= self._info.num_layers, "boundary")
@@ -74,7 +87,7 @@ class LabelChecks:
             self._check_tensor(vector, (vector.shape[0], self._info.hidden_size), self._info.dtype)
         else:
             self._check_tensor(vector, (self._info.hidden_size,), "float32")
-        _require(edit.op not in DIRECTIONS or norm(vector) > 0, "vector")
+        _require(fits(edit.op, vector), "length of a vector")
 
     def _check_tensor(self, tensor: TensorData, shape: tuple[int, ...], dtype: str) -> None:
         _require((tensor.shape, tensor.dtype) == (shape, dtype), "shape")
@@ -89,15 +102,27 @@ class LabelChecks:
         _require(len(turn.logprobs) == (0 if fields.logprobs is None else generated), "logprobs")
         fields.check_vocabulary(info.vocab_size)
         place = turn.checkpoint
+        self._check_span(place, turn.prompt_tokens)
         _require(0 <= place.layer < info.num_layers, "layer")
-        _require(0 <= place.first < place.end <= tokens, "checkpoint")
         _require((place.hidden_size, place.dtype) == (info.hidden_size, info.dtype), "checkpoint")
         _require(place.bytes == len(turn.hidden.data), "checkpoint")
-        _require(place.in_pass is not Pass.ANY, "checkpoint")
         _require(place.breakpoint is None or ID.fullmatch(place.breakpoint) is not None, "checkpoint")
         _require(math.isfinite(place.saved_ms) and math.isfinite(place.created_at), "checkpoint")
         self._check_tensor(turn.hidden, (place.end - place.first, info.hidden_size), info.dtype)
         self._check_interventions(turn.interventions)
+
+    def _check_span(self, place: CheckpointInfo, prompt_tokens: int) -> None:
+        """A context is computed part by part before anything is generated; then each pass is for the newest token."""
+        tokens, span = len(self._history), f"a {place.in_pass} pass over {place.first}:{place.end}"
+        _require(0 <= place.first < place.end <= tokens, span)
+        match place.in_pass:
+            case Pass.PREFILL:
+                _require(tokens == prompt_tokens, f"{span} after {tokens - prompt_tokens} generated tokens")
+                _require(place.end - place.first <= self._max_step_tokens, f"more than {self._max_step_tokens}: {span}")
+            case Pass.DECODE:
+                _require(prompt_tokens <= place.first == tokens - 1, f"{span} of {tokens} tokens")
+            case Pass.ANY:
+                _require(False, span)
 
 
 def _require(holds: bool, what: str) -> None:

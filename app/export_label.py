@@ -10,13 +10,12 @@ from pydantic import ConfigDict, Field
 from app.breakpoints import Breakpoint, CheckpointInfo, Intervention, OnTimeout, PausedTurn, TensorData
 from app.domain import SamplingParams, StopRule, TokenLogprobs
 from app.pause import PausedPlace, PauseLimit
+from app.schemas.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.schemas.sessions import SessionLabels
 from app.schemas.turns import SamplingFields
 from app.schemas.wire import MAX_COUNT, TokenId, WireModel
 from app.session import Session
 from app.turn_reader import TextRule
-
-DAY_S = 24 * 3600
 
 
 class ScoredToken(WireModel):
@@ -64,7 +63,7 @@ class PausedTurnLabel(WireModel):
 
     prompt_tokens: int = Field(ge=1, le=MAX_COUNT)
     fields: TurnFields
-    timeout_s: float = Field(ge=0.1, le=DAY_S)
+    timeout_s: float = Field(ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)
     on_timeout: OnTimeout
     logprobs: tuple[ScoredToken, ...]
     checkpoint: CheckpointInfo

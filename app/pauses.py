@@ -31,6 +31,9 @@ from app.turn_reader import TextRule, TurnReader
 
 logger = logging.getLogger(__name__)
 
+MAX_LENS_POSITIONS = 64
+"""In one call: everybody waits while the head is applied to them."""
+
 
 class Pauses:
     """The pauses of all sessions. Used on the event loop only.
@@ -70,8 +73,11 @@ class Pauses:
         await self._executor.call(lambda ticket: WriteCheckpoint(ticket, session.id, tensor))
 
     async def lens(self, session: Session, positions: Positions, top_k: int) -> tuple[LensPosition, ...]:
-        """The `top_k` tokens that the final norm and the head make of the checkpoint. Raises `FieldOutOfRange`."""
-        require_pause(session, to="read the checkpoint")
+        """The `top_k` tokens that the final norm and the head make of the checkpoint.
+
+        Raises `FieldOutOfRange` for positions that are not in it, and for more than `MAX_LENS_POSITIONS`.
+        """
+        _check_lens(require_pause(session, to="read the checkpoint").info, positions)
         found: tuple[LensPosition, ...] = await self._executor.call(
             lambda ticket: Lens(ticket, session.id, positions, top_k)
         )
@@ -193,3 +199,15 @@ def require_pause(session: Session, *, to: str) -> Pause:
     session.require(SessionState.PAUSED, to=to)
     assert session.pause is not None
     return session.pause
+
+
+def _check_lens(info: CheckpointInfo, positions: Positions) -> None:
+    """Raise `FieldOutOfRange` if `positions` are too many of the checkpoint's."""
+    end = info.end if positions.end is None else min(info.end, positions.end)
+    count = 1 if positions.last else end - max(info.first, positions.first)
+    if count > MAX_LENS_POSITIONS:
+        raise FieldOutOfRange(
+            f"positions: the lens takes 1 to {MAX_LENS_POSITIONS} of the checkpoint's {info.first}:{info.end} at once, "
+            f"not {count}",
+            param="positions",
+        )

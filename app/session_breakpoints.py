@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from app.breakpoints import Breakpoint, Captures
+from app.breakpoints import Action, Breakpoint, Captures
 from app.domain import SessionState
 from app.errors import FieldOutOfRange, NotFound
 from app.executor import EngineExecutor
@@ -15,6 +15,8 @@ from app.session import Session
 from app.session_table import SessionTable
 
 MAX_BREAKPOINTS = 64
+MAX_WORK = 256
+"""Edits and captures of one session, counted at each of their layers: what its passes may add to everybody's step."""
 
 
 class Breakpoints:
@@ -32,12 +34,19 @@ class Breakpoints:
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
         """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable.
 
-        Raises `FieldOutOfRange` if the session has as many as may be, `WrongState` if it pauses and a turn runs that
-        cannot, `NotDurable`; then there is no such breakpoint.
+        Raises `FieldOutOfRange` if the session has as many as may be, or as much to do in a pass, `WrongState` if it
+        pauses and a turn runs that cannot, `NotDurable`; then there is no such breakpoint.
         """
         if len(session.breakpoints) >= MAX_BREAKPOINTS:
             raise FieldOutOfRange(
                 f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, and no more may be: remove some",
+                param="breakpoints",
+            )
+        work = work_of([*session.breakpoints.values(), breakpoint])
+        if work > MAX_WORK:
+            raise FieldOutOfRange(
+                f"session {session.id} would make {work} edits and captures in a pass, counted at each layer, with "
+                f"this breakpoint; at most {MAX_WORK} may be: remove some, or name fewer layers or edits",
                 param="breakpoints",
             )
         session.breakpoints[breakpoint.id] = breakpoint
@@ -82,3 +91,9 @@ class Breakpoints:
             return
         self._executor.post(lambda ticket: Disarm(ticket, session.id, breakpoint.id))
         self._keeper.note(session)
+
+
+def work_of(breakpoints: Iterable[Breakpoint]) -> int:
+    """Edits and captures that breakpoints can make in one pass, each counted at every layer."""
+    working = (each for each in breakpoints if each.action is not Action.PAUSE)
+    return sum(max(1, len(each.edits)) * len(each.layers) for each in working)

@@ -6,6 +6,8 @@ import asyncio
 from array import array
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from app.domain import SessionState
 from app.errors import BadExport, FieldOutOfRange, WrongState
 from app.export_checks import LabelChecks
@@ -15,6 +17,9 @@ from app.pause import Pause
 from app.session import Session
 from app.session_table import new_session_id
 from app.sessions import SessionRegistry
+
+MAX_SHOWN = 64
+"""Characters of a name that the file has made up."""
 
 
 async def export_session(registry: SessionRegistry, session: Session, path: Path) -> ExportedKV:
@@ -43,7 +48,8 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
         except (ValueError, FieldOutOfRange) as error:
             registry.abandon(session)
             raise BadExport(
-                "the file's metadata or ttl_s, its breakpoints or its paused turn are not what a session can have"
+                "the file's metadata or ttl_s, its breakpoints or its paused turn are not what a session can have: "
+                + _reason(error)
             ) from error
     await registry.keep(session)
     return session
@@ -65,7 +71,7 @@ async def _import(registry: SessionRegistry, session: Session, path: Path) -> Im
 async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV) -> None:
     """Give the session what the file has. Raises `ValueError` or `FieldOutOfRange` if it cannot be a session's."""
     session.history = array("I", found.token_ids)
-    label = await asyncio.to_thread(_read, found.about, LabelChecks(registry.info, session.history))
+    label = await asyncio.to_thread(_read, found.about, _checks(registry, session.history))
     session.metadata, session.ttl_s = label.metadata, label.ttl_s
     session.breakpoints = {each.id: each for each in label.breakpoints}
     session.interventions = label.interventions
@@ -76,6 +82,18 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
         await registry.executor.call(
             lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)
         )
+
+
+def _checks(registry: SessionRegistry, history: array[int]) -> LabelChecks:
+    return LabelChecks(registry.info, history, max_step_tokens=registry.settings.max_step_tokens)
+
+
+def _reason(error: ValueError | FieldOutOfRange) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(part)[:MAX_SHOWN] for part in first["loc"])
+    return f"{field}: {first['msg']}"
 
 
 def _read(about: str, checks: LabelChecks) -> ExportLabel:

@@ -26,11 +26,11 @@ class SessionTurns:
     def __init__(self, executor: EngineExecutor, settings: Settings, metrics: Metrics, keeper: SessionKeeper) -> None:
         self.executor = executor
         self.info = executor.engine.info
+        self.settings = settings
         self.draining = False
         self.table = SessionTable(settings.max_sessions)
         self.on_paused: Callable[[Session, CheckpointInfo], None] = lambda session, info: None
         """Takes the news of turns that have paused."""
-        self._settings = settings
         self._metrics = metrics
         self._keeper = keeper
 
@@ -57,8 +57,8 @@ class SessionTurns:
         session.require(SessionState.IDLE, to="start a turn")
         if not pausable:
             _require_no_pauses(session)
-        if self.table.waiting >= self._settings.max_queue:
-            raise Busy(f"the queue is full ({self._settings.max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
+        if self.table.waiting >= self.settings.max_queue:
+            raise Busy(f"the queue is full ({self.settings.max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
         history = array("I", token_ids) if replace else session.history + array("I", token_ids)
         if not history:
             raise FieldOutOfRange("a turn needs at least 1 token to start from", param=param)

@@ -190,9 +190,13 @@ class SessionRegistry(SessionTurns):
     def drop(self, session: Session) -> None:
         """Close the session without waiting for the engine; one that has died holds nothing to free."""
         self._forget(session)
-        self.abandon(session)
+        self._close_in_engine(session)
 
     def abandon(self, session: Session) -> None:
-        """Let the engine close a session that is in nobody's hands any more, without waiting for it."""
+        """Close a session that nobody has found yet, without waiting for the engine: nothing more is noted."""
+        session.move(SessionState.CLOSED)
+        self._close_in_engine(session)
+
+    def _close_in_engine(self, session: Session) -> None:
         if self.executor.failure is None:
             self.executor.post(lambda ticket: Close(ticket, session.id))

@@ -18,14 +18,15 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 class CheckpointInfo(Answer):
     """A pass over positions `[first, end)` of the history, stopped after `layer`.
 
-    Its residual stream, `[end - first, hidden_size]` in `dtype`, takes `bytes`. `breakpoint` is the id of what stopped
-    it, None if `until` did. `saved_ms` is how long the engine took to put it aside. Times are Unix seconds;
-    `expires_at` is None if the pause was over before the answer.
+    Its residual stream, of `shape` `[end - first, hidden_size]` in `dtype`, takes `bytes`. `breakpoint` is the id of
+    what stopped it, None if `until` did. `saved_ms` is how long the engine took to put it aside, `age_s` how long ago.
+    Times are Unix seconds; `expires_at` is None if the pause was over before the answer.
     """
 
     layer: int
     first: int
     end: int
+    shape: tuple[int, int]
     hidden_size: int
     dtype: Dtype
     bytes: int
@@ -33,12 +34,8 @@ class CheckpointInfo(Answer):
     breakpoint: str | None
     saved_ms: float
     created_at: float
+    age_s: float
     expires_at: float | None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the residual stream."""
-        return self.end - self.first, self.hidden_size
 
 
 class When(Answer):

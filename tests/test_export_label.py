@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.breakpoints import (
+    MAX_INTERVENTIONS,
     Action,
     Breakpoint,
     CheckpointInfo,
@@ -32,6 +33,7 @@ from app.export_checks import LabelChecks
 from app.export_label import ExportLabel, PausedTurnLabel
 from app.pause import PausedPlace, PauseLimit
 from app.session import Session
+from app.session_breakpoints import MAX_WORK
 from app.turn_reader import TextRule
 from tests.journal.building import model_info
 
@@ -71,7 +73,7 @@ def label(turn: PausedTurn | None = TURN, place: PausedPlace = PAUSED, **changed
 
 
 def check(found: ExportLabel) -> None:
-    LabelChecks(MODEL, HISTORY).check(found)
+    LabelChecks(MODEL, HISTORY, max_step_tokens=2).check(found)
 
 
 def test_everything_comes_back_as_it_was() -> None:
@@ -98,6 +100,8 @@ EDITS = {
     "no vector": replace(ADD, vector=None),
     "a vector for nothing": replace(SCALE, vector=tensor()),
     "no direction": Edit(EditOp.PROJECT_OUT, vector=tensor(value=0.0)),
+    "hardly a direction": Edit(EditOp.PROJECT_OUT, vector=tensor(value=1e-20)),
+    "more than a direction": Edit(EditOp.CLAMP, vector=tensor(value=1e18)),
     "an infinite factor": replace(SCALE, factor=math.inf),
     "a norm of nothing": replace(SCALE, max_norm=0.0),
     "positions backwards": replace(SCALE, positions=Positions(3, 3)),
@@ -167,12 +171,66 @@ def test_a_turn_that_cannot_be_paused_does_not_come_in(turn: PausedTurn) -> None
         check(label(turn))
 
 
+def in_pass(in_pass: Pass, first: int, end: int, prompt_tokens: int) -> ExportLabel:
+    """That of a turn over the history that is paused in such a pass."""
+    size = 4 * MODEL.hidden_size * (end - first)
+    place = replace(PLACE, in_pass=in_pass, first=first, end=end, bytes=size)
+    generated = len(HISTORY) - prompt_tokens
+    turn = replace(TURN, checkpoint=place, hidden=tensor(end - first), prompt_tokens=prompt_tokens, interventions=())
+    return label(turn, replace(PAUSED, logprobs=LOGPROBS[:generated]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "end", "prompt_tokens"),
+    [(Pass.PREFILL, 0, 2, 5), (Pass.PREFILL, 3, 5, 5), (Pass.DECODE, 4, 5, 4), (Pass.DECODE, 4, 5, 3)],
+)
+def test_a_turn_is_paused_in_a_part_of_its_context_or_at_its_newest_token(
+    kind: Pass, first: int, end: int, prompt_tokens: int
+) -> None:
+    check(in_pass(kind, first, end, prompt_tokens))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "end", "prompt_tokens"),
+    [
+        (Pass.PREFILL, 2, 5, 5),
+        (Pass.PREFILL, 0, 2, 4),
+        (Pass.PREFILL, 3, 5, 3),
+        (Pass.PREFILL, 4, 6, 5),
+        (Pass.DECODE, 3, 5, 3),
+        (Pass.DECODE, 3, 4, 3),
+        (Pass.DECODE, 4, 5, 5),
+        (Pass.DECODE, 5, 6, 4),
+        (Pass.ANY, 4, 5, 4),
+    ],
+)
+def test_a_turn_is_paused_in_no_other_pass(kind: Pass, first: int, end: int, prompt_tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"a {kind} pass over {first}:{end}"):
+        check(in_pass(kind, first, end, prompt_tokens))
+
+
 @pytest.mark.parametrize(
     "limit", [PauseLimit(1e9), PauseLimit(0.0), PauseLimit(math.nan)], ids=["for ever", "no time", "NaN"]
 )
 def test_a_pause_lasts_as_long_as_a_pause_may(limit: PauseLimit) -> None:
     with pytest.raises(ValueError, match="timeout_s"):
         label(place=replace(PAUSED, limit=limit))
+
+
+def test_breakpoints_do_not_have_more_to_do_than_can_be_armed() -> None:
+    busy = [replace(STEER, id=f"bp_{index:016x}", edits=(SCALE,) * 16) for index in range(9)]
+    check(label(breakpoints=(*busy[:8], WAIT)))
+    with pytest.raises(ValueError, match="more than 256 edits"):
+        check(label(breakpoints=tuple(busy)))
+
+
+def test_there_are_not_more_interventions_than_are_kept() -> None:
+    most = MAX_INTERVENTIONS + MAX_WORK * len(HISTORY)
+    made = (Intervention(0, 2, 1, SCALE),) * most
+    check(label(interventions=made))
+    for forged in (label(interventions=(*made, MADE[0])), label(replace(TURN, interventions=(*made, MADE[0])))):
+        with pytest.raises(ValueError, match=f"more than {most}"):
+            check(forged)
 
 
 def test_there_are_not_two_breakpoints_of_one_id() -> None:

@@ -10,9 +10,12 @@ import pytest
 from app.breakpoints import NEXT_BREAKPOINT
 from app.domain import FinishReason, SessionState
 from app.routers.dependencies import Services
+from app.session import Session
 from app.session_files import export_session, import_session
+from app.sessions import SessionRegistry
 from tests.pausing import EACH_TOKEN, TOKENS, assert_nobody_waits, assert_same, finish, paused, read, whole
-from tests.taking_turns import assert_nothing_is_held
+from tests.serving import running_services
+from tests.taking_turns import assert_nothing_is_held, until
 
 
 async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(services: Services) -> None:
@@ -50,6 +53,30 @@ async def test_a_fork_that_nobody_waits_for_leaves_nothing_behind(services: Serv
     await registry.close(parent)
     await assert_nothing_is_held(registry)
     assert_nobody_waits(registry)
+
+
+async def copy(registry: SessionRegistry, session: Session, path: Path, way: str) -> Session:
+    """A fork of a paused session, or what comes of its file."""
+    return await (registry.fork(session) if way == "fork" else import_session(registry, path))
+
+
+@pytest.mark.parametrize("way", ["fork", "import"])
+async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_path: Path, way: str) -> None:
+    async with running_services(state_dir=tmp_path / "state") as services:
+        registry = services.sessions
+        parent, _ = await paused(registry)
+        await export_session(registry, parent, tmp_path / "session")
+        copying = asyncio.create_task(copy(registry, parent, tmp_path / "session", way))
+        async with asyncio.timeout(10):
+            while len(registry.executor._turns) < 2:  # noqa: ASYNC110 (it ends when the engine has been told)
+                await asyncio.sleep(0)
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        await until(lambda: len(registry.executor._turns) == 1)
+        assert registry.table.page(limit=9) == [parent]
+    async with running_services(state_dir=tmp_path / "state") as services:
+        assert [each.id for each in services.sessions.table.page(limit=9)] == [parent.id]
 
 
 async def test_a_paused_session_goes_on_where_its_file_is_taken(services: Services, tmp_path: Path) -> None:

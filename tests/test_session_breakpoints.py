@@ -16,7 +16,7 @@ from app.errors import FieldOutOfRange, NotDurable, NotFound, WrongState
 from app.journal.journal import FILE_NAME
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
-from app.session_breakpoints import MAX_BREAKPOINTS
+from app.session_breakpoints import MAX_BREAKPOINTS, MAX_WORK
 from app.sessions import SessionRegistry
 from tests.pausing import EACH_TOKEN, PROMPT, paused, read, start
 from tests.serving import running_services
@@ -147,7 +147,7 @@ async def test_what_cannot_be_journaled_is_not_armed(tmp_path: Path) -> None:
         connection = journal._store._connection
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
-        wide = replace(STEER, edits=tuple(Edit(EditOp.SCALE, 1 + index / 7) for index in range(1000)))
+        wide = replace(STEER, edits=tuple(Edit(EditOp.SCALE, 1 + index / 7) for index in range(MAX_WORK)))
         with pytest.raises(NotDurable):
             await registry.breakpoints.arm(session, wide)
         assert session.breakpoints == {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from app.breakpoints import (
+    MAX_INTERVENTIONS,
     Action,
     Activation,
     Capture,
@@ -43,8 +44,8 @@ Predict = Callable[[StoredTensor, Span, int], list[list[tuple[int, float]]]]
 """For each row of a span of a residual stream, the most likely tokens after the final norm and the head."""
 
 
-MAX_INTERVENTIONS = 4096
-"""Edits that clients may make at the pauses of one session: each has to be made again if the KV is lost."""
+MAX_WRITTEN_BYTES = 64 << 20
+"""What one session may keep of activations that a client has written, in memory and in the journal."""
 
 
 class CheckpointHandler:
@@ -193,6 +194,12 @@ def _write(sequence: Sequence, command: WriteCheckpoint) -> None:
         raise FieldOutOfRange(
             f"the activation must be {checkpoint.hidden.dtype} {list(checkpoint.hidden.shape)}, "
             f"not {tensor.dtype} {list(tensor.shape)}",
+            param="activation",
+        )
+    if sequence.interventions.written_bytes + len(tensor.data) > MAX_WRITTEN_BYTES:
+        raise FieldOutOfRange(
+            f"the session keeps {sequence.interventions.written_bytes} bytes of written activations, in case its KV is "
+            f"lost; at most {MAX_WRITTEN_BYTES} are kept",
             param="activation",
         )
     sequence.interventions.forget(checkpoint.boundary, checkpoint.first, checkpoint.end)

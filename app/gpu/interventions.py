@@ -35,6 +35,12 @@ class InterventionLog:
         """The position after the last that has an edit."""
         return max(self._ends.values(), default=0)
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of tensors with a row for each position: what clients have written."""
+        vectors = (each.edit.vector for each in self.snapshot() if _has_rows(each))
+        return sum(len(vector.data) for vector in vectors if vector is not None)
+
     def snapshot(self) -> tuple[Intervention, ...]:
         """All of them."""
         return tuple(entry.intervention for entry in self._entries)

@@ -131,7 +131,7 @@ class JournalStore:
         if (found := self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise self._damaged(found)
         if (version := self._connection.execute("PRAGMA user_version").fetchone()[0]) != FORMAT:
-            raise self._damaged(f"its format is {version}, this server's is {FORMAT}")
+            raise self._of_another_version(version)
 
     def _claim(self, model: ModelInfo) -> None:
         ours = model.name, model.vocab_size, model.num_layers, model.hidden_size
@@ -172,6 +172,14 @@ class JournalStore:
         """Raises `ValueError` for a phase or residency that there is not."""
         read = SessionRecord(*row)  # the table is STRICT
         return replace(read, residency=Residency(read.residency), phase=Phase(read.phase))
+
+    def _of_another_version(self, version: int) -> FieldOutOfRange:
+        return FieldOutOfRange(
+            f"the journal {self._path} was written by another version of Djinn: its format is {version}, "
+            f"this version's is {FORMAT}. It is not damaged, but only that version can read it: go on with "
+            "that one, or name another folder with --state-dir, or move the file away to start without its sessions",
+            param="state_dir",
+        )
 
     def _damaged(self, why: str) -> FieldOutOfRange:
         return FieldOutOfRange(

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from app.breakpoints import Edit, EditOp, TensorData
+from app.breakpoints import Edit, TensorData
 from app.errors import FieldOutOfRange
 from app.routers.dependencies import Services
-from app.schemas.edits import EditBody
+from app.schemas.edits import DIRECTION_LENGTHS, EditBody, fits
 from app.tensors import norm, to_float32, vector_of
-
-ALONG_A_DIRECTION = (EditOp.PROJECT_OUT, EditOp.CLAMP)
-LENGTHS = (1e-18, 1e18)
-"""Of vectors whose direction counts: the square of anything in between is a float32 number other than 0."""
 
 
 def to_edits(bodies: Iterable[EditBody], services: Services, owner: str | None) -> tuple[Edit, ...]:
@@ -42,8 +38,9 @@ def _vector(body: EditBody, services: Services, owner: str | None, *, param: str
     size, wanted = vector.shape[0], services.info.hidden_size
     if size != wanted:
         raise FieldOutOfRange(f"{param}: it must have {wanted} numbers, not {size}", param=param)
-    if body.op in ALONG_A_DIRECTION and not LENGTHS[0] <= (length := norm(vector)) <= LENGTHS[1]:
+    if not fits(body.op, vector):
+        shortest, longest = DIRECTION_LENGTHS
         raise FieldOutOfRange(
-            f"{param}: for {body.op} its length must be from {LENGTHS[0]} to {LENGTHS[1]}, not {length}", param=param
+            f"{param}: for {body.op} its length must be from {shortest} to {longest}, not {norm(vector)}", param=param
         )
     return vector

@@ -10,11 +10,11 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from app.breakpoints import Action, Breakpoint, Edit, OnTimeout, Pass, When
 from app.domain import ModelInfo
 from app.errors import FieldOutOfRange
-from app.schemas.edits import Edits
+from app.schemas.edits import MAX_EDITS, Edits
 from app.schemas.wire import MAX_COUNT, TokenId, WireModel, check_token_ids
 
 DEFAULT_TIMEOUT_S = 600.0
-DAY_S = 24 * 3600
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.1, 24 * 3600
 
 Layer = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
@@ -53,7 +53,10 @@ class BreakpointBody(WireModel):
     edits: Edits | None = Field(None, validate_default=True, description="goes with action edit, which needs them")
     once: bool = Field(False, description="the breakpoint goes after it has acted for the first time")
     timeout_s: float | None = Field(
-        None, ge=0.1, le=DAY_S, description="how long a pause may last (default: 600); goes with action pause"
+        None,
+        ge=MIN_TIMEOUT_S,
+        le=MAX_TIMEOUT_S,
+        description="how long a pause may last (default: 600); goes with action pause",
     )
     on_timeout: Annotated[OnTimeout, Field(strict=False)] | None = Field(
         None, description="what becomes of the turn then (default: resume); goes with action pause"
@@ -64,7 +67,7 @@ class BreakpointBody(WireModel):
     def _only_edit_edits(cls, value: object, info: ValidationInfo) -> object:
         action = info.data.get("action")
         if value is None and action is Action.EDIT:
-            raise ValueError("action edit needs 1 to 16 of them")
+            raise ValueError(f"action edit needs 1 to {MAX_EDITS} of them")
         if value is not None and action not in (None, Action.EDIT):
             raise ValueError(f"goes with action edit, not with {action}")
         return value

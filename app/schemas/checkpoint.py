@@ -45,7 +45,9 @@ class ActivationQuery(WireModel):
 class LensQuery(ActivationQuery):
     """What the model would say at which positions."""
 
-    positions: PositionsText = Field("last", description="last, all, or first:end, positions in the session's history")
+    positions: PositionsText = Field(
+        "last", description="last, all, or first:end, positions in the session's history; at most 64"
+    )
     top_k: int = Field(5, ge=1, le=20, description="tokens to report for each position")
 
 

@@ -6,11 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from app.breakpoints import ALL, LAST, EditOp, Positions
+from app.breakpoints import ALL, LAST, EditOp, Positions, TensorData
 from app.schemas.wire import MAX_COUNT, WireModel
+from app.tensors import norm
 
+MAX_EDITS = 16
 MAX_FLOAT32 = 3.4028234663852886e38
-VECTOR_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+ALONG_A_DIRECTION = (EditOp.PROJECT_OUT, EditOp.CLAMP)
+DIRECTION_LENGTHS = (1e-18, 1e18)
+"""Of vectors whose direction counts: the square of anything in between is a float32 number other than 0."""
+VECTOR_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
 
 VectorName = Annotated[str, Field(pattern=VECTOR_NAME)]
 
@@ -88,4 +93,9 @@ class EditBody(WireModel):
         return LAST if self.positions == "last" else ALL
 
 
-Edits = Annotated[list[EditBody], Field(min_length=1, max_length=16)]
+Edits = Annotated[list[EditBody], Field(min_length=1, max_length=MAX_EDITS)]
+
+
+def fits(op: EditOp, vector: TensorData) -> bool:
+    """Whether the vector is long enough, and not too long, for what `op` does with it."""
+    return op not in ALONG_A_DIRECTION or DIRECTION_LENGTHS[0] <= norm(vector) <= DIRECTION_LENGTHS[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,8 +14,9 @@ from app.tokens import Tokens
 class CheckpointView(BaseModel):
     """A pass over positions `[first, end)` of the history that has stopped after `layer`.
 
-    It holds a residual stream of `[end - first, hidden_size]` in `dtype`. `breakpoint` is null where `until` stopped
-    it; `saved_ms` is how long it took to leave the batch. Times are Unix seconds.
+    It holds a residual stream of `shape` `[end - first, hidden_size]` in `dtype`. `breakpoint` is null where `until`
+    stopped it; `saved_ms` is how long it took to leave the batch. Times are Unix seconds; `age_s` is counted from
+    `created_at` to the answer.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -22,6 +24,7 @@ class CheckpointView(BaseModel):
     layer: int
     first: int
     end: int
+    shape: tuple[int, int]
     hidden_size: int
     dtype: str
     bytes: int
@@ -29,6 +32,7 @@ class CheckpointView(BaseModel):
     breakpoint: str | None
     saved_ms: float
     created_at: float
+    age_s: float
     expires_at: float | None = Field(description="null if the pause was over when this was written")
 
     @classmethod
@@ -38,6 +42,7 @@ class CheckpointView(BaseModel):
             layer=info.layer,
             first=info.first,
             end=info.end,
+            shape=(info.end - info.first, info.hidden_size),
             hidden_size=info.hidden_size,
             dtype=info.dtype,
             bytes=info.bytes,
@@ -45,6 +50,7 @@ class CheckpointView(BaseModel):
             breakpoint=info.breakpoint,
             saved_ms=info.saved_ms,
             created_at=info.created_at,
+            age_s=max(0.0, time.time() - info.created_at),
             expires_at=expires_at,
         )
 

@@ -32,7 +32,9 @@ def test_what_is_where_the_session_is_paused(djinn: Djinn) -> None:
     with paused(djinn) as session:
         assert session.refresh().state == "paused"
         checkpoint = session.checkpoint()
-        assert session.info.checkpoint == checkpoint.info
+        assert session.info.checkpoint is not None
+        assert session.info.checkpoint.model_copy(update={"age_s": checkpoint.info.age_s}) == checkpoint.info
+        assert 0 <= session.info.checkpoint.age_s <= checkpoint.info.age_s < 30
         assert (checkpoint.layer, checkpoint.first, checkpoint.end) == (1, 0, 20)
         activation = checkpoint.activation
         assert activation.shape == checkpoint.shape == (20, checkpoint.info.hidden_size)

@@ -19,8 +19,8 @@ PAUSED = """{
     "status": "paused", "text": "a", "token_ids": [1], "finish_reason": null,
     "usage": {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 1, "tokens_recomputed": 0},
     "checkpoint": {
-        "layer": 2, "first": 4, "end": 5, "hidden_size": 64, "dtype": "float32", "bytes": 256, "pass": "decode",
-        "breakpoint": "bp_1", "saved_ms": 0.01, "created_at": 1.0, "expires_at": 601.0
+        "layer": 2, "first": 4, "end": 5, "shape": [1, 64], "hidden_size": 64, "dtype": "float32", "bytes": 256,
+        "pass": "decode", "breakpoint": "bp_1", "saved_ms": 0.01, "created_at": 1.0, "age_s": 0.1, "expires_at": 601.0
     }
 }"""
 HTTP = httpx.Client(base_url="http://host/prefix")

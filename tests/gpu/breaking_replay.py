@@ -53,10 +53,17 @@ class Client:
     """What a session is expected to have: all of its history but for the tokens of a turn that has not ended."""
 
     session: SessionId
-    steering: tuple[Made, ...]
+    steering: tuple[Made, ...] = ()
+    """What is done to all positions from now on. Once it is disarmed, it is among what has been `made`."""
     history: list[int] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     turn: Turn | None = None
+    computed: int | None = 0
+    """Positions that have had their KV since the history was last cut; None after a cancel: nobody knows."""
+
+    def unmake(self, first: int) -> None:
+        """Forget what was made of positions from `first` on: they are gone, or will be computed anew."""
+        self.made = [(*made[:3], min(made[3], first)) for made in self.made if made[2] < first]
 
     def replay(self, count: int) -> Iterator[int]:
         history = list(self.history)

@@ -20,7 +20,8 @@ class SteppedMover:
     """Carries out moves when it is told to, on the caller's thread."""
 
     def __init__(self, mover: KVMover) -> None:
-        self._mover = mover
+        self.threaded = mover
+        """What the engine has had before."""
         self.identity = mover._identity
         self.pending: list[Move] = []
 
@@ -30,7 +31,7 @@ class SteppedMover:
     def carry_out(self) -> list[Moved]:
         """Do all that has been ordered."""
         moves, self.pending = self.pending, []
-        return [self._mover.carry_out(move) for move in moves]
+        return [self.threaded.carry_out(move) for move in moves]
 
 
 class Driver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from app.breakpoints import ALL, NEXT_BREAKPOINT, Action, Edit, EditOp, Pass, Positions, Until, When
-from app.domain import KVPolicy, Phase
+from app.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
+from app.domain import KVPolicy, Phase, SessionId
 from app.messages import Disarm, Rewind, SetPhase
 from tests.gpu.breaking import BreakDriver, Turn
 from tests.gpu.breaking_models import FULL
@@ -24,7 +25,14 @@ prompts = st.builds(lambda shared, own: [5] * shared + [6] * own, st.integers(1,
 """They often begin alike, so that sessions share blocks."""
 shares = st.floats(0, 0.999)
 factors = st.sampled_from([-1.0, 0.5, 2.0])
-conditions = st.sampled_from([When(), When(Pass.PREFILL), When(Pass.DECODE), When(every=3)])
+LONG_PROMPT = [5] * 11
+AFTER_PREFIX = When(Pass.PREFILL, position=9)
+places = st.builds(When, st.sampled_from([Pass.PREFILL, Pass.ANY]), position=st.integers(2, 14))
+"""They leave the beginning of a context to be found in the cache."""
+conditions = st.one_of(
+    st.sampled_from([When(), When(Pass.PREFILL), When(Pass.DECODE), When(every=3), When(Pass.PREFILL, token_id=6)]),
+    places,
+)
 ways_on = st.sampled_from([NEXT_BREAKPOINT, NEXT_BREAKPOINT, Until(next_token=True), Until(end=True)])
 
 
@@ -46,16 +54,22 @@ class BreakpointMachine(RuleBasedStateMachine):
     def paused(self) -> list[tuple[Client, Turn]]:
         return [(client, client.turn) for client in self.clients if client.turn is not None and client.turn.paused]
 
-    @initialize()
-    def open_some(self) -> None:
-        for steering, when in ((None, When()), (None, When(Pass.DECODE)), ((0, -1.0), When(Pass.DECODE))):
-            self.open(steering, when)
+    @initialize(primed=st.booleans())
+    def open_some(self, primed: bool) -> None:
+        """Two of them find what the one before them has computed with the same steering, and pause after it."""
+        for when in (When(), When(Pass.DECODE)):
+            self.open(None, when)
+        for when in (When(position=MAX_HISTORY), AFTER_PREFIX, AFTER_PREFIX):
+            self.open((0, -1.0), when)
+            if primed:
+                self.begin(self.clients[-1], LONG_PROMPT, 3)
+                self.steps(4, moves=True)
 
-    @precondition(lambda self: len(self.clients) < 6)
+    @precondition(lambda self: len(self.clients) < 7)
     @rule(steering=st.none() | st.tuples(st.integers(0, LAYERS - 1), factors), when=conditions)
     def open(self, steering: tuple[int, float] | None, when: When) -> None:
         """Most of what is tested needs a pause, so every session has one to begin with."""
-        client = Client(self.driver.open(), ())
+        client = Client(self.driver.open())
         if steering is not None:
             layer, factor = steering
             self.driver.arm(client.session, layer, action=Action.EDIT, edits=(Edit(EditOp.SCALE, factor),))
@@ -73,10 +87,34 @@ class BreakpointMachine(RuleBasedStateMachine):
     def disarm(self, which: float, also: float) -> None:
         """Steering stays."""
         session = pick(self.clients, which).session
-        [sequence] = [s for s in self.driver.engine._handler.sequences if s.session == session]
-        pauses = [made for made in sequence.breakpoints.values() if made.action is Action.PAUSE]
+        pauses = self.armed(session, Action.PAUSE)
         if pauses:
             self.driver.do(Disarm(self.driver.ticket(), session, pick(pauses, also).id))
+
+    @precondition(lambda self: any(self.steered()))
+    @rule(which=shares)
+    def disarm_steering(self, which: float) -> None:
+        """What has been computed with it stays so."""
+        client = pick(list(self.steered()), which)
+        [steering] = self.armed(client.session, Action.EDIT)
+        self.driver.do(Disarm(self.driver.ticket(), client.session, steering.id))
+        for layer, factor, first, _ in client.steering:
+            end = client.computed or 0
+            if client.turn is not None:
+                place = client.turn.checkpoint
+                end = place.end if layer <= place.layer else place.first
+            if end > first:
+                client.made.append((layer, factor, first, end))
+        client.steering = ()
+
+    def steered(self) -> Iterator[Client]:
+        """Clients of which it is known what has been computed with their steering."""
+        resting = [*self.idle(), *(client for client, _ in self.paused())]
+        return (each for each in resting if each.steering and (each.turn is not None or each.computed is not None))
+
+    def armed(self, session: SessionId, action: Action) -> list[Breakpoint]:
+        [sequence] = [s for s in self.driver.engine._handler.sequences if s.session == session]
+        return [made for made in sequence.breakpoints.values() if made.action is action]
 
     @precondition(lambda self: self.idle())
     @rule(news=st.lists(st.tuples(shares, prompts, st.integers(1, 6)), min_size=1, max_size=3))
@@ -84,8 +122,11 @@ class BreakpointMachine(RuleBasedStateMachine):
         for which, new, count in news:
             client = pick(self.clients, which)
             if client.turn is None and len(client.history) + len(new) + count <= MAX_HISTORY:
-                client.turn = self.driver.begin(client.session, new, count)
-                client.history += new
+                self.begin(client, new, count)
+
+    def begin(self, client: Client, new: list[int], count: int) -> None:
+        client.turn = self.driver.begin(client.session, new, count)
+        client.history += new
 
     @precondition(lambda self: self.driver.engine._scheduler.has_work)
     @rule(count=st.sampled_from([1, 2, 8, 8]), moves=st.booleans())
@@ -95,6 +136,14 @@ class BreakpointMachine(RuleBasedStateMachine):
                 self.driver.take(self.driver.engine.step())
             if moves:
                 self.driver.move()
+
+    @precondition(lambda self: self.paused())
+    @rule()
+    def fill(self) -> None:
+        """A turn that needs nearly the whole device: who rests gives way."""
+        session = self.driver.open()
+        self.driver.settle(self.driver.begin(session, [7] * 46, 1))
+        self.driver.close(session)
 
     @precondition(lambda self: self.paused())
     @rule(which=shares, until=ways_on)
@@ -144,11 +193,13 @@ class BreakpointMachine(RuleBasedStateMachine):
         client = pick(self.clients, which)
         if client.turn is None or (client.made and not client.turn.rests):
             return
+        computed = None
         if client.turn.paused:
-            first = client.turn.checkpoint.first
-            client.made = [made for made in client.made if made[2] < first]
+            computed = client.turn.checkpoint.first
+            client.unmake(computed)
         self.driver.cancel(client.turn)
         self.turns_have_the_right_tokens()
+        client.computed = computed
 
     @precondition(lambda self: self.idle())
     @rule(which=shares, share=st.floats(0, 1))
@@ -157,7 +208,8 @@ class BreakpointMachine(RuleBasedStateMachine):
         length = int(share * len(client.history))
         self.driver.do(Rewind(self.driver.ticket(), client.session, length))
         del client.history[length:]
-        client.made = [(*made[:3], min(made[3], length)) for made in client.made if made[2] < length]
+        client.unmake(length)
+        client.computed = None if client.computed is None else min(client.computed, length)
 
     @precondition(lambda self: len(self.clients) > 2)
     @rule(which=shares)
@@ -173,7 +225,7 @@ class BreakpointMachine(RuleBasedStateMachine):
             if turn is not None and turn.rests and not turn.paused:
                 assert turn.tokens == list(client.replay(len(turn.tokens)))
                 client.history += turn.tokens
-                client.turn = None
+                client.turn, client.computed = None, len(client.history) - 1
                 assert turn.end.history_tokens == len(client.history)
 
     def teardown(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -155,6 +157,37 @@ def test_edits_are_made_all_or_none(driver: BreakDriver, plain: list[int]) -> No
         assert torch.equal(driver.read(turn), before)
     driver.run(turn)
     assert turn.tokens == plain
+
+
+HUGE = data_of(torch.full((48,), 1e20))
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1.5])
+@pytest.mark.parametrize(
+    ("edit", "direction"),
+    [
+        (Edit(EditOp.ADD, 1.0, HUGE), 1.0),
+        (Edit(EditOp.ADD, -2.0, HUGE), -1.0),
+        (Edit(EditOp.REPLACE, vector=HUGE), 1.0),
+        (Edit(EditOp.CLAMP, 1e20, data_of(torch.ones(48))), 1.0),
+        (Edit(EditOp.SCALE, 1e20), None),
+    ],
+    ids=["add", "subtract", "replace", "clamp", "scale"],
+)
+def test_a_huge_change_is_shortened_to_its_limit(
+    driver: BreakDriver, edit: Edit, direction: float | None, max_norm: float
+) -> None:
+    """The squares of such vectors are no float32 numbers."""
+    session = driver.open()
+    driver.arm(session, LAYER, when=When(Pass.PREFILL))
+    turn = driver.begin(session, START, COUNT)
+    driver.settle(turn)
+    before = driver.read(turn).double()
+    driver.edit(turn, replace(edit, max_norm=max_norm))
+    change = driver.read(turn).double() - before
+    wanted = before if direction is None else torch.full_like(before, direction)
+    wanted = max_norm * wanted / torch.linalg.vector_norm(wanted, dim=-1, keepdim=True)
+    torch.testing.assert_close(change, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_only_a_paused_session_is_edited(driver: BreakDriver) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.domain import FinishReason, KVBudget, KVPolicy, SamplingParams
-from app.errors import ContextTooLong, MalformedRequest, NotFound, WrongState
+from app.domain import FinishReason, KVBudget, KVPolicy, SamplingParams, StopRule, Ticket
+from app.errors import ContextTooLong, EngineError, MalformedRequest, NotFound, WrongState
 from app.gpu.engine import Engine
 from app.gpu.loader import load_engine
-from app.messages import Cancel, Close, Fork, PromptScored, Rewind
+from app.messages import Cancel, Close, Event, Failed, Fork, PromptScored, Rewind, Submit, TurnFinished
 from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config
 from app.settings import EngineSettings
@@ -21,6 +24,7 @@ from tests.gpu.driving import GREEDY, Driver
 from tests.gpu.oracle import greedy_tokens as expected
 
 BLOCK = 4
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -294,3 +298,51 @@ def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
     again = driver.submit(session, [4], 5, GREEDY)
     driver.finish(again)
     assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
+
+
+def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_running(
+    model: ResolvedModel, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_engine(model))
+    engine, session = driver.engine, driver.open()
+    first = driver.submit(session, prompt(3, 6), 4)
+    driver.finish(first)
+    engine._mover = driver.mover.threaded
+    before = prompt(3, 6) + driver.tokens(first)
+    plan, failures = engine._scheduler.plan, iter([True])
+    monkeypatch.setattr(engine._scheduler, "plan", lambda: 1 / 0 if next(failures, False) else plan())
+    others = [driver.open() for _ in range(2)]
+    said: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    failing = [Ticket(1000 + number) for number in range(3)]
+    for ticket, name in zip(failing, [session, *others], strict=True):
+        engine.send(Submit(ticket, name, tuple(prompt(9, 6)), GREEDY, StopRule(10)))
+
+    def deliver(events: Sequence[Event]) -> None:
+        for event in events:
+            said.put(event)
+
+    thread = threading.Thread(target=engine.run, args=[deliver])
+    thread.start()
+    try:
+        errors = {each.ticket: each.error for each in take(said, Failed, 3)}
+        again = Ticket(2000)
+        engine.send(Submit(again, session, (4,), GREEDY, StopRule(5)))
+        [end] = take(said, TurnFinished, 1)
+    finally:
+        engine.stop()
+        thread.join(timeout=20)
+    assert set(errors) == set(failing)
+    assert all(isinstance(error, EngineError) and "division" in error.message for error in errors.values())
+    assert end.history_tokens == len(before) + 1 + 5
+    [sequence] = [each for each in engine._handler.sequences if each.session == session]
+    assert sequence.tokens == [*before, 4, *expected(oracle, [*before, 4], 5)]
+
+
+def take(said: queue.SimpleQueue[Event], kind: type[T], count: int) -> list[T]:
+    """The next events of this kind; others are passed over."""
+    found: list[T] = []
+    while len(found) < count:
+        event = said.get(timeout=20)
+        if isinstance(event, kind):
+            found.append(event)
+    return found

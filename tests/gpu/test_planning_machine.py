@@ -79,7 +79,7 @@ class PlanningMachine(RuleBasedStateMachine):
             self.placement, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
         )
         self.turns = Turns(self.scheduler, self.MAX_LEN)
-        checkpoints = CheckpointHandler(nobody_pauses, nobody_pauses)
+        checkpoints = CheckpointHandler(self.placement, nobody_pauses, nobody_pauses)
         self.handler = CommandHandler(self.scheduler, self.turns, checkpoints, text_bytes=0, files=FilesFound())
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))

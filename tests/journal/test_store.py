@@ -153,7 +153,6 @@ def test_a_damaged_file_is_named_not_passed_over(tmp_path: Path, size: int | Non
         "DELETE FROM session WHERE id = 'ses_1'",
         "UPDATE session SET phase = 'asleep'",
         "UPDATE tokens SET ids = x'00020000' WHERE session = 'ses_1' AND position = 510",
-        "PRAGMA user_version = 1",
     ],
 )
 def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str) -> None:
@@ -168,6 +167,19 @@ def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str)
     connection.close()
     with pytest.raises(FieldOutOfRange, match=str(path)):
         histories(path)
+
+
+def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    filled(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with pytest.raises(FieldOutOfRange, match=r"another version of Djinn: .* 1, .*--state-dir") as refused:
+        JournalStore(path)
+    assert str(path) in refused.value.message
+    assert "cannot be read" not in refused.value.message
+    assert refused.value.param == "state_dir"
 
 
 def test_a_missing_file_beside_its_wal_is_a_loss_not_a_new_journal(tmp_path: Path) -> None:

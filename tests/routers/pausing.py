@@ -47,6 +47,11 @@ def pause(http: httpx.Client, session: str, **fields: Any) -> dict[str, Any]:
     return checkpoint
 
 
+def without_age(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """What does not change while the session is paused."""
+    return {name: value for name, value in checkpoint.items() if name != "age_s"}
+
+
 def read(http: httpx.Client, session: str, positions: str = "all") -> NDArray[np.float32]:
     """The residual stream of a paused session."""
     answer = http.get(f"{session}/checkpoint/activation", params={"positions": positions}).raise_for_status()

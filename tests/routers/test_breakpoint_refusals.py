@@ -129,6 +129,24 @@ def test_a_session_has_room_for_64(http: httpx.Client, session: str) -> None:
     assert len(http.get(f"{session}/breakpoints").json()["data"]) == 64
 
 
+def test_a_session_has_room_for_256_edits_and_captures_in_a_pass(http: httpx.Client, session: str) -> None:
+    """Each counts at each of its layers."""
+    for _ in range(3):
+        arm(http, session, layers=[0, 1, 2, 3], action="edit", edits=[SCALE] * 16)
+    arm(http, session, layers=[0, 1, 2], action="edit", edits=[SCALE] * 16)
+    for _ in range(7):
+        arm(http, session, layers=[0, 3], action="capture")
+    arm(http, session, layer=0, action="capture")
+    for body in ({"layers": [0, 1], "action": "capture"}, {"layer": 0, **EDIT, "edits": [SCALE] * 2}):
+        answer = http.post(f"{session}/breakpoints", json=body)
+        assert "257" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
+    arm(http, session, layers=[0, 1, 2, 3])
+    arm(http, session, action="capture")
+    answer = http.post(f"{session}/breakpoints", json={"layer": 0, "action": "capture"})
+    assert "at most 256" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
+    assert len(http.get(f"{session}/breakpoints").json()["data"]) == 14
+
+
 def test_breakpoints_of_another_key_are_not_there(serve_with: ServeWith) -> None:
     http = serve_with(api_keys=("one", "two"))
     http.headers["Authorization"] = "Bearer one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,7 @@ from safetensors.torch import load as load_torch
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.pausing import HIDDEN, edit, generate, pause, read, write
+from tests.routers.pausing import HIDDEN, arm, edit, generate, pause, read, without_age, write
 
 
 def test_there_is_nothing_to_see_of_a_session_that_is_not_paused(http: httpx.Client, session: str) -> None:
@@ -32,7 +33,15 @@ def test_there_is_nothing_to_see_of_a_session_that_is_not_paused(http: httpx.Cli
 
 def test_the_checkpoint_is_that_of_the_turn(http: httpx.Client, session: str) -> None:
     checkpoint = pause(http, session)
-    assert http.get(f"{session}/checkpoint").json() == checkpoint
+    assert without_age(http.get(f"{session}/checkpoint").json()) == without_age(checkpoint)
+
+
+def test_the_checkpoint_has_an_age(http: httpx.Client, session: str) -> None:
+    first = pause(http, session)["age_s"]
+    time.sleep(0.2)
+    later = http.get(f"{session}/checkpoint").json()
+    assert 0 <= first <= later["age_s"] - 0.2
+    assert later["age_s"] == pytest.approx(time.time() - later["created_at"], abs=1)
 
 
 def test_the_activation_comes_as_safetensors(http: httpx.Client, session: str, tmp_path: Path) -> None:
@@ -114,6 +123,20 @@ def test_the_lens_shows_what_is_asked_for(http: httpx.Client, session: str) -> N
         assert 0 > found["top"][0]["logprob"] >= found["top"][1]["logprob"]
         assert all(isinstance(entry["text"], str) for entry in found["top"])
     assert len(http.get(f"{session}/checkpoint/lens").json()["positions"][0]["top"]) == 5
+
+
+def test_the_lens_is_for_64_positions_at_once(http: httpx.Client, session: str) -> None:
+    arm(http, session)
+    assert generate(http, session, token_ids=[5] * 100)["status"] == "paused"
+    path = f"{session}/checkpoint/lens"
+    for positions in ("all", "0:65", "30:100"):
+        message = assert_error(
+            http.get(path, params={"positions": positions}), 422, "field_out_of_range", param="positions"
+        )
+        assert "1 to 64 of the checkpoint's 0:100" in message
+    found = http.get(path, params={"positions": "36:100"}).raise_for_status().json()["positions"]
+    assert [each["position"] for each in found] == list(range(36, 100))
+    assert len(http.get(path, params={"positions": "last"}).json()["positions"]) == 1
 
 
 @pytest.mark.parametrize("top_k", ["0", "21", "x"])

@@ -153,3 +153,8 @@ def test_vectors_belong_to_a_key(serve_with: ServeWith) -> None:
     session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
     body = {"layer": 1, "action": "edit", "edits": [{"op": "add", "vector": "mine"}]}
     assert_error(http.post(f"{session}/breakpoints", json=body), 404, "not_found", param="vector")
+
+
+@pytest.mark.parametrize("name", [".", "..", ".hidden", "a/b", ""])
+def test_a_name_that_a_url_could_not_hold_is_refused(http: httpx.Client, name: str) -> None:
+    assert_error(upload(http, name, save({"v": VECTOR})), 422, "field_out_of_range", param="name")
