@@ -28,6 +28,11 @@ def forking() -> ForkServerContext:
     return context
 
 
+def hear_interrupts() -> None:
+    """For `preexec_fn`: a suite that runs in the background ignores Ctrl-C, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _serve(output: str, flags: Sequence[str]) -> None:
     """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -61,18 +61,18 @@ def test_all_breakpoints_can_go_at_once(djinn: Djinn, expected: tuple[int, ...])
 
 def test_vectors(djinn: Djinn) -> None:
     vector = np.arange(64, dtype=np.float32)
-    assert djinn.vectors.put("..", vector).size == 64
+    assert djinn.vectors.put("warm.v1", vector).size == 64
     try:
-        assert [(found.name, found.dtype) for found in djinn.vectors.list()] == [("..", "float32")]
-        np.testing.assert_array_equal(djinn.vectors.get(".."), vector)
-        assert djinn.vectors.put("..", vector.astype(np.float16)).dtype == "float16"
-        assert djinn.vectors.get("..").dtype == np.float16
+        assert [(found.name, found.dtype) for found in djinn.vectors.list()] == [("warm.v1", "float32")]
+        np.testing.assert_array_equal(djinn.vectors.get("warm.v1"), vector)
+        assert djinn.vectors.put("warm.v1", vector.astype(np.float16)).dtype == "float16"
+        assert djinn.vectors.get("warm.v1").dtype == np.float16
         with paused(djinn) as session:
-            session.checkpoint().edit(replace="..", positions="last")
+            session.checkpoint().edit(replace="warm.v1", positions="last")
             np.testing.assert_array_equal(session.checkpoint().read("last")[0], vector)
     finally:
-        djinn.vectors.delete("..")
+        djinn.vectors.delete("warm.v1")
     with pytest.raises(client.NotFound):
-        djinn.vectors.get("..")
+        djinn.vectors.get("warm.v1")
     with pytest.raises(client.NotFound):
-        djinn.vectors.delete("..")
+        djinn.vectors.delete("warm.v1")

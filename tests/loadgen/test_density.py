@@ -16,6 +16,7 @@ import pytest
 
 import client
 from loadgen.cli import main
+from tests.processes import hear_interrupts
 from tests.serving import serve
 
 AGENTS, TURNS, CONTEXT, RESUME, COMPLETION = 4, 3, 60, 20, 6
@@ -197,7 +198,7 @@ def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) ->
     """The agents think for an hour after their first turn: Ctrl-C comes in between."""
     arguments = [*LOAD, "--time-scale", "1", "--rate", "inf", "--think", "3600:3600", "--output", str(tmp_path)]
     command = [sys.executable, "-m", "loadgen", "density", "--target", f"djinn={url}", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts) as process:
         deadline = time.monotonic() + 30
         while _turns_done(url) < AGENTS:
             assert time.monotonic() < deadline

@@ -16,6 +16,7 @@ import pytest
 import client
 from loadgen.cli import main
 from loadgen.whitebox.subject import HISTOGRAMS
+from tests.processes import hear_interrupts
 from tests.serving import serve
 
 SEQUENCES, TOKENS, CONTEXT, OTHERS, REPEATS = 2, 6, 20, 3, 2
@@ -169,7 +170,9 @@ def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) ->
     """The pause would last an hour: Ctrl-C comes in its first window."""
     arguments = [*LOAD, "--layers", "1", "--sequences", "1", "--pause-seconds", "3600", "--output", str(tmp_path)]
     command = [sys.executable, "-m", "loadgen", "whitebox", "--target", f"djinn={url}", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=hear_interrupts
+    ) as process:
         try:
             _wait_for_sessions(url, OTHERS)
             process.send_signal(signal.SIGINT)
