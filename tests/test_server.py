@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
+import httpx
 import pytest
 
 from app.errors import FieldOutOfRange
 from app.server import bind
+from tests.processes import serve_process
 
 
 async def test_small_answers_are_not_held_back() -> None:
@@ -28,3 +31,12 @@ async def test_small_answers_are_not_held_back() -> None:
 def test_a_port_that_another_server_has_taken_is_refused_before_it_listens() -> None:
     with bind("127.0.0.1", 0) as first, pytest.raises(FieldOutOfRange, match="cannot listen"):
         bind("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_server_that_was_killed_under_a_client_comes_back_on_its_port(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "state") as server, httpx.Client(base_url=server.url) as http:
+        http.get("/health").raise_for_status()
+        server.kill()
+        with serve_process(tmp_path / "state", "--port", server.url.rpartition(":")[2]) as again:
+            assert again.url == server.url
+            assert httpx.get(f"{again.url}/health").status_code == 200
