@@ -47,6 +47,22 @@ from app.strict_requests import refuse_unread
 from app.tokens import Tokens, load_tokens
 from app.vectors import Vectors
 
+ROUTERS = (
+    sessions,
+    generate,
+    breakpoints,
+    checkpoint,
+    resume,
+    vectors,
+    phase,
+    export,
+    chat,
+    completions,
+    models,
+    tokenize,
+    system,
+)
+
 
 def load_app(settings: Settings) -> FastAPI:
     """Find and load the model, which takes seconds, and build the application around it. Raises `DjinnError`."""
@@ -92,15 +108,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
         lifespan=lifespan,
         redirect_slashes=False,
         dependencies=[Depends(refuse_unread)],
-        middleware=[
-            Middleware(RequestIdMiddleware),
-            Middleware(ApiKeyMiddleware, keys=settings.api_keys),
-            Middleware(
-                BodyLimitMiddleware,
-                max_bytes=int(settings.max_request_bytes),
-                paths={export.IMPORT_PATH: int(settings.max_import_bytes)},
-            ),
-        ],
+        middleware=_middleware(settings),
     )
     app.state.services = Services(
         settings=settings,
@@ -114,23 +122,22 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
         started_at=int(time.time()),
     )
     install_error_handlers(app)
-    for module in (
-        sessions,
-        generate,
-        breakpoints,
-        checkpoint,
-        resume,
-        vectors,
-        phase,
-        export,
-        chat,
-        completions,
-        models,
-        tokenize,
-        system,
-    ):
+    for module in ROUTERS:
         app.include_router(module.router)
     return app
+
+
+def _middleware(settings: Settings) -> list[Middleware]:
+    """Outermost first."""
+    return [
+        Middleware(RequestIdMiddleware),
+        Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+        Middleware(
+            BodyLimitMiddleware,
+            max_bytes=int(settings.max_request_bytes),
+            paths={export.IMPORT_PATH: int(settings.max_import_bytes)},
+        ),
+    ]
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -47,55 +47,33 @@ class Metrics:
         self.recomputed_tokens = Counter("djinn_recomputed_tokens", "Tokens whose KV had been lost", registry=own)
         self.cache_queries = Counter("djinn_prefix_cache_queries", "Tokens looked up in the KV", registry=own)
         self.cache_hits = Counter("djinn_prefix_cache_hits", "Tokens whose KV was there already", registry=own)
-        self.first_token = Histogram(
-            "djinn_time_to_first_token_seconds",
-            "From submit to first token",
-            buckets=TURN_BUCKETS,
-            registry=own,
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=own)
+
+        self.first_token = seconds("djinn_time_to_first_token_seconds", "From submit to first token", TURN_BUCKETS)
+        self.inter_token = seconds("djinn_inter_token_latency_seconds", "Between two tokens of a turn", TOKEN_BUCKETS)
+        self.queue = seconds(
+            "djinn_turn_queue_seconds", "From submit to start, without the wait for KV on its way", TURN_BUCKETS
         )
-        self.inter_token = Histogram(
-            "djinn_inter_token_latency_seconds",
-            "Between two tokens of a turn",
-            buckets=TOKEN_BUCKETS,
-            registry=own,
+        self.restore = seconds(
+            "djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it", TURN_BUCKETS
         )
-        self.queue = Histogram(
-            "djinn_turn_queue_seconds",
-            "From submit to start, without the wait for KV on its way",
-            buckets=TURN_BUCKETS,
-            registry=own,
-        )
-        self.restore = Histogram(
-            "djinn_turn_restore_seconds",
-            "Wait for KV on its way, of turns that had to wait for it",
-            buckets=TURN_BUCKETS,
-            registry=own,
-        )
-        self.signal = Histogram(
-            "djinn_signal_seconds",
-            "From a parsed phase signal to its answer",
-            buckets=SIGNAL_BUCKETS,
-            registry=own,
-        )
-        self.checkpoint_save = Histogram(
+        self.signal = seconds("djinn_signal_seconds", "From a parsed phase signal to its answer", SIGNAL_BUCKETS)
+        self.checkpoint_save = seconds(
             "djinn_checkpoint_save_seconds",
             "Engine time to keep the residual stream of a turn that pauses",
-            buckets=CHECKPOINT_BUCKETS,
-            registry=own,
+            CHECKPOINT_BUCKETS,
         )
-        self.checkpoint_restore = Histogram(
+        self.checkpoint_restore = seconds(
             "djinn_checkpoint_restore_seconds",
             "Engine time to put the residual stream of a resumed turn back into the batch",
-            buckets=CHECKPOINT_BUCKETS,
-            registry=own,
+            CHECKPOINT_BUCKETS,
         )
-        self.resume_dispatch = Histogram(
-            "djinn_resume_dispatch_seconds",
-            "Engine time to carry out the command to resume",
-            buckets=CHECKPOINT_BUCKETS,
-            registry=own,
+        self.resume_dispatch = seconds(
+            "djinn_resume_dispatch_seconds", "Engine time to carry out the command to resume", CHECKPOINT_BUCKETS
         )
-        self.turn = Histogram("djinn_turn_seconds", "From submit to end", buckets=TURN_BUCKETS, registry=own)
+        self.turn = seconds("djinn_turn_seconds", "From submit to end", TURN_BUCKETS)
         self.finished = Counter("djinn_turns_finished", "Turns that ended", ["finished_reason"], registry=own)
         self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
         self._turns = own

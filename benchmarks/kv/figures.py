@@ -6,12 +6,12 @@ import numpy as np
 
 from benchmarks.figures import Figure, Target
 from benchmarks.kv.bandwidth import Copies, CopyRound
-from benchmarks.kv.histogram import quantile
 from benchmarks.kv.parks import ParkedTwice
 from benchmarks.kv.resume import ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
 from benchmarks.spread import Spread, full_range, middle_half
+from loadgen.histogram import quantile
 
 BANDWIDTH = Target(0.9, at_least=True)
 READY, COLD = Target(1.05), Target(1.0)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import httpx
 
-from benchmarks.kv.histogram import Bucket, between, read_buckets
 from benchmarks.kv.turns import extend
 from benchmarks.text import TokenSource
 from client import Djinn
 from client.models import Phase
+from loadgen.histogram import Bucket, between, read_buckets
 
 SERVER_HISTOGRAM = "djinn_signal_seconds"
 PAUSE_S = 0.01

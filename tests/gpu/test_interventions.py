@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -195,8 +195,8 @@ def test_a_vector_for_every_position_goes_on() -> None:
 
 @pytest.mark.parametrize("apart", [1, 2, 3])
 def test_adding_looks_at_few_of_thousands(apart: int) -> None:
-    log, looked = InterventionLog(), CountingList[object]()
-    log._entries = looked  # type: ignore[assignment]
+    log, looked = InterventionLog(), CountingList[Any]()
+    log._entries = looked
     steps, boundaries = 2000, 3
     for step in range(steps):
         for boundary in range(boundaries):
@@ -208,6 +208,6 @@ def test_adding_looks_at_few_of_thousands(apart: int) -> None:
 def test_a_copy_looks_at_each_entry_once() -> None:
     made = (Intervention(2 * step, 2 * step + 1, 1, Edit(EditOp.SCALE, 0.5)) for step in range(3000))
     log = InterventionLog(made)
-    looked = CountingList[object](log._entries)
-    log._entries = looked  # type: ignore[assignment]
+    looked = CountingList[Any](log._entries)
+    log._entries = looked
     assert len(log.copy()) == len(log) == looked.looked_at == 3000

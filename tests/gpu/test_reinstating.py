@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -61,8 +62,8 @@ def test_a_checkpoint_below_the_imported_kv_goes_on_and_harms_nobody(
     tiny_llama: TinyModel, tmp_path: Path, first: int, parked: bool
 ) -> None:
     """The file of one session with the label of another: both of them are valid."""
-    tiers = {} if parked else {"host_blocks": 200, "policy": KVPolicy.SIGNAL, "kv_dir": tmp_path / "kv"}
-    driver = BreakDriver(tiny_llama.engine(**tiers))  # type: ignore[arg-type]
+    tiers: dict[str, Any] = {} if parked else {"host_blocks": 200, "policy": KVPolicy.SIGNAL, "kv_dir": tmp_path / "kv"}
+    driver = BreakDriver(tiny_llama.engine(**tiers))
     whole = driver.open()
     driver.settle(driver.begin(whole, START, 1))
     other = driver.open()

@@ -7,12 +7,12 @@ import pytest
 from benchmarks.figures import Figure, figure_table
 from benchmarks.kv.bandwidth import Copies, CopyRound
 from benchmarks.kv.figures import figures_of
-from benchmarks.kv.histogram import Bucket
 from benchmarks.kv.parks import ParkedTwice
 from benchmarks.kv.resume import ResumedTurn, ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
 from benchmarks.spread import Spread
+from loadgen.histogram import Bucket
 
 MEASURED = Measured(
     session_bytes=2**20,
