@@ -10,7 +10,7 @@ from benchmarks.kv.parks import ParkedTwice
 from benchmarks.kv.resume import ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
-from benchmarks.spread import Spread, full_range, middle_half
+from benchmarks.spread import Spread, full_range, middle_half, ratio_of_medians
 from loadgen.histogram import quantile
 
 BANDWIDTH = Target(0.9, at_least=True)
@@ -20,7 +20,7 @@ SIGNAL_MS = Target(0.1)
 
 
 def figures_of(measured: Measured) -> list[Figure]:
-    """The whole table. Ratios are taken within a round, before the median over rounds."""
+    """The whole table."""
     return [
         *_copy_figures(measured.copies, measured.session_bytes),
         *_resume_figures(measured.resumes),
@@ -50,15 +50,19 @@ def _resume_figures(rounds: list[ResumeRound]) -> list[Figure]:
     def times(label: str, seconds: Callable[[ResumeRound], float]) -> Figure:
         return Figure(label, "ms", middle_half([seconds(entry) * 1e3 for entry in rounds]))
 
-    ready = [entry.ready.first_token_s / entry.resident.first_token_s for entry in rounds]
-    cold = [entry.cold.first_token_s / (entry.resident.first_token_s + entry.cold.restore_s) for entry in rounds]
+    resident = [entry.resident.first_token_s for entry in rounds]
+    again = [entry.resident_again.first_token_s for entry in rounds]
+    ready = [entry.ready.first_token_s for entry in rounds]
+    cold = [entry.cold.first_token_s for entry in rounds]
+    restored = [entry.resident.first_token_s + entry.cold.restore_s for entry in rounds]
     return [
         times("First token, resident", lambda entry: entry.resident.first_token_s),
         times("First token, `ready` sent ahead", lambda entry: entry.ready.first_token_s),
         times("First token, cold from host", lambda entry: entry.cold.first_token_s),
         times("Restore in a cold turn", lambda entry: entry.cold.restore_s),
-        Figure("`ready` sent ahead / resident", "×", middle_half(ready), READY),
-        Figure("Cold / (resident + restore)", "×", middle_half(cold), COLD),
+        Figure("Resident again / resident: the noise", "×", ratio_of_medians(again, resident)),
+        Figure("`ready` sent ahead / resident", "×", ratio_of_medians(ready, resident), READY),
+        Figure("Cold / (resident + restore)", "×", ratio_of_medians(cold, restored), COLD),
     ]
 
 

@@ -24,9 +24,10 @@ class ResumedTurn:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRound:
-    """One turn of each kind, in random order."""
+    """One turn of each kind, in random order. The second resident one tells how much of a difference is noise."""
 
     resident: ResumedTurn
+    resident_again: ResumedTurn
     ready: ResumedTurn
     cold: ResumedTurn
 
@@ -67,7 +68,7 @@ class ResumeBench:
         self._other.close()
 
     def _round(self) -> ResumeRound:
-        kinds = {"resident": self._turn, "ready": self._ready, "cold": self._cold}
+        kinds = {"resident": self._turn, "resident_again": self._turn, "ready": self._ready, "cold": self._cold}
         order = self._random.sample(list(kinds), len(kinds))
         return ResumeRound(**{kind: kinds[kind]() for kind in order})
 
