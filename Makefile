@@ -5,8 +5,14 @@ BIN    := $(VENV)/bin
 MODEL  ?= smollm2-135m-instruct
 STAMP  := $(VENV)/.installed
 
+# A dozen agents that think for 10 to 20 seconds, at five times the speed, where the device holds half of them.
+DEMO   := --kv 6x800 --agents 12 --rate 0.2 --context 512 --turns 3 --think 10:20 --completion-tokens 48 \
+	--time-scale 0.2 --seed 1
+# The eighty agents, in real time, on a device that holds twenty.
+AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 10:20 --seed 1
+
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test lint bench bench-kv bench-breakpoints clean
+.PHONY: help setup model serve demo report test lint bench bench-kv bench-breakpoints bench-agents bench-generators clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -27,8 +33,11 @@ model: setup     ## fetch the default model
 serve: model     ## serve the default model on http://127.0.0.1:8000
 	$(BIN)/djinn serve --model $(MODEL)
 
-demo: model      ## serve a real model, drive a dozen agents against it, print the report
-	$(BIN)/python -m loadgen.demo --model $(MODEL) --output runs
+demo: model      ## serve a real model, drive a dozen agents against it, show the report
+	$(BIN)/python -m loadgen density --target djinn $(DEMO) --output runs
+
+report: model    ## every experiment small, in ten minutes: report/index.html
+	$(BIN)/python -m loadgen all --quick
 
 test: model      ## run the tests
 	$(BIN)/python -m pytest
@@ -47,5 +56,14 @@ bench-kv: model  ## KV moves beside memcpy, and what a session that was away wai
 bench-breakpoints: model  ## what pausing, resuming and steering cost, and what they cost others
 	$(BIN)/python -m benchmarks.breakpoints
 
+bench-agents: model  ## eighty agents against Djinn under each policy, vLLM and llama.cpp: an hour
+	$(BIN)/python -m loadgen peers install vllm
+	$(BIN)/python -m loadgen peers install llamacpp
+	$(BIN)/python -m loadgen density --target djinn --target djinn+lru --target djinn+none --target vllm \
+		--target llamacpp $(AGENTS) --output benchmarks/results
+
+bench-generators: model  ## our load generator beside another on the same server: they must agree
+	$(BIN)/python -m benchmarks.generators
+
 clean:           ## remove what setup, tests and runs left
-	rm -rf $(VENV) .venv-vllm runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs report build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

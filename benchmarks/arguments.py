@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.results import RESULTS
-from benchmarks.server_process import ServerFailedError
+from loadgen.errors import LoadgenError
 
 FAILED, USAGE_ERROR = 1, 2
 _DEFAULT_MODEL = Path("~/.cache/djinn/models/smollm2-135m-instruct").expanduser()
@@ -29,7 +29,7 @@ def exit_status(model: Path, benchmark: Callable[[], None]) -> int:
         return USAGE_ERROR
     try:
         benchmark()
-    except ServerFailedError as error:
+    except LoadgenError as error:
         print(error, file=sys.stderr)
         return FAILED
     return 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, BinaryIO, TypeVar
 
 import httpx
@@ -76,8 +78,15 @@ class Connection:
             "base_url": url,
             "headers": {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}".encode()},
             "timeout": httpx.Timeout(self.timeout, connect=CONNECT_TIMEOUT_S),
+            "verify": _tls(),
             "limits": httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S),
         }
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """How httpx checks certificates; one for all connections, because to read them takes tens of milliseconds."""
+    return httpx.create_ssl_context()
 
 
 @contextmanager

@@ -1,24 +1,68 @@
-"""The command line: `python -m loadgen EXPERIMENT ...`."""
+"""The command line: `python -m loadgen COMMAND ...`."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 from rich.console import Console
 
-from loadgen.commands import density, whitebox
+from loadgen.commands import (
+    density,
+    everything,
+    kv,
+    migrate,
+    oversubscribe,
+    peers,
+    report,
+    resume_latency,
+    schema,
+    selfcheck,
+    whitebox,
+)
 from loadgen.commands.common import EXIT_INTERRUPTED, EXIT_UNUSABLE
 from loadgen.errors import LoadgenError
+from loadgen.reporting.origin import published
+
+
+class Command(Protocol):
+    """What a file in `loadgen.commands` has."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Say what can be given."""
+        ...
+
+    def run(self, options: argparse.Namespace, progress: Console) -> int:
+        """Do it; returns the exit code. Raises `LoadgenError`."""
+        ...
+
+
+COMMANDS: dict[str, tuple[Command, str]] = {
+    "all": (everything, "every experiment, and one page that leads to their reports"),
+    "density": (density, "agents that generate, think and come back"),
+    "whitebox": (whitebox, "breakpoints between layers: what they change, and what they cost"),
+    "resume-latency": (resume_latency, "a stopped computation brought back, computed again, and copied by hand"),
+    "oversubscribe": (oversubscribe, "sessions that grow until they are several times what the device holds"),
+    "kv": (kv, "what a session's KV is made of, and what it costs to keep and to move"),
+    "migrate": (migrate, "sessions that go from one server to another"),
+    "report": (report, "results of density once more, one or several side by side"),
+    "schema": (schema, "the form of a result file"),
+    "selfcheck": (selfcheck, "whether the load generator itself tells the time right"),
+    "peers": (peers, "install, start and stop the servers that Djinn is compared with"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one experiment.
+    """Run one command.
 
     Returns the exit code: 0 if all went well, 1 if something failed or missed its target, 2 if the run could not start,
     130 if it was interrupted.
     """
-    options = _parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    options = make_parser().parse_args(arguments)
+    options.command = published(arguments)
     errors = Console(stderr=True, highlight=False)
     try:
         code: int = options.run(options, errors)
@@ -31,14 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The options of every command."""
     parser = argparse.ArgumentParser(prog="python -m loadgen", description="Measure servers from outside.")
-    experiments = parser.add_subparsers(dest="experiment", required=True)
-    for name, command, text in (
-        ("density", density, "agents that generate, think and come back"),
-        ("whitebox", whitebox, "breakpoints between layers: what they change, and what they cost"),
-    ):
-        experiment = experiments.add_parser(name, help=text)
-        command.add_options(experiment)
-        experiment.set_defaults(run=command.run)
+    commands = parser.add_subparsers(dest="subcommand", required=True)
+    for name, (command, text) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=text)
+        command.add_options(subparser)
+        subparser.set_defaults(run=command.run)
     return parser

@@ -55,7 +55,7 @@ class _Conversation(BaseModel):
     messages: list[_Message]
 
 
-def read_trace(path: Path) -> Corpus:
+def read_texts(path: Path) -> Corpus:
     """Conversations from a file with one JSON object a line: `id`, and `messages` with `role` and `content`.
 
     The system messages of the first conversation open every prompt; the other messages of each are one document. Raises
@@ -64,11 +64,11 @@ def read_trace(path: Path) -> Corpus:
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadgenError(f"cannot read trace {path}: {error}") from error
+        raise LoadgenError(f"cannot read texts {path}: {error}") from error
     conversations = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     documents = tuple(text for conversation in conversations if (text := _render(conversation)))
     if not documents:
-        raise LoadgenError(f"trace {path} has no conversation with a message in it")
+        raise LoadgenError(f"texts {path}: no conversation with a message in it")
     system = "\n\n".join(m.content for m in conversations[0].messages if m.role == "system")
     return Corpus(path.name, system, documents)
 
@@ -79,7 +79,7 @@ def _parse(path: Path, number: int, line: str) -> _Conversation:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         reason = ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
-        raise LoadgenError(f"trace {path}, line {number}: not a conversation: {reason}") from error
+        raise LoadgenError(f"texts {path}, line {number}: not a conversation: {reason}") from error
 
 
 def _render(conversation: _Conversation) -> str:

@@ -8,12 +8,14 @@ from itertools import pairwise
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadgen.reporting.numbers import InfinityAsNull
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """How many observations were at most `upper` (infinite for the last bucket, which JSON writes as null)."""
 
-    upper: float
+    upper: InfinityAsNull
     count: float
 
 

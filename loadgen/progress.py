@@ -1,4 +1,4 @@
-"""How a run goes, live."""
+"""How an experiment goes, live."""
 
 from __future__ import annotations
 
@@ -8,35 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen.records import Run
-
 REFRESHES_PER_S = 4
 """Few, because drawing takes time from the clock that measures."""
-
-
-@contextmanager
-def show_progress(console: Console, target: str, turns: int) -> Iterator[Callable[[Run], None]]:
-    """Show one target's turns while the block runs; yields what is to be called when the run has changed.
-
-    Where `console` is not a terminal, nothing is shown.
-    """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("turns, {task.fields[failed]} failed, TTFT {task.fields[ttft]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, refresh_per_second=REFRESHES_PER_S, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(target, total=turns, failed=0, ttft="-")
-
-        def update(run: Run) -> None:
-            ttft = f"{1000 * run.turns[-1].token_times_s[0]:,.0f} ms" if run.turns else "-"
-            progress.update(task, completed=len(run.turns), failed=len(run.failures), ttft=ttft)
-
-        yield update
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from loadgen.corpus import Corpus
 from loadgen.errors import LoadgenError
-from loadgen.workload import Workload
+from loadgen.trace import Trace
+from loadgen.workload import Load
 
 TokenIds = tuple[int, ...]
 
@@ -21,22 +23,26 @@ CHARACTERS_PER_TOKEN = 8
 
 
 async def cut_prompts(
-    workload: Workload, corpus: Corpus, tokenize: Tokenize, agents: int
+    trace: Trace, load: Load, corpus: Corpus, tokenize: Tokenize, repeat: int = 0
 ) -> tuple[tuple[TokenIds, ...], ...]:
-    """What each of `agents` agents adds to its history in each of its turns, in tokens of the target's model.
+    """What each agent of `trace` adds to its history in each of its turns, in tokens of the target's model.
 
     The first prompt is the shared system text and then the agent's own; lengths are exact because they are cut as
-    tokens. Raises `LoadgenError` if the corpus or the tokenizer does not yield enough.
+    tokens. `repeat` counts the runs of the trace on one server: an agent's own text begins differently in each, so
+    that a prefix cache finds nothing but the system text of the runs before. Raises `LoadgenError` if the corpus or the
+    tokenizer does not yield enough.
     """
-    system = (await tokenize(corpus.system, True))[: workload.system_tokens]
-    if len(system) < workload.system_tokens:
+    system = (await tokenize(corpus.system, True))[: load.system_tokens]
+    if len(system) < load.system_tokens:
         raise LoadgenError(f"the system text of {corpus.name} has only {len(system)} tokens: lower system_tokens")
-    starts = np.random.default_rng(workload.seed).permutation(len(corpus.documents))
+    starts = np.random.default_rng(load.seed).permutation(len(corpus.documents))
     prompts = []
-    for agent in range(agents):
-        documents = corpus.read_from(int(starts[agent % len(starts)]))
-        own = await _own_ids(workload, agent, documents, tokenize)
-        prompts.append(_cut(workload, system, own))
+    for number, agent in enumerate(trace):
+        documents = corpus.read_from(int(starts[number % len(starts)]))
+        lengths = [turn.new_tokens for turn in agent.turns]
+        opening = f"Agent {repeat}.{number} of run {load.seed}.\n\n"
+        own = await _own_ids(sum(lengths) - len(system), opening, documents, tokenize, special=not system)
+        prompts.append(_cut(system + own, lengths))
     return tuple(prompts)
 
 
@@ -45,23 +51,21 @@ def fingerprint(prompts: Sequence[Sequence[TokenIds]]) -> str:
     return hashlib.sha256(repr([list(agent) for agent in prompts]).encode()).hexdigest()
 
 
-async def _own_ids(workload: Workload, agent: int, documents: Iterator[str], tokenize: Tokenize) -> TokenIds:
-    """All tokens that only this agent has. They open with a line of its own, so that no two agents share a prefix."""
-    wanted = workload.context - workload.system_tokens + (workload.turns - 1) * workload.resume_tokens
-    text = f"Agent {agent} of run {workload.seed}.\n\n"
+async def _own_ids(
+    wanted: int, opening: str, documents: Iterator[str], tokenize: Tokenize, *, special: bool
+) -> TokenIds:
+    """The `wanted` tokens that only one agent has. `opening` is its own, so that no two agents share a prefix."""
+    text = opening
     ids: TokenIds = ()
     while len(ids) < wanted:
         goal = len(text) + (wanted - len(ids)) * CHARACTERS_PER_TOKEN
         while len(text) < goal:
             text += next(documents)
-        ids = await tokenize(text, workload.system_tokens == 0)
+        ids = await tokenize(text, special)
         if not ids:
             raise LoadgenError("the tokenizer gave no tokens for a text")
     return ids[:wanted]
 
 
-def _cut(workload: Workload, system: TokenIds, own: TokenIds) -> tuple[TokenIds, ...]:
-    """The first prompt, and what each later turn adds."""
-    first = workload.context - len(system)
-    later = range(first, len(own), workload.resume_tokens)
-    return (system + own[:first], *(own[start : start + workload.resume_tokens] for start in later))
+def _cut(ids: TokenIds, lengths: Sequence[int]) -> tuple[TokenIds, ...]:
+    return tuple(ids[start:end] for start, end in pairwise(accumulate(lengths, initial=0)))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from app.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
 from benchmarks.breakpoints.engine import BenchEngine
 from benchmarks.breakpoints.plan import BUSY_SESSIONS, PROMPT_TOKENS
-from benchmarks.server_process import ServerFailedError
 from benchmarks.text import TokenSource
+from loadgen.peers.process import ServerFailedError
 
 WARM_UP_STEPS = 3
 NEVER = 10**6

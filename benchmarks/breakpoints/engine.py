@@ -19,7 +19,7 @@ from app.messages import Close, Command, Event, Failed, Open, Paused, Placed, Re
 from app.model_store.resolve import resolve
 from app.settings import Settings
 from benchmarks.breakpoints.plan import DTYPE, KV_DEVICE
-from benchmarks.server_process import ServerFailedError
+from loadgen.peers.process import ServerFailedError
 
 GREEDY = SamplingParams(seed=0, temperature=0)
 

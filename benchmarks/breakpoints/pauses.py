@@ -6,8 +6,8 @@ from app.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, CheckpointInfo,
 from app.domain import SessionId
 from benchmarks.breakpoints.engine import BenchEngine
 from benchmarks.breakpoints.plan import PREFILL_TOKENS, PROMPT_TOKENS
-from benchmarks.server_process import ServerFailedError
 from benchmarks.text import TokenSource
+from loadgen.peers.process import ServerFailedError
 
 WARM_UP = 3
 

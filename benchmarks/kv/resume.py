@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.kv.turns import extend, fetch, first_token_s, park
-from benchmarks.server_process import ServerFailedError
 from benchmarks.text import TokenSource
 from client import Djinn
+from loadgen.peers.process import ServerFailedError
 
 NEW_TOKENS = 16
 REST_S = 0.1

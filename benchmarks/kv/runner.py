@@ -19,10 +19,11 @@ from benchmarks.kv.plan import (
 )
 from benchmarks.kv.resume import ResumeBench, ResumeRound
 from benchmarks.kv.signals import SignalTimes, measure_signals
-from benchmarks.launch import Launch, djinn_launch
-from benchmarks.server_process import ServerFailedError, free_port, running_server
 from benchmarks.text import TokenSource, read_text_tokens
 from client import Djinn, DjinnError
+from loadgen.peers.djinn import djinn_launch
+from loadgen.peers.launch import Launch
+from loadgen.peers.process import ServerFailedError, free_port, running_server
 
 SEED = 0
 

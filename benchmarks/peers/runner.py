@@ -10,47 +10,36 @@ import httpx
 import orjson
 
 from benchmarks.cpu_meter import CpuMeter, session_cpu_s
-from benchmarks.launch import Launch
 from benchmarks.peers.load import REQUEST_TIMEOUT_S, OpenAILoad
-from benchmarks.peers.peers import (
-    DJINN,
-    SERVED_NAME,
-    TRANSFORMERS,
-    djinn_peer_launch,
-    transformers_launch,
-    vllm_launch,
-)
+from benchmarks.peers.peers import TRANSFORMERS, launch
 from benchmarks.peers.rounds import Measurement, Round
 from benchmarks.peers.timeline import DecodePhase
 from benchmarks.peers.workload import Workload
-from benchmarks.server_process import free_port, running_server
+from loadgen.peers.base import SERVED_NAME, ServerSettings
+from loadgen.peers.launch import Launch
+from loadgen.peers.process import free_port, running_server
 
 
 class PeerRunner:
     """Measures one (peer, data type) after the other on `cores`, which this process must be bound to."""
 
-    def __init__(self, model: Path, vllm_environment: Path, cores: list[int]) -> None:
+    def __init__(self, model: Path, cores: list[int]) -> None:
         self._model = model
-        self._vllm_environment = vllm_environment
         self._cores = cores
 
     def launch(self, peer: str, dtype: str, port: int) -> Launch:
         """How the peer is started."""
-        if peer == TRANSFORMERS:
-            return transformers_launch(self._model, dtype)
-        if peer == DJINN:
-            return djinn_peer_launch(self._model, dtype, port)
-        return vllm_launch(self._vllm_environment, self._model, dtype, port, self._cores)
+        return launch(peer, ServerSettings(self._model, dtype, cores=tuple(self._cores)), port)
 
     def run(self, number: int, peer: str, dtype: str, workload: Workload) -> Round:
         """Raises ServerFailedError or subprocess.CalledProcessError if the peer fails."""
         port = free_port()
-        launch = self.launch(peer, dtype, port)
+        started = self.launch(peer, dtype, port)
         if peer == TRANSFORMERS:
-            return Round(number, peer, dtype, None, _run_worker(launch, workload))
+            return Round(number, peer, dtype, None, _run_worker(started, workload))
         start = time.perf_counter()
         base_url = f"http://127.0.0.1:{port}"
-        with running_server(launch.command, launch.environment, base_url) as session:
+        with running_server(started.command, started.environment, base_url) as session:
             start_s = time.perf_counter() - start
             measurement = asyncio.run(self._load(base_url, session, workload))
         return Round(number, peer, dtype, start_s, measurement)

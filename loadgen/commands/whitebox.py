@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from rich.console import Console
 
@@ -15,12 +14,12 @@ from loadgen.commands.common import (
     add_common,
     make_output,
     read_corpus,
-    read_specs,
 )
+from loadgen.commands.targets import add_targets, read_targets, run_on
 from loadgen.experiments.whitebox import run_whitebox
-from loadgen.whitebox.page import write_page
+from loadgen.reporting.outputs import write_outputs
+from loadgen.whitebox.page import make_page
 from loadgen.whitebox.plan import WhiteboxPlan
-from loadgen.whitebox.report import write_json
 from loadgen.whitebox.tables import render
 
 DEFAULTS = WhiteboxPlan()
@@ -28,7 +27,8 @@ DEFAULTS = WhiteboxPlan()
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The targets, and the fields of `WhiteboxPlan` with its defaults."""
-    add_common(parser, target="NAME=URL", target_help="a Djinn server; repeat to compare")
+    add_targets(parser)
+    add_common(parser)
     parser.add_argument(
         "--layers",
         type=_layers,
@@ -54,11 +54,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
     plan = WhiteboxPlan(**{field.name: getattr(options, field.name) for field in fields(WhiteboxPlan)})
-    corpus, specs, folder = read_corpus(options), read_specs(options), make_output(options)
-    report = asyncio.run(run_whitebox(specs, plan, corpus, progress))
+    corpus, targets, folder = read_corpus(options), read_targets(options), make_output(options)
+    report = replace(
+        run_on(targets, lambda specs: run_whitebox(specs, plan, corpus, progress)), command=options.command
+    )
     output = Console(highlight=False)
     output.print(render(report))
-    for path in (write_json(report, folder), write_page(report, folder)):
+    for path in write_outputs(report, make_page(report), folder):
         output.print(f"results: {path}", markup=False, soft_wrap=True)
     if any(target.findings.interrupted for target in report.targets):
         return EXIT_INTERRUPTED

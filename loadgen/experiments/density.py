@@ -6,73 +6,109 @@ one target after the other: same arrivals, same think times, same text, same num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
-from client import DjinnError
-from loadgen.corpus import Corpus
+from client import ConnectionLost, DjinnError, RateLimited, ServerError, Timeout
+from loadgen.density.live import watching
+from loadgen.density.measuring import Attempt, Plan, connected, measure
+from loadgen.density.report import DensityReport, TargetReport
 from loadgen.errors import LoadgenError
-from loadgen.progress import show_progress
-from loadgen.prompts import TokenIds, cut_prompts, fingerprint
-from loadgen.records import TurnClock
-from loadgen.report import Report, TargetReport
-from loadgen.runner import Runner
-from loadgen.stats import summarize
-from loadgen.targets import Target, TargetSpec, connect
-from loadgen.workload import Workload, plan_agents
+from loadgen.prompts import fingerprint
+from loadgen.records import Failure, Run
+from loadgen.reporting.inputs import Server, Texts
+from loadgen.stats import spread, summarize
+from loadgen.targets import TargetSpec
+from loadgen.targets.access import Access
+from loadgen.trace import planned_turns, trace_sha256
 
-EXPERIMENT = "density"
+Attempts = dict[str, list[Attempt]]
 
-
-@dataclass(frozen=True, slots=True)
-class PreparedTarget:
-    """A target that has answered, and what its agents will say to it."""
-
-    target: Target
-    prompts: tuple[tuple[TokenIds, ...], ...]
+ILL = (Timeout, ConnectionLost, ServerError, RateLimited)
+"""Errors of a server that is there and not well, which is a result. All others mean that the command is wrong."""
 
 
-async def run_density(specs: Sequence[TargetSpec], workload: Workload, corpus: Corpus, console: Console) -> Report:
-    """Run the load on every target. Raises `LoadgenError`, before the first run, if a target cannot serve it.
+async def run_density(
+    targets: Sequence[Access], plan: Plan, console: Console, command: tuple[str, ...] = ()
+) -> DensityReport:
+    """Run the load on every target, as often as it is to be measured.
 
-    Cancelled during a run, it returns what was seen until then.
+    Raises `LoadgenError` if a target that is up cannot serve the load, before the first run, or if the first target
+    cannot be measured at all. One that cannot be measured later costs nothing of what has been, and one that is ill
+    is a result: the report says so. Cancelled once a run has begun, it returns what was seen until then.
     """
-    started_at = datetime.now(UTC)
-    reports: list[TargetReport] = []
-    async with AsyncExitStack() as stack:
-        targets = [connect(spec, workload.signals) for spec in specs]
-        for target in targets:
-            stack.push_async_callback(target.close)
-        prepared = [await _prepare(target, workload, corpus) for target in targets]
-        for ready in prepared:
-            reports.append(await _measure(ready, workload, console))
-            if reports[-1].run.interrupted:
+    attempts: Attempts = {target.name: [] for target in targets}
+    for target in targets:
+        if target.running is not None:
+            await _check(target.running, plan)
+    with watching(console, tuple(attempts), plan.trace, plan.measurement.repeats) as view:
+        for repeat, target in _schedule(targets, plan.measurement.repeats):
+            on_change = view.begin(target.name, repeat)
+            attempts[target.name].append(await _attempt(target, plan, repeat, on_change, attempts))
+            if attempts[target.name][-1].run.interrupted:
                 break
-    return Report(EXPERIMENT, started_at, workload, corpus, reports)
+    return DensityReport(
+        seed=plan.load.seed,
+        command=command,
+        workload=plan.load,
+        trace_sha256=trace_sha256(plan.trace),
+        measurement=plan.measurement,
+        texts=Texts.of(plan.corpus),
+        targets=tuple(_report(name, done, plan) for name, done in attempts.items() if done),
+    )
 
 
-async def _prepare(target: Target, workload: Workload, corpus: Corpus) -> PreparedTarget:
-    """Cut the prompts and run one turn of an agent too many: what is slow only once stays out of the measurement."""
+def _schedule(targets: Sequence[Access], repeats: int) -> Iterator[tuple[int, Access]]:
+    """Every target once in each repeat, in alternating order: what drifts with time falls on all of them alike."""
+    for repeat in range(repeats):
+        for target in targets if repeat % 2 == 0 else reversed(targets):
+            yield repeat, target
+
+
+async def _check(spec: TargetSpec, plan: Plan) -> None:
     try:
-        await target.prepare(workload.final_tokens)
-        *prompts, spare = await cut_prompts(workload, corpus, target.tokenize, workload.agents + 1)
-        agent = target.new_agent()
-        try:
-            await agent.run_turn(spare[0], workload.completion_tokens, TurnClock())
-        finally:
-            await agent.close()
+        async with connected(spec, plan):
+            pass
+    except ILL:
+        return
     except DjinnError as error:
-        raise LoadgenError(f"target {target.spec.name} cannot be measured: {error}") from error
-    return PreparedTarget(target, tuple(prompts))
+        raise _unusable(spec.name, error) from error
 
 
-async def _measure(ready: PreparedTarget, workload: Workload, console: Console) -> TargetReport:
-    spec = ready.target.spec
-    with show_progress(console, spec.name, workload.agents * workload.turns) as on_change:
-        runner = Runner(ready.target, workload.completion_tokens, on_change)
-        run = await runner.execute(plan_agents(workload), ready.prompts)
-    return TargetReport(spec, fingerprint(ready.prompts), run, summarize(run, workload))
+async def _attempt(
+    target: Access, plan: Plan, repeat: int, on_change: Callable[[Run], None], so_far: Attempts
+) -> Attempt:
+    """One run. What stands in its way is raised while there is nothing to lose, and else becomes the run's failure."""
+    try:
+        async with target.reach() as spec:
+            return await measure(spec, plan, repeat, on_change)
+    except (DjinnError, LoadgenError) as error:
+        if not any(so_far.values()) and not isinstance(error, ILL):
+            raise _unusable(target.name, error) from error
+        run = Run(failures=[Failure(None, None, 0.0, type(error).__name__, str(error))])
+    except asyncio.CancelledError:
+        if not any(so_far.values()):
+            raise
+        run = Run(interrupted=True)
+    return Attempt(target.running, (), run)
+
+
+def _unusable(name: str, error: DjinnError | LoadgenError) -> LoadgenError:
+    if isinstance(error, LoadgenError):
+        return error
+    return LoadgenError(f"target {name} cannot be measured: {error}")
+
+
+def _report(name: str, attempts: Sequence[Attempt], plan: Plan) -> TargetReport:
+    planned, measurement = planned_turns(plan.trace), plan.measurement
+    spec = next((attempt.spec for attempt in reversed(attempts) if attempt.spec is not None), TargetSpec(name, ""))
+    runs = tuple(attempt.run for attempt in attempts)
+    return TargetReport(
+        server=Server.of(spec),
+        prompts_sha256=fingerprint([agent for attempt in attempts for agent in attempt.prompts]),
+        runs=runs,
+        summary=summarize(runs, planned, measurement),
+        spread=spread([summarize([run], planned, measurement) for run in runs]),
+    )

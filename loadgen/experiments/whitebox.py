@@ -21,6 +21,7 @@ from loadgen.errors import LoadgenError
 from loadgen.histogram import between
 from loadgen.progress import show_parts
 from loadgen.prompts import TokenIds, cut_prompts, fingerprint
+from loadgen.reporting.inputs import Server, Texts
 from loadgen.targets import TargetSpec
 from loadgen.whitebox.accuracy import run_trials
 from loadgen.whitebox.concurrency import measure_windows
@@ -31,7 +32,7 @@ from loadgen.whitebox.steering import measure_rates, run_steered
 from loadgen.whitebox.subject import Subject
 from loadgen.whitebox.summary import summarize
 from loadgen.whitebox.verdicts import judge
-from loadgen.workload import Workload
+from loadgen.workload import Workload, plan_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ async def run_whitebox(
             reports.append(await _measure(ready, plan, console))
             if reports[-1].findings.interrupted:
                 break
-    return WhiteboxReport(started_at, plan, corpus, reports)
+    return WhiteboxReport(
+        seed=plan.seed, started_at=started_at, plan=plan, texts=Texts.of(corpus), targets=tuple(reports)
+    )
 
 
 async def _prepare(subject: Subject, plan: WhiteboxPlan, corpus: Corpus) -> Prepared:
@@ -82,8 +85,9 @@ async def _prepare(subject: Subject, plan: WhiteboxPlan, corpus: Corpus) -> Prep
         if max(layers) >= num_layers:
             raise LoadgenError(f"layers must be from 0 to {num_layers - 1} for target {subject.spec.name}")
         count = plan.prompts(len(layers)) + 1
-        text = Workload(context=plan.context, turns=1, system_tokens=0, seed=plan.seed)
-        *prompts, spare = (turns[0] for turns in await cut_prompts(text, corpus, subject.tokenize, count))
+        load = Workload(count, context=plan.context, turns=1, system_tokens=0, seed=plan.seed)
+        cut = await cut_prompts(plan_trace(load), load, corpus, subject.tokenize)
+        *prompts, spare = (turns[0] for turns in cut)
         await subject.answer(spare, plan.tokens)
     except DjinnError as error:
         raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
@@ -129,7 +133,8 @@ async def _measure(ready: Prepared, plan: WhiteboxPlan, console: Console) -> Tar
             findings.interrupted = True
     summary = summarize(findings)
     prompts = fingerprint([[prompt] for prompt in ready.prompts])
-    return TargetReport(ready.subject.spec, ready.layers, prompts, findings, summary, judge(summary, findings))
+    server = Server.of(ready.subject.spec)
+    return TargetReport(server, ready.layers, prompts, findings, summary, tuple(judge(summary, findings)))
 
 
 async def _observe(subject: Subject, parts: Sequence[Part], findings: Findings, advance: Callable[[str], None]) -> None:

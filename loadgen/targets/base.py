@@ -17,12 +17,19 @@ from loadgen.records import TurnClock, TurnCost
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """Where a server is. With a `model` it is spoken to as an OpenAI-compatible server, without one as Djinn."""
+    """Where a server is. With a `model` it is spoken to as an OpenAI-compatible server, without one as Djinn.
+
+    `pid` is the server's process on this machine and `command` how it was started, where the load generator knows. It
+    may be silent for `timeout_s`.
+    """
 
     name: str
     url: str
     model: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    pid: int | None = None
+    command: tuple[str, ...] = ()
+    timeout_s: float = DEFAULT_TIMEOUT_S
 
     @classmethod
     def parse(cls, text: str) -> TargetSpec:
@@ -38,7 +45,7 @@ class TargetSpec:
     def transport(self) -> AsyncTransport:
         """A pool of connections to the server. Raises `LoadgenError` if the address is not HTTP."""
         try:
-            return AsyncTransport(Connection(self.url, self.api_key, DEFAULT_TIMEOUT_S))
+            return AsyncTransport(Connection(self.url, self.api_key, self.timeout_s))
         except ValueError as error:
             raise LoadgenError(f"target {self.name}: {error}") from error
 
@@ -53,8 +60,8 @@ class Agent(Protocol):
         """
         ...
 
-    async def leave(self, think_s: float) -> str | None:
-        """Tell the server that the next turn comes after `think_s` seconds.
+    async def leave(self, away_s: float | None) -> str | None:
+        """Tell the server that the next turn comes after `away_s` seconds, or with None some time.
 
         Returns the phase that it was told, None if it was told nothing. Raises `client.DjinnError`.
         """
@@ -65,7 +72,7 @@ class Agent(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the conversation. Raises `client.DjinnError`."""
+        """End the conversation and close its connections. Raises `client.DjinnError`."""
         ...
 
 
@@ -86,7 +93,11 @@ class Target(Protocol):
         ...
 
     def new_agent(self) -> Agent:
-        """A new conversation, of which the server learns with the first turn."""
+        """A new conversation, of which the server learns with the first turn.
+
+        It has a pool of connections to itself, as agents have: httpx goes through all of a pool's connections at every
+        request, and with hundreds in one pool that alone would hold up every event by tens of milliseconds.
+        """
         ...
 
     async def close(self) -> None:
@@ -101,7 +112,12 @@ class _Tokens(BaseModel):
 def tokenize_call(text: str, special: bool, model: str | None = None) -> Call[TokenIds]:
     """`POST /tokenize`, which vLLM and Djinn both have."""
     body = {"prompt": text, "add_special_tokens": special} | ({} if model is None else {"model": model})
-    return Call("POST", "/tokenize", lambda answer: _Tokens.model_validate_json(answer).tokens, json=body)
+    return Call("POST", "/tokenize", read_tokens, json=body)
+
+
+def read_tokens(answer: bytes) -> TokenIds:
+    """What `/tokenize` answers. Raises `ValueError` if it is something else."""
+    return _Tokens.model_validate_json(answer).tokens
 
 
 class _Model(BaseModel):

@@ -1,6 +1,8 @@
-"""The events of one streamed OpenAI completion. Nothing here does I/O."""
+"""The events of one streamed completion, as OpenAI has them. Nothing here does I/O."""
 
 from __future__ import annotations
+
+from typing import Protocol, TypeVar
 
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel, ValidationError
@@ -10,6 +12,30 @@ from loadgen.prompts import TokenIds
 from loadgen.records import TurnCost
 
 DONE = "[DONE]"
+
+Chunk = TypeVar("Chunk", bound=BaseModel)
+
+
+class Decoder(Protocol):
+    """Fed the events of a completion in order, collects its text, its cost, and its token ids if they are all told."""
+
+    @property
+    def text(self) -> str:
+        """What was generated."""
+        ...
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """The same as tokens; empty if the server does not tell them."""
+        ...
+
+    def feed(self, event: ServerSentEvent) -> bool:
+        """Take one event; whether it brought tokens. Raises the error in it, or `InvalidAnswer`."""
+        ...
+
+    def cost(self) -> TurnCost:
+        """What the turn cost. Raises `StreamBroken` if the completion did not end, `InvalidAnswer` without usage."""
+        ...
 
 
 class _Choice(BaseModel):
@@ -34,7 +60,7 @@ class _Chunk(BaseModel):
 
 
 class CompletionDecoder:
-    """Fed a completion's events in order, collects its text, its usage, and its token ids if the server tells them."""
+    """OpenAI's completions."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -43,14 +69,11 @@ class CompletionDecoder:
         self._done = False
 
     def feed(self, event: ServerSentEvent) -> bool:
-        """Take one event; whether it brought tokens. Raises the error in it, or `InvalidAnswer`."""
+        """See `Decoder`."""
         if event.data == DONE:
             self._done = True
             return False
-        try:
-            chunk = _Chunk.model_validate_json(event.data)
-        except ValidationError as error:
-            raise InvalidAnswer(f"not a chunk of a completion: {event.data[:200]}") from error
+        chunk = read_chunk(event, _Chunk)
         if chunk.error is not None:
             raise error_from_event(event.data, request_id=None)
         self._usage = chunk.usage or self._usage
@@ -60,7 +83,7 @@ class CompletionDecoder:
         return any(choice.text or choice.token_ids for choice in chunk.choices)
 
     def cost(self) -> TurnCost:
-        """What the turn cost. Raises `StreamBroken` if the completion did not end, `InvalidAnswer` without usage."""
+        """See `Decoder`."""
         if not self._done:
             raise StreamBroken("the stream ended before the completion did")
         if self._usage is None:
@@ -72,3 +95,11 @@ class CompletionDecoder:
             cached_tokens=None if details is None else details.cached_tokens,
             recomputed_tokens=None,
         )
+
+
+def read_chunk(event: ServerSentEvent, kind: type[Chunk]) -> Chunk:
+    """The event as JSON of that kind. Raises `InvalidAnswer`."""
+    try:
+        return kind.model_validate_json(event.data)
+    except ValidationError as error:
+        raise InvalidAnswer(f"not a chunk of a completion: {event.data[:200]}") from error

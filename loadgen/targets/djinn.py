@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from client import AsyncSession, AsyncSessions
+from client.transport import AsyncTransport
 from loadgen.prompts import TokenIds
 from loadgen.records import TurnClock, TurnCost
 from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
@@ -16,7 +17,6 @@ class DjinnTarget:
         self.spec = spec
         self._signals = signals
         self._transport = spec.transport()
-        self._sessions = AsyncSessions(self._transport)
 
     async def prepare(self, tokens: int) -> None:
         """See `Target`."""
@@ -28,7 +28,7 @@ class DjinnTarget:
 
     def new_agent(self) -> DjinnAgent:
         """An agent whose session is opened with its first turn, and counts as part of it."""
-        return DjinnAgent(self._sessions, self._signals)
+        return DjinnAgent(self.spec.transport(), self._signals)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -36,10 +36,11 @@ class DjinnTarget:
 
 
 class DjinnAgent:
-    """An agent whose history is a session on the server."""
+    """An agent whose history is a session on the server, on connections of its own."""
 
-    def __init__(self, sessions: AsyncSessions, signals: Signals) -> None:
-        self._sessions = sessions
+    def __init__(self, transport: AsyncTransport, signals: Signals) -> None:
+        self._transport = transport
+        self._sessions = AsyncSessions(transport)
         self._signals = signals
         self._session: AsyncSession | None = None
 
@@ -65,11 +66,11 @@ class DjinnAgent:
             resume_ms=resume_ms.model_dump(),
         )
 
-    async def leave(self, think_s: float) -> str | None:
-        """Send `io_wait`, with the time of return if signals have one."""
+    async def leave(self, away_s: float | None) -> str | None:
+        """Send `io_wait`, with the time of return if there is one and signals have it."""
         if self._session is None or self._signals is Signals.NONE:
             return None
-        resume_in_ms = 1000 * think_s if self._signals is Signals.ETA else None
+        resume_in_ms = 1000 * away_s if self._signals is Signals.ETA and away_s is not None else None
         return (await self._session.set_phase("io_wait", resume_in_ms=resume_in_ms)).phase
 
     async def come_back(self) -> str | None:
@@ -79,6 +80,9 @@ class DjinnAgent:
         return (await self._session.set_phase("ready")).phase
 
     async def close(self) -> None:
-        """Close the session, if there is one: the server frees what it held."""
-        if self._session is not None:
-            await self._session.close()
+        """Close the session, if there is one, for the server to free what it held; and the connections."""
+        try:
+            if self._session is not None:
+                await self._session.close()
+        finally:
+            await self._transport.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from client import AsyncSession, AsyncSessions, MemoryMap, calls
 from client.calls import Call, TurnOptions
+from client.models import Model
 from loadgen.errors import LoadgenError
 from loadgen.histogram import Bucket, read_buckets
 from loadgen.prompts import TokenIds
@@ -32,7 +34,7 @@ class Subject:
 
     def __init__(self, spec: TargetSpec) -> None:
         if spec.model is not None:
-            raise LoadgenError(f"target {spec.name}: only Djinn has breakpoints: leave #{spec.model} out")
+            raise LoadgenError(f"target {spec.name}: this experiment is for Djinn servers: leave #{spec.model} out")
         self.spec = spec
         self.max_model_len = self.num_layers = 0
         self._transport = spec.transport()
@@ -42,8 +44,13 @@ class Subject:
         """Ask what the server runs. Raises `LoadgenError` unless its context holds `tokens` tokens."""
         models = await self._transport.send(MODELS)
         check_context(self.spec, models, tokens)
-        model, *_ = await self._transport.send(calls.models())
+        model = await self.model()
         self.max_model_len, self.num_layers = model.max_model_len, model.layers
+
+    async def model(self) -> Model:
+        """What it runs."""
+        model, *_ = await self._transport.send(calls.models())
+        return model
 
     async def tokenize(self, text: str, special: bool) -> TokenIds:
         """The ids of `text` in the server's model, with its special tokens in front if `special`."""
@@ -53,6 +60,12 @@ class Subject:
     async def session(self) -> AsyncIterator[AsyncSession]:
         """A session of its own, closed at the end of the block."""
         async with await self._sessions.create() as session:
+            yield session
+
+    @asynccontextmanager
+    async def imported(self, path: Path) -> AsyncIterator[AsyncSession]:
+        """A session from an exported file, closed at the end of the block."""
+        async with await self._sessions.import_from(path) as session:
             yield session
 
     async def answer(self, prompt: TokenIds, tokens: int) -> TokenIds:
@@ -66,8 +79,12 @@ class Subject:
 
     async def histograms(self) -> dict[str, list[Bucket]]:
         """The server's own of `HISTOGRAMS`, as far as it has them."""
-        metrics = await self._transport.send(METRICS)
+        metrics = await self.metrics()
         return {name: found for name in HISTOGRAMS if (found := read_buckets(metrics, name)) is not None}
+
+    async def metrics(self) -> str:
+        """The text of `/metrics`."""
+        return await self._transport.send(METRICS)
 
     async def close(self) -> None:
         """Close every connection."""

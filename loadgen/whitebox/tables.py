@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Group
-from rich.table import Table
 
 from client import MemoryMap
+from loadgen.reporting.tables import Mark, TextTable, to_rich
 from loadgen.whitebox.findings import Arm
 from loadgen.whitebox.report import TargetReport, WhiteboxReport
 from loadgen.whitebox.summary import Ratio
+from loadgen.whitebox.verdicts import Outcome
 
 ARMS = (Arm.UNMATCHED, Arm.STEERED)
 
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """Cells ready to print; the first column is text, the others are figures."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
+MARKS = {Outcome.MET.value: Mark.GOOD, Outcome.MISSED.value: Mark.BAD}
 
 
 def render(report: WhiteboxReport) -> Group:
     """Every table of every target, for a terminal."""
-    return Group(*(_rich(table, target.spec.name) for target in report.targets for table in tables(target)))
+    return to_rich(
+        replace(table, title=f"{target.server.name}: {table.title}")
+        for target in report.targets
+        for table in tables(target)
+    )
 
 
 def tables(target: TargetReport) -> Iterator[TextTable]:
@@ -48,14 +46,14 @@ def tables(target: TargetReport) -> Iterator[TextTable]:
 
 def _verdicts(target: TargetReport) -> TextTable:
     rows = [(verdict.what, verdict.target, verdict.measured, verdict.outcome.value) for verdict in target.verdicts]
-    return TextTable("targets", ("", "target", "measured", "outcome"), rows)
+    return TextTable("Targets", ("", "target", "measured", "outcome"), rows, marks=MARKS)
 
 
 def _failures(target: TargetReport) -> TextTable:
     rows = [(failure.part, failure.kind, failure.message) for failure in target.findings.failures]
     if target.findings.interrupted:
         rows.append(("the run", "interrupted", "what follows is what was measured until then"))
-    return TextTable("not measured to the end", ("part", "error", "message"), rows)
+    return TextTable("Not measured to the end", ("part", "error", "message"), rows, text_columns=3)
 
 
 def _accuracy(target: TargetReport) -> TextTable:
@@ -71,7 +69,7 @@ def _accuracy(target: TargetReport) -> TextTable:
         for row in target.summary.accuracy
     ]
     header = ("pause after", "sequences", "same tokens", "accuracy", "pauses in prompts", "pauses in decoding")
-    return TextTable("token accuracy with a pause in every pass", header, rows)
+    return TextTable("Token accuracy with a pause in every pass", header, rows)
 
 
 def _latency(target: TargetReport) -> TextTable:
@@ -84,14 +82,14 @@ def _latency(target: TargetReport) -> TextTable:
         )
         for row in target.summary.latency
     ]
-    return TextTable("latency, milliseconds", ("", "positions", "samples", "p50", "p90", "p99"), rows)
+    return TextTable("Latency, milliseconds", ("", "positions", "samples", "p50", "p90", "p99"), rows)
 
 
 def _server(target: TargetReport) -> TextTable:
     rows = [
         (name, str(found.count), *_ms(found.p50, found.p90, found.p99)) for name, found in target.summary.server.items()
     ]
-    return TextTable("the server's own clock, milliseconds", ("", "samples", "p50", "p90", "p99"), rows)
+    return TextTable("The server's own clock, milliseconds", ("", "samples", "p50", "p90", "p99"), rows)
 
 
 def _divergence(target: TargetReport) -> TextTable:
@@ -105,7 +103,7 @@ def _divergence(target: TargetReport) -> TextTable:
         for row in target.summary.divergence
     ]
     header = ("steered after", "sequences", "that say something else", "from token (median)")
-    return TextTable("steering", header, rows)
+    return TextTable("Steering", header, rows)
 
 
 def _rates(target: TargetReport) -> TextTable:
@@ -114,7 +112,7 @@ def _rates(target: TargetReport) -> TextTable:
         for arm in ARMS
         if (ratio := target.summary.kept[arm]) is not None
     ]
-    return TextTable("decode rate, of that without breakpoints", ("", "median", "lowest", "highest", "pairs"), rows)
+    return TextTable("Decode rate, of that without breakpoints", ("", "median", "lowest", "highest", "pairs"), rows)
 
 
 def _windows(target: TargetReport) -> TextTable:
@@ -128,13 +126,13 @@ def _windows(target: TargetReport) -> TextTable:
     kept: Ratio | None = target.summary.kept_by_others
     if kept is not None:
         rows.append(("with over without, median", f"{kept.median:.2%}"))
-    return TextTable("throughput of the others", ("repeat", "tokens/s"), rows)
+    return TextTable("Throughput of the others", ("repeat", "tokens/s"), rows)
 
 
 def _memory(target: TargetReport) -> TextTable:
     rows = [(when, *_held(memory)) for when, memory in target.findings.memory.items()]
     header = ("", "sessions", "checkpoints", "KV on device", "KV on host", "KV on disk", "KV kept for reuse")
-    return TextTable("memory, MiB but for sessions", header, rows)
+    return TextTable("Memory, MiB but for sessions", header, rows)
 
 
 def _held(memory: MemoryMap) -> tuple[str, ...]:
@@ -149,12 +147,3 @@ def _held(memory: MemoryMap) -> tuple[str, ...]:
 
 def _ms(*seconds: float) -> tuple[str, ...]:
     return tuple(f"{1000 * value:,.3f}" for value in seconds)
-
-
-def _rich(table: TextTable, target: str) -> Table:
-    rendered = Table(title=f"{target}: {table.title}", title_justify="left")
-    for index, name in enumerate(table.header):
-        rendered.add_column(name, justify="left" if index == 0 else "right")
-    for row in table.rows:
-        rendered.add_row(*row)
-    return rendered

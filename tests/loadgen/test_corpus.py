@@ -1,4 +1,4 @@
-"""Texts come from Python's help or from a trace file, and a bad trace is named with its line."""
+"""Texts come from Python's help or from a file, of which a bad line is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.corpus import python_topics, read_trace
+from loadgen.corpus import python_topics, read_texts
 from loadgen.errors import LoadgenError
 
 CONVERSATIONS = [
@@ -25,20 +25,20 @@ CONVERSATIONS = [
 
 
 def write(folder: Path, *lines: str) -> Path:
-    path = folder / "trace.jsonl"
+    path = folder / "texts.jsonl"
     path.write_text("\n".join(lines), "utf-8")
     return path
 
 
-def test_a_trace_gives_its_first_system_text_and_all_conversations(tmp_path: Path) -> None:
-    corpus = read_trace(write(tmp_path, *(json.dumps(each, ensure_ascii=False) for each in CONVERSATIONS), ""))
-    assert corpus.name == "trace.jsonl"
+def test_a_file_gives_its_first_system_text_and_all_conversations(tmp_path: Path) -> None:
+    corpus = read_texts(write(tmp_path, *(json.dumps(each, ensure_ascii=False) for each in CONVERSATIONS), ""))
+    assert corpus.name == "texts.jsonl"
     assert corpus.system == "Be kind."
     assert corpus.documents == ("user: Hello\n\nassistant: Hi\u2028there\n\n", "user: Bye\n\n")
 
 
 def test_documents_are_read_from_any_of_them_on_for_ever(tmp_path: Path) -> None:
-    corpus = read_trace(write(tmp_path, *map(json.dumps, CONVERSATIONS)))
+    corpus = read_texts(write(tmp_path, *map(json.dumps, CONVERSATIONS)))
     first, second = corpus.documents
     assert list(islice(corpus.read_from(1), 3)) == [second, first, second]
 
@@ -46,8 +46,8 @@ def test_documents_are_read_from_any_of_them_on_for_ever(tmp_path: Path) -> None
 @pytest.mark.parametrize("line", ["{", "[]", '{"id": "c"}', '{"id": "c", "messages": [{"role": "user"}]}'])
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = write(tmp_path, json.dumps(CONVERSATIONS[0]), line)
-    with pytest.raises(LoadgenError, match=r"trace\.jsonl, line 2: not a conversation: \S") as refused:
-        read_trace(path)
+    with pytest.raises(LoadgenError, match=r"texts\.jsonl, line 2: not a conversation: \S") as refused:
+        read_texts(path)
     assert "pydantic" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -57,12 +57,12 @@ def test_a_file_without_conversations_is_an_error(tmp_path: Path, content: bytes
     path = tmp_path / "empty.jsonl"
     path.write_bytes(content)
     with pytest.raises(LoadgenError, match=r"empty\.jsonl"):
-        read_trace(path)
+        read_texts(path)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LoadgenError, match="cannot read"):
-        read_trace(tmp_path / "none.jsonl")
+        read_texts(tmp_path / "none.jsonl")
 
 
 def test_python_brings_enough_real_text() -> None:

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli import main
-from loadgen.tables import LATENCIES
+from loadgen.density.tables import LATENCIES
 from loadgen.whitebox.subject import HISTOGRAMS
 
+EXPERIMENTS = ("all", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck", "whitebox")
 TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")
 
 
 def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    for experiment in ("density", "whitebox"):
+    for experiment in EXPERIMENTS:
         with pytest.raises(SystemExit):
             main([experiment, "--help"])
+    with pytest.raises(SystemExit):
+        main(["peers", "start", "--help"])
     options = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"}
     assert options == set(re.findall(r"--[a-z][a-z-]*", TEXT))
 

@@ -15,7 +15,8 @@ from tokenizers.trainers import WordLevelTrainer
 from loadgen.corpus import Corpus, python_topics
 from loadgen.errors import LoadgenError
 from loadgen.prompts import TokenIds, Tokenize, cut_prompts, fingerprint
-from loadgen.workload import Workload
+from loadgen.trace import AgentPlan, TurnPlan
+from loadgen.workload import Workload, plan_trace
 
 TOPICS = python_topics()
 BOS = 10**6
@@ -40,8 +41,10 @@ async def characters(text: str, special: bool) -> TokenIds:
     return ((BOS,) if special else ()) + tuple(map(ord, text))
 
 
-def cut(workload: Workload, corpus: Corpus = TOPICS, tokenize: Tokenize = words) -> tuple[tuple[TokenIds, ...], ...]:
-    return asyncio.run(cut_prompts(workload, corpus, tokenize, workload.agents))
+def cut(
+    workload: Workload, corpus: Corpus = TOPICS, tokenize: Tokenize = words, repeat: int = 0
+) -> tuple[tuple[TokenIds, ...], ...]:
+    return asyncio.run(cut_prompts(plan_trace(workload), workload, corpus, tokenize, repeat))
 
 
 @pytest.mark.parametrize("tokenize", [words, characters])
@@ -62,6 +65,21 @@ def test_lengths_are_exact(
     assert [[token for turn in agent for token in turn].count(BOS) for agent in prompts] == 3 * [1]
 
 
+def test_every_turn_has_its_own_length() -> None:
+    lengths = [[40, 7, 90], [33], [35, 1, 1, 1]]
+    trace = tuple(AgentPlan(0.0, tuple(TurnPlan(new, 1, None, None, False) for new in agent)) for agent in lengths)
+    prompts = asyncio.run(cut_prompts(trace, Workload(system_tokens=20), TOPICS, words))
+    assert [[len(turn) for turn in agent] for agent in prompts] == lengths
+
+
+def test_repeats_share_the_system_text_and_nothing_after_it() -> None:
+    """A run must not find its own prompts in the cache that the one before has left."""
+    workload = Workload(3, context=80, system_tokens=20, turns=1)
+    prompts = [agent[0] for repeat in range(30) for agent in cut(workload, tokenize=characters, repeat=repeat)]
+    assert len({prompt[:20] for prompt in prompts}) == 1
+    assert len({prompt[20:40] for prompt in prompts}) == len(prompts) == 90
+
+
 def test_agents_share_the_system_text_and_nothing_after_it() -> None:
     """A prefix cache must not find more in common than agents have in use."""
     workload = Workload(100, context=80, system_tokens=20, turns=1)
@@ -73,8 +91,8 @@ def test_agents_share_the_system_text_and_nothing_after_it() -> None:
 def test_the_turns_of_an_agent_are_one_text() -> None:
     (agent,) = cut(Workload(1, context=300, system_tokens=10, turns=4, resume_tokens=50), tokenize=characters)
     text = "".join(map(chr, (token for turn in agent for token in turn[10 if turn is agent[0] else 0 :])))
-    assert text.startswith("Agent 0 of run 0.\n\n")
-    assert any(text.removeprefix("Agent 0 of run 0.\n\n")[:200] in document for document in TOPICS.documents)
+    assert text.startswith("Agent 0.0 of run 0.\n\n")
+    assert any(text.removeprefix("Agent 0.0 of run 0.\n\n")[:200] in document for document in TOPICS.documents)
 
 
 def test_seed_decides_the_text() -> None:

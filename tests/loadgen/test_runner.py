@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -14,7 +16,7 @@ from loadgen.prompts import TokenIds
 from loadgen.records import Run, TurnClock, TurnCost
 from loadgen.runner import Runner
 from loadgen.targets import TargetSpec
-from loadgen.workload import AgentPlan
+from loadgen.trace import AgentPlan, TurnPlan
 
 COMPLETION = 2
 TURN_S = 0.2
@@ -23,12 +25,13 @@ TURN_S = 0.2
 class Server:
     """Takes `TURN_S` for each turn; a new token id can ask it to misbehave. It is its own agent."""
 
-    FAIL, STUTTER, SILENT, HANG, KEEP_OPEN, CLOSE_BADLY, DEAF = range(-7, 0)
+    FAIL, STUTTER, SILENT, HANG, KEEP_OPEN, CLOSE_BADLY, DEAF, SLOW_TO_HEAR = range(-8, 0)
 
     def __init__(self) -> None:
         self.spec = TargetSpec("server", "http://nowhere")
         self.seen: list[TokenIds] = []
-        self.told: list[tuple[str, float, float]] = []
+        self.asked: list[int] = []
+        self.told: list[tuple[str, float | None, float]] = []
         """What agents said between turns, for how long they would be away, and when."""
         self.open = 0
 
@@ -54,6 +57,7 @@ class ScriptedAgent:
 
     async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
         self._server.seen.append(new_ids)
+        self._server.asked.append(completion_tokens)
         (self._last,) = new_ids
         await asyncio.sleep(TURN_S if self._last != Server.HANG else 3600)
         if self._last == Server.FAIL:
@@ -63,10 +67,12 @@ class ScriptedAgent:
         clock.over()
         return TurnCost(1, completion_tokens - (self._last == Server.STUTTER), None, None)
 
-    async def leave(self, think_s: float) -> str | None:
+    async def leave(self, away_s: float | None) -> str | None:
         if self._last == Server.DEAF:
             raise client.Conflict("not now")
-        self._server.told.append(("leave", think_s, time.perf_counter()))
+        if self._last == Server.SLOW_TO_HEAR:
+            await asyncio.sleep(3600)
+        self._server.told.append(("leave", away_s, time.perf_counter()))
         await asyncio.sleep(0.05)
         return "io_wait"
 
@@ -83,20 +89,28 @@ class ScriptedAgent:
         self._server.open -= 1
 
 
-async def run(server: Server, plans: Sequence[AgentPlan], turns: Sequence[Sequence[int]]) -> Run:
+def plan(arrival_s: float, *thinks_s: float) -> AgentPlan:
+    """An agent that is exact about when it comes back."""
+    earlier = (TurnPlan(1, COMPLETION, think_s, think_s, tool=False) for think_s in thinks_s)
+    return AgentPlan(arrival_s, (*earlier, TurnPlan(1, COMPLETION, None, None, tool=False)))
+
+
+async def run(
+    server: Server, trace: Sequence[AgentPlan], turns: Sequence[Sequence[int]], turn_timeout_s: float = math.inf
+) -> Run:
     prompts = [[(token_id,) for token_id in agent] for agent in turns]
-    return await Runner(server, COMPLETION, lambda _run: None).execute(plans, prompts)
+    return await Runner(server, lambda _run: None, turn_timeout_s).execute(tuple(trace), prompts)
 
 
 async def test_agents_arrive_on_time_however_long_the_others_take() -> None:
     arrivals = [0.0, 0.02, 0.04, 0.06]
-    found = await run(Server(), [AgentPlan(at, ()) for at in arrivals], [[agent] for agent in range(4)])
+    found = await run(Server(), [plan(at) for at in arrivals], [[agent] for agent in range(4)])
     assert [record.due_s for record in sorted(found.turns, key=lambda record: record.agent)] == arrivals
     assert all(record.due_s <= record.sent_s < TURN_S for record in found.turns)
 
 
 async def test_an_agent_thinks_from_the_end_of_its_turn() -> None:
-    found = await run(Server(), [AgentPlan(0.0, (0.3, 0.1))], [[1, 2, 3]])
+    found = await run(Server(), [plan(0.0, 0.3, 0.1)], [[1, 2, 3]])
     first, second, third = found.turns
     assert second.due_s == pytest.approx(first.sent_s + first.latency_s + 0.3, abs=0.03)
     assert third.due_s == pytest.approx(second.sent_s + second.latency_s + 0.1, abs=0.03)
@@ -110,8 +124,7 @@ async def test_an_agent_thinks_from_the_end_of_its_turn() -> None:
 )
 async def test_a_failed_turn_ends_its_agent_and_no_other(token_id: int, kind: str) -> None:
     server = Server()
-    plans = [AgentPlan(0.0, (0.0, 0.0)), AgentPlan(0.0, (0.0, 0.0))]
-    found = await run(server, plans, [[1, token_id, 2], [3, 4, 5]])
+    found = await run(server, 2 * [plan(0.0, 0.0, 0.0)], [[1, token_id, 2], [3, 4, 5]])
     assert [(failure.agent, failure.turn, failure.kind) for failure in found.failures] == [(0, 1, kind)]
     assert sorted((record.agent, record.turn) for record in found.turns) == [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert (2,) not in server.seen
@@ -120,7 +133,7 @@ async def test_a_failed_turn_ends_its_agent_and_no_other(token_id: int, kind: st
 
 async def test_a_conversation_that_cannot_be_closed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CLOSE_TIMEOUT_S", 0.05)
-    found = await run(Server(), 2 * [AgentPlan(0.0, ())], [[Server.KEEP_OPEN], [Server.CLOSE_BADLY]])
+    found = await run(Server(), 2 * [plan(0.0)], [[Server.KEEP_OPEN], [Server.CLOSE_BADLY]])
     assert len(found.turns) == 2
     assert {(failure.agent, failure.turn, failure.kind) for failure in found.failures} == {
         (0, None, "Timeout"),
@@ -131,7 +144,7 @@ async def test_a_conversation_that_cannot_be_closed_is_reported(monkeypatch: pyt
 async def test_a_server_is_told_of_each_pause_when_it_begins_and_before_it_ends() -> None:
     server = Server()
     started = time.perf_counter()
-    found = await run(server, [AgentPlan(0.0, (0.4, 0.3))], [[1, 2, 3]])
+    found = await run(server, [plan(0.0, 0.4, 0.3)], [[1, 2, 3]])
     assert [what for what, _, _ in server.told] == ["leave", "come back"] * 2
     assert [for_s for _, for_s, _ in server.told[::2]] == pytest.approx([0.4, 0.3], abs=0.03)
     for record, (_, _, at) in zip(found.turns[1:], server.told[1::2], strict=True):
@@ -141,8 +154,42 @@ async def test_a_server_is_told_of_each_pause_when_it_begins_and_before_it_ends(
     assert [signal.round_trip_s for signal in found.signals] == pytest.approx([0.05, 0.05], abs=0.03)
 
 
+async def test_what_an_agent_announces_need_not_be_when_it_comes_back() -> None:
+    server = Server()
+    turns = [TurnPlan(1, COMPLETION, 0.2, 0.9, False), TurnPlan(1, COMPLETION, 0.2, None, False), plan(0.0).turns[0]]
+    found = await run(server, [AgentPlan(0.0, tuple(turns))], [[1, 2, 3]])
+    (_, announced_s, _), (_, unsaid, _) = server.told[::2]
+    assert announced_s == pytest.approx(0.9, abs=0.03)
+    assert unsaid is None
+    for earlier, later in pairwise(found.turns):
+        assert later.due_s == pytest.approx(earlier.sent_s + earlier.latency_s + 0.2, abs=1e-6)
+
+
+async def test_each_turn_generates_what_its_plan_says() -> None:
+    server = Server()
+    turns = (TurnPlan(1, 7, 0.0, 0.0, tool=True), TurnPlan(1, 3, None, None, tool=False))
+    found = await run(server, [AgentPlan(0.0, turns)], [[1, 2]])
+    assert server.asked == [7, 3]
+    assert [(record.cost.completion_tokens, record.tool) for record in found.turns] == [(7, True), (3, False)]
+
+
+async def test_a_turn_that_takes_too_long_has_failed() -> None:
+    server = Server()
+    found = await run(server, 2 * [plan(0.0, 0.0)], [[1, Server.HANG], [2, 3]], turn_timeout_s=2 * TURN_S)
+    assert [(failure.agent, failure.turn, failure.kind) for failure in found.failures] == [(0, 1, "Timeout")]
+    assert found.failures[0].message == "no answer within 0.4 s"
+    assert len(found.turns) == 3
+    assert server.open == 0
+
+
+async def test_a_signal_that_takes_too_long_has_failed_and_its_agent_goes_on() -> None:
+    found = await run(Server(), [plan(0.0, 0.0)], [[Server.SLOW_TO_HEAR, 1]], turn_timeout_s=2 * TURN_S)
+    assert [(failure.turn, failure.kind) for failure in found.failures] == [(None, "Timeout")]
+    assert len(found.turns) == 2
+
+
 async def test_a_signal_that_fails_is_reported_and_its_agent_goes_on() -> None:
-    found = await run(Server(), [AgentPlan(0.0, (0.0,))], [[Server.DEAF, 1]])
+    found = await run(Server(), [plan(0.0, 0.0)], [[Server.DEAF, 1]])
     assert [(failure.turn, failure.kind) for failure in found.failures] == [(None, "Conflict")]
     assert len(found.turns) == 2
     assert found.signals == []
@@ -151,7 +198,7 @@ async def test_a_signal_that_fails_is_reported_and_its_agent_goes_on() -> None:
 async def test_cancelled_it_gives_what_it_has_and_closes_what_is_open() -> None:
     server = Server()
     turns = [[1, Server.HANG], [2, Server.HANG], [3, Server.HANG], [4, 5]]
-    task = asyncio.create_task(run(server, 4 * [AgentPlan(0.0, (0.0,))], turns))
+    task = asyncio.create_task(run(server, 4 * [plan(0.0, 0.0)], turns))
     await asyncio.sleep(3.5 * TURN_S)
     task.cancel()
     found = await task

@@ -54,54 +54,54 @@ def measured(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(measured: Path) -> dict[str, Any]:
     (found,) = result(measured)["targets"]
-    assert found["failures"] == []
+    assert found["findings"]["failures"] == []
     assert isinstance(found, dict)
     return found
 
 
 def test_every_token_is_the_same_with_a_pause_in_every_pass(target: dict[str, Any]) -> None:
     assert target["layers"] == [1, 2, 3]
-    assert [(trial["layer"], trial["sequence"]) for trial in target["trials"]] == [
+    assert [(trial["layer"], trial["sequence"]) for trial in target["findings"]["trials"]] == [
         (layer, sequence) for layer in (1, 2, 3) for sequence in range(SEQUENCES)
     ]
-    for trial in target["trials"]:
+    for trial in target["findings"]["trials"]:
         assert trial["plain"] == trial["paused"]
         assert (len(trial["plain"]), trial["prefill_pauses"], trial["decode_pauses"]) == (TOKENS, 1, TOKENS - 1)
-    assert len(target["saved"]) == 3 * SEQUENCES * TOKENS
-    assert {saved["positions"] for saved in target["saved"]} == {1, CONTEXT}
+    assert len(target["findings"]["saved"]) == 3 * SEQUENCES * TOKENS
+    assert {saved["positions"] for saved in target["findings"]["saved"]} == {1, CONTEXT}
 
 
 def test_steering_changes_what_is_said(target: dict[str, Any]) -> None:
-    assert len(target["steered"]) == 3 * SEQUENCES
-    assert any(turn["differs_at"] is not None for turn in target["steered"])
+    assert len(target["findings"]["steered"]) == 3 * SEQUENCES
+    assert any(turn["differs_at"] is not None for turn in target["findings"]["steered"])
 
 
 def test_round_trips_and_the_servers_clock(target: dict[str, Any]) -> None:
-    calls = [trip["waited"] for trip in target["round_trips"]]
+    calls = [trip["waited"] for trip in target["findings"]["round_trips"]]
     assert calls.count("resume to the next pause") == 3 * SEQUENCES * (TOKENS - 1)
     assert calls.count("read the activation") == calls.count("write it back") == 3 * SEQUENCES
-    assert all(0 < trip["seconds"] < 5 for trip in target["round_trips"])
-    assert set(target["histograms"]) == set(HISTOGRAMS)
-    saves = target["histograms"]["djinn_checkpoint_save_seconds"][-1]["count"]
-    assert saves == len(target["saved"]) + REPEATS
+    assert all(0 < trip["seconds"] < 5 for trip in target["findings"]["round_trips"])
+    assert set(target["findings"]["histograms"]) == set(HISTOGRAMS)
+    saves = target["findings"]["histograms"]["djinn_checkpoint_save_seconds"][-1]["count"]
+    assert saves == len(target["findings"]["saved"]) + REPEATS
 
 
 def test_others_decode_with_and_without_a_paused_session(target: dict[str, Any]) -> None:
-    assert [(window["repeat"], window["paused"]) for window in target["windows"]] == [
+    assert [(window["repeat"], window["paused"]) for window in target["findings"]["windows"]] == [
         (0, False),
         (0, True),
         (1, True),
         (1, False),
     ]
-    for window in target["windows"]:
+    for window in target["findings"]["windows"]:
         assert window["undisturbed"]
         assert window["tokens_per_s"] > 0
         assert len(window["tokens"]) == 1
-    assert len(target["rates"]) == SEQUENCES
+    assert len(target["findings"]["rates"]) == SEQUENCES
 
 
 def test_memory_is_given_back(target: dict[str, Any], url: str) -> None:
-    before, during, after = (target["memory"][when] for when in ("before", "during", "after"))
+    before, during, after = (target["findings"]["memory"][when] for when in ("before", "during", "after"))
     assert (before["sessions"], during["sessions"], after["sessions"]) == (0, 1, 0)
     assert during["stack"]["checkpoint_bytes"] > 0
     assert during["data"]["device"]["owned_bytes"] > 0
@@ -113,8 +113,8 @@ def test_memory_is_given_back(target: dict[str, Any], url: str) -> None:
 def test_the_page_has_the_plots(measured: Path) -> None:
     (path,) = measured.glob("whitebox-*.html")
     text = path.read_text()
-    assert text.count("<polyline") >= 2
-    assert "token accuracy with a pause in every pass" in text
+    assert text.count("<svg") == 2
+    assert "Token accuracy with a pause in every pass" in text
 
 
 def test_layers_can_be_chosen_and_a_miss_is_no_success(
@@ -136,17 +136,17 @@ def test_a_server_too_full_for_the_others_is_a_failure_of_that_part(tmp_path: Pa
     with serve(max_sessions=2) as url:
         assert whitebox(tmp_path, "--target", f"djinn={url}") == 1
     (found,) = result(tmp_path)["targets"]
-    assert [(failure["part"], failure["kind"]) for failure in found["failures"]] == [
+    assert [(failure["part"], failure["kind"]) for failure in found["findings"]["failures"]] == [
         ("throughput of the others", "RateLimited")
     ]
-    assert len(found["trials"]) == 3 * SEQUENCES
+    assert len(found["findings"]["trials"]) == 3 * SEQUENCES
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--target", "a=http://127.0.0.1:9"], "target a cannot be measured: GET http://127.0.0.1:9/"),
-        (["--target", "a=URL#tiny-llama"], "only Djinn has breakpoints"),
+        (["--target", "a=URL#tiny-llama"], "this experiment is for Djinn servers"),
         (["--target", "a=URL", "--layers", "4"], "layers must be from 0 to 3"),
         (["--target", "a=URL", "--context", "2000"], "has room for 1024"),
         (["--target", "a=URL", "--tokens", "1"], "tokens must be at least 2"),
@@ -181,8 +181,8 @@ def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) ->
             process.kill()
     assert process.returncode == 130
     (found,) = result(tmp_path)["targets"]
-    assert found["interrupted"]
-    assert (len(found["trials"]), found["windows"]) == (1, [])
+    assert found["findings"]["interrupted"]
+    assert (len(found["findings"]["trials"]), found["findings"]["windows"]) == (1, [])
     assert "interrupted" in output
     with client.Djinn(url, timeout=30) as djinn:
         assert list(djinn.sessions.list()) == []

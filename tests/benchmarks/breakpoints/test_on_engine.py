@@ -9,8 +9,8 @@ from app.breakpoints import Until
 from benchmarks.breakpoints.decoding import DecodeBench
 from benchmarks.breakpoints.engine import BenchEngine
 from benchmarks.breakpoints.pauses import measure_decode_pauses, measure_prefill_pauses
-from benchmarks.server_process import ServerFailedError
 from benchmarks.text import TokenSource
+from loadgen.peers.process import ServerFailedError
 
 
 @pytest.fixture

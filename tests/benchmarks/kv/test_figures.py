@@ -14,13 +14,20 @@ from benchmarks.kv.signals import SignalTimes
 from benchmarks.spread import Spread
 from loadgen.histogram import Bucket
 
+
+def resume_round(resident: float, again: float, ready: float, cold: float) -> ResumeRound:
+    """Times to the first token; a cold turn waited 10 ms for its KV."""
+    here = [ResumedTurn(seconds, 0.0) for seconds in (resident, again, ready)]
+    return ResumeRound(*here, ResumedTurn(cold, 0.010))
+
+
 MEASURED = Measured(
     session_bytes=2**20,
     copies=Copies([CopyRound(1e-3, 1e-3, 2e-3, 1e-3, 0.5e-3)] * 3, first_out_s=[1e-2]),
     resumes=[
-        ResumeRound(ResumedTurn(0.100, 0.0), ResumedTurn(0.101, 0.0), ResumedTurn(0.120, 0.010)),
-        ResumeRound(ResumedTurn(0.200, 0.0), ResumedTurn(0.210, 0.0), ResumedTurn(0.230, 0.010)),
-        ResumeRound(ResumedTurn(0.100, 0.0), ResumedTurn(0.102, 0.0), ResumedTurn(0.110, 0.010)),
+        resume_round(resident=0.100, again=0.104, ready=0.101, cold=0.120),
+        resume_round(resident=0.200, again=0.190, ready=0.210, cold=0.230),
+        resume_round(resident=0.100, again=0.102, ready=0.102, cold=0.110),
     ],
     parks=[ParkedTwice(64, 4), ParkedTwice(64, 8)],
     signals=SignalTimes([0.001] * 99 + [0.1], [Bucket(5e-5, 99), Bucket(1e-4, 100), Bucket(1.0, 100)]),
@@ -48,13 +55,14 @@ def test_a_move_as_fast_as_the_plain_copy_meets_its_target() -> None:
     assert row(MEASURED, "Move in, neighbouring blocks, of the plain copy's rate")[-1] == "yes"
 
 
-def test_turns_are_compared_within_their_round() -> None:
-    # 101 / 100, 210 / 200, 102 / 100 ms.
+def test_medians_of_turns_are_compared() -> None:
+    # Of 101, 210 and 102 ms over that of 100, 200 and 100 ms; of 104, 190 and 102 ms over the same.
     assert figure(MEASURED, "`ready` sent ahead / resident").spread.median == pytest.approx(1.02)
+    assert figure(MEASURED, "Resident again / resident: the noise").spread.median == pytest.approx(1.04)
 
 
 def test_a_cold_turn_may_take_as_long_as_the_restore_and_a_resident_one() -> None:
-    # 120 / 110, 230 / 210, 110 / 110 ms.
+    # Medians of 120, 230 and 110 ms, and of 110, 210 and 110 ms.
     cold = figure(MEASURED, "Cold / (resident + restore)")
 
     assert cold.spread.median == pytest.approx(120 / 110)

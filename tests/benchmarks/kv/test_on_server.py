@@ -9,9 +9,9 @@ from benchmarks.kv.parks import measure_parks
 from benchmarks.kv.resume import ResumeBench
 from benchmarks.kv.signals import measure_signals
 from benchmarks.kv.turns import wait_for_tier
-from benchmarks.server_process import ServerFailedError
 from benchmarks.text import TokenSource
 from client import Djinn
+from loadgen.peers.process import ServerFailedError
 from tests.serving import serve
 
 

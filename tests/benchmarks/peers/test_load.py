@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.peers.load import OpenAILoad
 from benchmarks.peers.workload import Workload
-from benchmarks.server_process import ServerFailedError
+from loadgen.peers.process import ServerFailedError
 from tests.serving import serve
 
 WORKLOAD = Workload(

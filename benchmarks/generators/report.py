@@ -1,0 +1,55 @@
+"""The table, and what its words mean."""
+
+from collections.abc import Sequence
+
+from benchmarks.generators.comparison import FIGURES, TOLERANCE, Comparison
+from benchmarks.generators.load import Load
+from benchmarks.spread import Spread
+from benchmarks.tables import TextTable
+
+DEFINITIONS = f"""\
+Both generators send the same requests at the same times to `/v1/completions`: so many tokens of prompt, greedy,
+streamed, `ignore_eos`. Texts are the generators' own, other ones in every run, so that the server's prefix cache helps
+neither. Two loads: `steady`, which the server keeps up with, and `burst`, which is more than it can do at once.
+
+- **TTFT** is the time to the first chunk with text. GuideLLM's clock starts when the first bytes of the request are
+  written, ours when the turn is handed over: building the request and connecting are in ours.
+- **Output** is completion tokens divided by the time from the first request to the end of the last. GuideLLM's window
+  begins when it has sent the first request, ours when that request is due.
+- Medians are of an odd number of requests: of an even number GuideLLM takes the lower neighbour, loadgen the middle.
+- GuideLLM runs one worker process instead of its ten, because they share the server's cores; its requests lack the
+  `continuous_usage_stats` that only vLLM knows; it sends text that the server tokenizes, loadgen sends token ids.
+- GuideLLM can lose its last answer: its scheduler ends on a timeout that falls between the note that all is done and
+  the answer itself. A pair of runs in which one measured another load than was asked for is measured again.
+- The ratio is ours to GuideLLM's, the median over rounds of each round's. They agree within {TOLERANCE:.0%}.
+"""
+
+
+def comparison_table(comparisons: Sequence[Comparison], own: str, rival: str) -> TextTable:
+    """Medians over rounds [lowest, highest]."""
+    rows = [
+        [
+            f"{entry.load}: {FIGURES[entry.figure]}",
+            _figure(entry.own),
+            _figure(entry.rival),
+            _ratio(entry.ratio),
+            "yes" if entry.agrees else "NO",
+        ]
+        for entry in comparisons
+    ]
+    return TextTable(f"{own} beside {rival}", ["", own, rival, "ratio", "agree"], rows)
+
+
+def describe_load(load: Load) -> str:
+    """Such as `steady: 41 requests, 1.5 per second, 192 prompt and 32 completion tokens each`."""
+    arrivals = "all at once" if load.rate == float("inf") else f"{load.rate:g} per second"
+    lengths = f"{load.prompt_tokens} prompt and {load.completion_tokens} completion tokens each"
+    return f"{load.name}: {load.requests} requests, {arrivals}, {lengths}"
+
+
+def _figure(spread: Spread) -> str:
+    return f"{spread.median:.3g} [{spread.low:.3g}, {spread.high:.3g}]"
+
+
+def _ratio(spread: Spread) -> str:
+    return f"{spread.median:.2f}× [{spread.low:.2f}, {spread.high:.2f}]"

@@ -1,0 +1,102 @@
+"""One run of the trace on one target that is up."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+
+from client import DjinnError
+from loadgen.corpus import Corpus
+from loadgen.measurement import Measurement
+from loadgen.prompts import TokenIds, cut_prompts
+from loadgen.records import Failure, Run, TurnClock
+from loadgen.runner import CLOSE_TIMEOUT_S, Runner, within
+from loadgen.sampling import sampling
+from loadgen.targets import Target, TargetSpec, connect
+from loadgen.trace import AgentPlan, Trace, final_tokens
+from loadgen.workload import Replay, Workload
+
+Prompts = Sequence[Sequence[TokenIds]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every target gets, and how it is measured."""
+
+    load: Workload | Replay
+    trace: Trace
+    corpus: Corpus
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of one target, with what its agents said; `spec` is None of a target that did not come up."""
+
+    spec: TargetSpec | None
+    prompts: Prompts
+    run: Run
+
+
+@asynccontextmanager
+async def connected(spec: TargetSpec, plan: Plan) -> AsyncIterator[Target]:
+    """A target that has room for the longest history. Raises `LoadgenError` and `client.DjinnError`."""
+    target = connect(replace(spec, timeout_s=plan.measurement.turn_timeout_s), plan.load.signals)
+    try:
+        await target.prepare(final_tokens(plan.trace))
+        yield target
+    finally:
+        await target.close()
+
+
+async def measure(spec: TargetSpec, plan: Plan, repeat: int, on_change: Callable[[Run], None]) -> Attempt:
+    """Run the trace once. Raises `LoadgenError` and `client.DjinnError` if it cannot even begin.
+
+    `on_change` is called with the run as it goes on.
+    """
+    async with connected(spec, plan) as target:
+        trace = (*plan.trace, _spare(plan.trace))
+        *prompts, spare = await cut_prompts(trace, plan.load, plan.corpus, target.tokenize, repeat)
+        failures = await _warm_up(target, trace[-1], spare[0], plan.measurement.turn_timeout_s)
+        async with sampling(spec) as sampler:
+
+            def changed(run: Run) -> None:
+                run.samples = sampler.samples
+                on_change(run)
+
+            with few_collections():
+                run = await Runner(target, changed, plan.measurement.turn_timeout_s).execute(plan.trace, prompts)
+        run.samples, run.totals = sampler.samples, sampler.totals
+        run.failures[:0] = failures
+    return Attempt(spec, prompts, run)
+
+
+def _spare(trace: Trace) -> AgentPlan:
+    """An agent too many that does the first turn of the first agent."""
+    return AgentPlan(0.0, (replace(trace[0].turns[0], think_s=None, announced_s=None),))
+
+
+async def _warm_up(target: Target, plan: AgentPlan, prompt: TokenIds, timeout_s: float) -> list[Failure]:
+    """Run one turn before the clock starts: what is slow only once stays out of the measurement. Its failures."""
+    agent = target.new_agent()
+    try:
+        try:
+            await within(timeout_s, agent.run_turn(prompt, plan.turns[0].completion_tokens, TurnClock()))
+        finally:
+            await within(CLOSE_TIMEOUT_S, agent.close())
+    except DjinnError as error:
+        return [Failure(None, None, 0.0, type(error).__name__, error.message)]
+    return []
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Keep the garbage collector off everything that is there already: to go through it holds up every event."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

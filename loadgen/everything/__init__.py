@@ -1,0 +1,1 @@
+"""Every experiment in one go, and the page that leads to their reports."""

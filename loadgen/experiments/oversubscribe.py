@@ -1,0 +1,104 @@
+"""What happens when sessions need more KV than the device holds.
+
+Sessions grow turn by turn until their KV is several times what fits. All the while the server's memory is looked at;
+afterwards some sessions are answered again, alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from rich.console import Console
+
+from client import DjinnError
+from loadgen.corpus import Corpus
+from loadgen.errors import LoadgenError
+from loadgen.noting import noting
+from loadgen.oversubscribe.checking import check_sessions
+from loadgen.oversubscribe.findings import Findings
+from loadgen.oversubscribe.growing import Crowd, Histories
+from loadgen.oversubscribe.plan import OversubscribePlan
+from loadgen.oversubscribe.report import OversubscribeReport, TargetReport
+from loadgen.oversubscribe.sampling import read_budget, sampled
+from loadgen.oversubscribe.summary import summarize
+from loadgen.oversubscribe.verdicts import judge
+from loadgen.progress import show_parts
+from loadgen.prompts import cut_prompts, fingerprint
+from loadgen.reporting.inputs import Server, Texts
+from loadgen.targets import TargetSpec
+from loadgen.whitebox.subject import Subject
+from loadgen.workload import Load
+
+GROWING, CHECKING = "turns", "sessions once more"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A server that has answered, and what its sessions will be sent."""
+
+    subject: Subject
+    histories: Histories
+
+
+async def run_oversubscribe(
+    specs: Sequence[TargetSpec], plan: OversubscribePlan, corpus: Corpus, console: Console
+) -> OversubscribeReport:
+    """Run the experiment on every target. Raises `LoadgenError`, before the first run, if one cannot serve it.
+
+    Cancelled during a run, it returns what was seen until then.
+    """
+    reports: list[TargetReport] = []
+    async with AsyncExitStack() as stack:
+        subjects = [Subject(spec) for spec in specs]
+        for subject in subjects:
+            stack.push_async_callback(subject.close)
+        for prepared in [await _prepare(subject, plan, corpus) for subject in subjects]:
+            reports.append(await _measure(prepared, plan, console))
+            if reports[-1].findings.interrupted:
+                break
+    return OversubscribeReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=tuple(reports))
+
+
+async def _prepare(subject: Subject, plan: OversubscribePlan, corpus: Corpus) -> Prepared:
+    try:
+        await subject.prepare(plan.context)
+        load = Load(system_tokens=0, seed=plan.seed)
+        histories = await cut_prompts(plan.trace, load, corpus, subject.tokenize)
+    except DjinnError as error:
+        raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
+    return Prepared(subject, histories)
+
+
+async def _measure(prepared: Prepared, plan: OversubscribePlan, console: Console) -> TargetReport:
+    findings, spec = Findings(), prepared.subject.spec
+    steps = {GROWING: plan.sessions * plan.turns} | (
+        {CHECKING: len(plan.checked_sessions)} if plan.checked_sessions else {}
+    )
+    with show_parts(console, spec.name, steps) as advance:
+        try:
+            with noting("the run", findings.failures):
+                await _grow(prepared, plan, findings, partial(advance, GROWING))
+            with noting(CHECKING, findings.failures):
+                await check_sessions(prepared.subject, plan, prepared.histories, findings, partial(advance, CHECKING))
+        except asyncio.CancelledError:
+            findings.interrupted = True
+    summary = summarize(findings, plan)
+    verdicts = judge(summary, findings)
+    return TargetReport(Server.of(spec), fingerprint(prepared.histories), findings, summary, verdicts)
+
+
+async def _grow(prepared: Prepared, plan: OversubscribePlan, findings: Findings, step: Callable[[], None]) -> None:
+    """All turns of all sessions, and the server's memory meanwhile."""
+    subject = prepared.subject
+    budget = findings.budget = read_budget(await subject.memory())
+    crowd = Crowd(subject, plan, prepared.histories, findings)
+    try:
+        async with sampled(subject, crowd, budget, findings):
+            await crowd.grow(step)
+    finally:
+        with noting("closing the sessions", findings.failures):
+            await crowd.close()

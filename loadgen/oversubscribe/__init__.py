@@ -1,0 +1,1 @@
+"""Parts of the oversubscription experiment: sessions that together grow past the device."""

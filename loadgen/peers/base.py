@@ -1,0 +1,73 @@
+"""What every kind of server has in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from loadgen.peers.launch import Launch
+
+SERVED_NAME = "model"
+"""What every peer calls the model, whatever folder it comes from."""
+
+Say = Callable[[str], None]
+"""Told what is being done, a line at a time."""
+
+
+def available_cores() -> tuple[int, ...]:
+    """The cores that this process, and so every server that it starts, may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What all servers of a comparison are given alike.
+
+    `model` is a Transformers folder (or what else Djinn takes as a model). `kv_tokens` is the room for KV on the
+    device, in tokens; None leaves it to the server. `context_tokens` is the longest that any conversation becomes, for
+    servers that must be told how many of them can run at once; None: unknown. `state` is an empty folder in which Djinn
+    keeps KV files; None: it has no disk tier.
+    """
+
+    model: Path
+    dtype: str = "bfloat16"
+    kv_tokens: int | None = None
+    context_tokens: int | None = None
+    state: Path | None = None
+    cores: tuple[int, ...] = field(default_factory=available_cores)
+
+
+class Peer(Protocol):
+    """One kind of server."""
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line and in reports."""
+        ...
+
+    @property
+    def served_model(self) -> str | None:
+        """What to ask for in OpenAI's protocol; None of a server that is spoken to as Djinn."""
+        ...
+
+    def is_installed(self) -> bool:
+        """Whether it could be started."""
+        ...
+
+    def install(self, say: Say) -> None:
+        """Make it ready to start, unless it is: pinned versions, in an environment of its own.
+
+        Raises `LoadgenError`.
+        """
+        ...
+
+    def launch(self, settings: ServerSettings, port: int) -> Launch:
+        """How to start it on the loopback address. Raises `LoadgenError` if it cannot run with these settings."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Versions by package of what decides about its speed; it must be installed."""
+        ...

@@ -1,0 +1,75 @@
+"""llama.cpp's server: continuous batching, flash attention, and every cache for prompts that it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
+from loadgen.peers.environment import peers_folder
+from loadgen.peers.gguf import gguf_file
+from loadgen.peers.launch import Launch, flatten
+from loadgen.peers.llamacpp_source import PACKAGE, VERSION, LlamaCppSource
+
+HOST_CACHE_MIB = 8192
+"""Host memory for prompts that are not in a slot: llama.cpp's default, more than eighty agents need."""
+VARIABLES = {"OMP_WAIT_POLICY": "passive"}
+"""Threads that spin at each of its many barriers lose to anything else on their cores, the load generator included."""
+SLOTS = 8
+"""Of a server that is not told how long conversations become."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppPeer:
+    """llama.cpp's server, whose slots share one KV buffer."""
+
+    name: str = "llamacpp"
+    served_model: str = SERVED_NAME
+
+    def is_installed(self) -> bool:
+        """See `Peer`."""
+        return _source().server.exists()
+
+    def install(self, say: Say) -> None:
+        """See `Peer`."""
+        if self.is_installed():
+            return
+        say("fetching llama.cpp's source")
+        _source().fetch()
+        say("building llama.cpp's server: some ten minutes on two cores")
+        _source().build()
+
+    def launch(self, settings: ServerSettings, port: int) -> Launch:
+        """See `Peer`. Converts the model the first time."""
+        threads = str(len(settings.cores))
+        kv_type = "f32" if settings.dtype == "float32" else "f16"
+        flags = {
+            "--model": str(gguf_file(_source(), Path(settings.model), settings.dtype)),
+            "--alias": SERVED_NAME,
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--threads": threads,
+            "--parallel": str(_slots(settings)),
+            "--cache-type-k": kv_type,
+            "--cache-type-v": kv_type,
+            "--flash-attn": "on",
+            "--cache-ram": str(HOST_CACHE_MIB),
+        }
+        if settings.kv_tokens is not None:
+            flags["--ctx-size"] = str(settings.kv_tokens)
+        return Launch([str(_source().server), *flatten(flags), "--kv-unified", "--metrics"], VARIABLES)
+
+    def versions(self) -> dict[str, str]:
+        """See `Peer`."""
+        return {PACKAGE: VERSION}
+
+
+def _slots(settings: ServerSettings) -> int:
+    """As many as never need more KV than there is: llama.cpp fails every running request when it runs out."""
+    if settings.kv_tokens is None or settings.context_tokens is None:
+        return SLOTS
+    return max(1, settings.kv_tokens // settings.context_tokens)
+
+
+def _source() -> LlamaCppSource:
+    return LlamaCppSource(peers_folder() / "llamacpp" / VERSION)

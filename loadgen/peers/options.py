@@ -1,0 +1,53 @@
+"""What command lines say about servers that the load generator starts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from loadgen.errors import LoadgenError
+from loadgen.peers.base import ServerSettings
+from loadgen.peers.gguf import OUT_TYPES
+
+DEFAULT_MODEL = Path("~/.cache/djinn/models/smollm2-135m-instruct")
+DEFAULT_DTYPE = "bfloat16"
+DEFAULT_KV = "20x1024"
+
+
+def add_server_options(parser: argparse._ActionsContainer, *, kv: str | None = DEFAULT_KV) -> None:
+    """The options that `read_settings` reads. `kv` is the default of --kv; with None the experiment sets it later."""
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help=f"a Transformers folder (default: {DEFAULT_MODEL})",
+    )
+    parser.add_argument(
+        "--dtype", choices=list(OUT_TYPES), default=DEFAULT_DTYPE, help=f"of weights and KV (default: {DEFAULT_DTYPE})"
+    )
+    parser.add_argument(
+        "--kv",
+        type=_kv_tokens,
+        default=kv,
+        metavar="SESSIONSxTOKENS",
+        help=f"room for KV on the device (default: {'what the experiment needs' if kv is None else kv})",
+    )
+
+
+def read_settings(options: argparse.Namespace, context_tokens: int | None = None) -> ServerSettings:
+    """What the servers are given; `context_tokens` is the longest that a conversation becomes.
+
+    Raises `LoadgenError` if there is no model.
+    """
+    model = (options.model or DEFAULT_MODEL).expanduser().absolute()
+    if not (model / "config.json").is_file():
+        raise LoadgenError(f"no model in {model}: `djinn models pull smollm2-135m-instruct`, or another --model")
+    return ServerSettings(model, options.dtype, options.kv, context_tokens)
+
+
+def _kv_tokens(text: str) -> int:
+    """`20x1024` is 20,480."""
+    if (found := re.fullmatch("([1-9][0-9]*)x([1-9][0-9]*)", text)) is None:
+        raise argparse.ArgumentTypeError(f"must be SESSIONSxTOKENS, such as {DEFAULT_KV}, not {text!r}")
+    return int(found[1]) * int(found[2])

@@ -1,0 +1,1 @@
+"""Parts of the resume-latency experiment: one paused session, and three ways to be back where it was."""

@@ -1,0 +1,138 @@
+"""The hand-written offload as a process beside the load generator, which never imports PyTorch itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from client import MemoryMap
+from client.models import Model
+from loadgen.prompts import TokenIds
+from loadgen.resume.errors import OffloadFailed
+from loadgen.resume.findings import Sample, Way
+from loadgen.resume.plan import Cell
+
+PROGRAM = Path(__file__).with_name("pinned_offload.py")
+LINE_LIMIT = 1 << 20
+SPIN_COUNT = "4000"
+"""How long the script's OpenMP threads spin for more work, as `djinn serve` sets it for its own: by default they spin for
+milliseconds, and with another process on the same cores a copy takes a time slice of the scheduler."""
+
+LOG_CHARACTERS = 500
+BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the script must know of the model. `elements`: of K and V together, for each layer and token. `model`: the
+    folder that Transformers loads it from, None if it is not to be run.
+    """
+
+    layers: int
+    elements: int
+    hidden_size: int
+    dtype: str
+    model: str | None
+
+    @classmethod
+    def of(cls, memory: MemoryMap, served: Model, dtype: str, folder: Path | None) -> Shape:
+        """The shape that the server tells: its KV takes the same bytes.
+
+        Raises `OffloadFailed` if the model in `folder` has another shape, or cannot be read.
+        """
+        token_bytes = memory.data.block_bytes // memory.data.block_tokens
+        elements = token_bytes // served.layers // BYTES_PER_ELEMENT[dtype]
+        if folder is not None and _read_shape(folder) != (served.layers, elements, served.hidden_size):
+            raise OffloadFailed(f"the model in {folder.name} is not of the shape of the server's: give another --model")
+        return cls(served.layers, elements, served.hidden_size, dtype, None if folder is None else str(folder))
+
+
+def _read_shape(folder: Path) -> tuple[int, int, int]:
+    """Layers, elements of K and V in each for a token, and hidden size, by the folder's `config.json`."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+        kv_heads, size = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden_size // heads
+        return config["num_hidden_layers"], 2 * kv_heads * size, hidden_size
+    except (OSError, ValueError, KeyError) as error:
+        raise OffloadFailed(f"the shape of the model in {folder.name} cannot be read: {error!r}") from error
+
+
+class HandWrittenOffload:
+    """The running script. Everything raises `OffloadFailed` if it has ended."""
+
+    def __init__(self, process: Process, log: IO[bytes]) -> None:
+        self._process = process
+        self._log = log
+
+    async def describe(self, shape: Shape) -> str:
+        """Tell it of the model; what it runs on."""
+        answer = await self._ask(asdict(shape))
+        return f"{answer['device']}, {answer['threads']} threads"
+
+    async def prepare(self, history: TokenIds, first: int, layers: Sequence[int]) -> None:
+        """Have it hold the session of that history whose last pass begins at position `first`."""
+        await self._ask({"token_ids": history, "first": first, "after": list(layers)})
+
+    async def restore(self, cell: Cell, repeat: int) -> Sample:
+        """Bring back what was there after the cell's layer, of the session prepared last."""
+        found = await self._ask({"layer": cell.layer})
+        return Sample(
+            Way.OFFLOAD,
+            cell.length,
+            cell.layer,
+            repeat,
+            standing_s=found["standing_s"],
+            token_s=found["token_s"],
+            token_id=found["token_id"],
+            bytes=found["bytes"],
+        )
+
+    async def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        source, sink = self._process.stdout, self._process.stdin
+        assert source is not None
+        assert sink is not None
+        with suppress(ConnectionError):
+            sink.write(json.dumps(what).encode() + b"\n")
+            await sink.drain()
+        line = await source.readline()
+        if not line:
+            await self._process.wait()
+            raise OffloadFailed(f"it ended with status {self._process.returncode}: {self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-LOG_CHARACTERS:].strip()
+
+
+@asynccontextmanager
+async def hand_written_offload() -> AsyncIterator[HandWrittenOffload]:
+    """The script, until the block ends. In a session of its own: Ctrl-C is for the load generator, which ends it."""
+    with TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(PROGRAM),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=log,
+            limit=LINE_LIMIT,
+            env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
+            start_new_session=True,
+        )
+        try:
+            yield HandWrittenOffload(process, log)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

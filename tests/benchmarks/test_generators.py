@@ -1,0 +1,197 @@
+"""The comparison of two load generators: the load, its checks, the rounds, the verdict."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from benchmarks.generators.comparison import Round, compare
+from benchmarks.generators.generator import Endpoint, Generator, run_generator
+from benchmarks.generators.guidellm import read_report
+from benchmarks.generators.load import Load
+from benchmarks.generators.measured import Measured, OtherLoadError, check_load
+from benchmarks.generators.record import Run, write_run
+from benchmarks.generators.report import comparison_table
+from benchmarks.generators.rounds import MAX_TRIES, RoundRunner
+from benchmarks.machine import describe_machine
+from loadgen.peers.launch import Launch
+from loadgen.peers.process import ServerFailedError
+
+LOAD = Load("steady", requests=5, rate=2.0, prompt_tokens=100, completion_tokens=10)
+RIGHT = Measured(
+    requests=5,
+    prompt_tokens=500,
+    completion_tokens=50,
+    cached_tokens=0,
+    ttft_p50_s=0.1,
+    ttft_mean_s=0.2,
+    tokens_per_s=20,
+    latest_s=0.01,
+)
+ENDPOINT = Endpoint("http://127.0.0.1:1", "model", Path("model"))
+
+
+class Scripted:
+    """A generator that gives the answers that it was told, and notes the seeds that it was given."""
+
+    def __init__(self, name: str, answers: Sequence[Measured], order: list[tuple[str, int]]) -> None:
+        self.name = name
+        self._answers = iter(answers)
+        self._order = order
+
+    def run(self, endpoint: Endpoint, load: Load, seed: int) -> Measured:
+        self._order.append((self.name, seed))
+        return next(self._answers)
+
+
+def runner(own: Generator, rival: Generator, discarded: list[str]) -> RoundRunner:
+    return RoundRunner(ENDPOINT, (own, rival), os.getsid(0), [0], discarded.append)
+
+
+def a_round(number: int, own_ttft_s: float, rival_ttft_s: float, load: str = "steady") -> Round:
+    own, rival = replace(RIGHT, ttft_p50_s=own_ttft_s), replace(RIGHT, ttft_p50_s=rival_ttft_s)
+    return Round(number, load, seed=number, first="a", own=own, rival=rival, other_cpu_share=0.0)
+
+
+def test_a_load_begins_at_once_and_arrives_at_its_rate() -> None:
+    trace = replace(LOAD, requests=4001).trace(seed=3)
+    times = [agent.arrival_s for agent in trace]
+    assert times[0] == 0.0
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(4000 / LOAD.rate, rel=0.05)
+    assert {(turn.new_tokens, turn.completion_tokens) for agent in trace for turn in agent.turns} == {(100, 10)}
+
+
+def test_a_load_is_that_of_its_seed() -> None:
+    assert LOAD.trace(seed=3) == LOAD.trace(seed=3) != LOAD.trace(seed=4)
+
+
+def test_a_burst_arrives_all_at_once() -> None:
+    assert [agent.arrival_s for agent in replace(LOAD, rate=inf).trace(seed=1)] == [0.0] * 5
+
+
+def test_text_may_miss_its_length_by_a_token_or_two() -> None:
+    check_load("rival", LOAD, replace(RIGHT, prompt_tokens=503, cached_tokens=16))
+
+
+@pytest.mark.parametrize(
+    ("measured", "fault"),
+    [
+        (replace(RIGHT, requests=4, prompt_tokens=400, completion_tokens=40), "4 of 5 requests completed"),
+        (replace(RIGHT, completion_tokens=49), "49 completion tokens in 5 requests"),
+        (replace(RIGHT, prompt_tokens=520), "520 prompt tokens instead of 500"),
+        (replace(RIGHT, cached_tokens=64), "64 prompt tokens came from the prefix cache"),
+    ],
+)
+def test_another_load_is_not_compared(measured: Measured, fault: str) -> None:
+    with pytest.raises(OtherLoadError, match=f"rival, steady: {fault}"):
+        check_load("rival", LOAD, measured)
+
+
+def test_generators_agree_within_a_tenth_of_the_median_ratio() -> None:
+    [median, mean, rate] = compare([a_round(0, 1.09, 1.0), a_round(1, 5.0, 1.0), a_round(2, 1.0, 1.0)])
+    assert median.ratio.median == pytest.approx(1.09)
+    assert (median.ratio.low, median.ratio.high) == (1.0, 5.0)
+    assert all(comparison.agrees for comparison in (median, mean, rate))
+
+
+@pytest.mark.parametrize("own_ttft_s", [1.11, 0.89])
+def test_generators_that_are_further_apart_do_not_agree(own_ttft_s: float) -> None:
+    [median, *others] = compare([a_round(0, own_ttft_s, 1.0)])
+    assert not median.agrees
+    assert all(other.agrees for other in others)
+
+
+def test_a_round_is_compared_with_itself() -> None:
+    """The machine was half as fast in the second round: for both."""
+    [median, *_] = compare([a_round(0, 1.0, 1.0), a_round(1, 2.0, 2.0)])
+    assert (median.ratio.low, median.ratio.high) == (1.0, 1.0)
+
+
+def test_loads_are_compared_apart() -> None:
+    found = compare([a_round(0, 1.0, 1.0, "steady"), a_round(0, 9.0, 9.0, "burst")])
+    assert [(entry.load, entry.own.median) for entry in found if entry.figure == "ttft_p50_s"] == [
+        ("steady", 1.0),
+        ("burst", 9.0),
+    ]
+
+
+def test_generators_take_turns_at_going_first_and_no_seed_comes_twice() -> None:
+    order: list[tuple[str, int]] = []
+    measuring = runner(Scripted("a", [RIGHT] * 2, order), Scripted("b", [RIGHT] * 2, order), [])
+    rounds = [measuring.run(number, LOAD) for number in range(2)]
+    assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
+    assert [entry.first for entry in rounds] == ["a", "b"]
+
+
+def test_another_load_is_measured_again_with_other_texts() -> None:
+    order: list[tuple[str, int]] = []
+    discarded: list[str] = []
+    lost = replace(RIGHT, requests=4, prompt_tokens=400, completion_tokens=40)
+    measuring = runner(Scripted("a", [RIGHT] * 2, order), Scripted("b", [lost, RIGHT], order), discarded)
+    assert measuring.run(0, LOAD).seed == 1
+    assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert discarded == ["b, steady: 4 of 5 requests completed"]
+
+
+def test_nothing_is_measured_for_ever() -> None:
+    wrong = replace(RIGHT, completion_tokens=1)
+    discarded: list[str] = []
+    measuring = runner(Scripted("a", [wrong] * 9, []), Scripted("b", [RIGHT] * 9, []), discarded)
+    with pytest.raises(ServerFailedError, match="no comparable pair"):
+        measuring.run(0, LOAD)
+    assert len(discarded) == MAX_TRIES
+
+
+def test_a_generator_that_fails_is_quoted(tmp_path: Path) -> None:
+    code = "import sys; print('connection refused'); sys.exit(3)"
+    with pytest.raises(ServerFailedError, match=r"(?s)status 3.*connection refused"):
+        run_generator([sys.executable, "-c", code], {}, tmp_path)
+
+
+def test_guidellm_reports_milliseconds() -> None:
+    def figure(**values: float) -> dict[str, dict[str, float]]:
+        return {"successful": {"mean": 0.0, "median": 0.0, "total_sum": 0.0, **values}}
+
+    metrics = {
+        "request_totals": {"successful": 2, "errored": 0},
+        "time_to_first_token_ms": figure(mean=150.0, median=100.0),
+        "output_tokens_per_second": figure(mean=31.5),
+        "prompt_token_count": figure(total_sum=128.0),
+        "output_token_count": figure(total_sum=32.0),
+        "root_dispatch_delay": {"max": 0.4},
+    }
+    requests = {"successful": [{"cached_tokens": 16}, {"cached_tokens": None}]}
+    text = orjson.dumps({"benchmarks": [{"metrics": metrics, "requests": requests}]})
+    assert read_report(text) == Measured(
+        2, 128, 32, 16, ttft_p50_s=0.1, ttft_mean_s=0.15, tokens_per_s=31.5, latest_s=0.4
+    )
+
+
+def test_an_unknown_report_is_refused() -> None:
+    with pytest.raises(ValidationError, match="request_totals"):
+        read_report(orjson.dumps({"benchmarks": [{"metrics": {}, "requests": {"successful": []}}]}))
+
+
+def test_the_record_says_who_does_not_agree(tmp_path: Path) -> None:
+    rounds = [a_round(0, 1.2, 1.0)]
+    found = compare(rounds)
+    machine = describe_machine([0])
+    burst = replace(LOAD, name="burst", rate=inf)
+    reason = "b, steady: 4 of 5 requests completed"
+    run = Run("2026-01-31T09:30:00Z", "m", machine, {}, Launch(["djinn"]), (LOAD, burst), rounds, found, [reason])
+    path = write_run(tmp_path, run, comparison_table(found, "ours", "theirs"))
+    text = path.read_text()
+    assert "| steady: TTFT, median (s) | 1.2 [1.2, 1.2] | 1 [1, 1] | 1.20× [1.20, 1.20] | NO |" in text
+    assert "| steady: Output (tokens/s) | 20 [20, 20] | 20 [20, 20] | 1.00× [1.00, 1.00] | yes |" in text
+    assert f"Measured again: {reason}." in text
+    assert "at most 0.010 s late by loadgen, 0.010 s by GuideLLM" in text
+    assert "burst: 5 requests, all at once" in text
+    kept = orjson.loads(path.with_suffix(".json").read_bytes())
+    assert kept["rounds"][0]["own"]["ttft_p50_s"] == 1.2

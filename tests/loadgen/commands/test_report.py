@@ -1,0 +1,59 @@
+"""`loadgen report` shows results again, alone and beside each other, and refuses what is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from loadgen.cli import main
+from loadgen.reporting.files import write_result
+from tests.loadgen.density.building import report
+
+
+def result(path: Path, ttfts_s: Mapping[str, float]) -> str:
+    return str(write_result(report(ttfts_s, repeats=1), path))
+
+
+def test_one_result_has_its_page_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = result(tmp_path / "a.json", {"djinn": 0.1, "vllm": 2.0})
+    assert main(["report", file, "--output", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    assert "Side by side" in shown.out
+    assert shown.err == ""
+    (page,) = (tmp_path / "out").glob("report-*.html")
+    assert "agents that generate" in page.read_text("utf-8")
+    assert str(page) in shown.out
+    assert len(list((tmp_path / "out").glob("report-*.png"))) == 6
+
+
+def test_two_results_are_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [result(tmp_path / f"{name}.json", {"djinn": ttft}) for name, ttft in (("old", 0.2), ("new", 0.1))]
+    assert main(["report", *files, "--output", str(tmp_path)]) == 0
+    (page,) = tmp_path.glob("report-*.html")
+    text = page.read_text("utf-8")
+    assert "runs compared" in text
+    assert "(0.5×)" in text
+    shown = capsys.readouterr().out
+    assert "(1) old.json" in shown
+    assert "djinn (2)" in shown
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["nowhere.json"], "cannot read nowhere.json"),
+        (["other.json"], "other.json is not a result of density, but of kv"),
+        (["a.json", "other.json"], "other.json is not a result of density"),
+    ],
+)
+def test_what_is_no_result_is_refused(
+    files: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.json").write_text('{"experiment": "kv"}')
+    result(Path("a.json"), {"djinn": 0.1})
+    assert main(["report", *files, "--output", "out"]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/*"))

@@ -1,0 +1,155 @@
+"""The baseline server, as a process of its own with a tiny model, against Transformers itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from app.model_store.byte_tokenizer import byte_tokenizer
+from loadgen.peers.base import ServerSettings
+from loadgen.peers.baselines import TransformersPeer
+from loadgen.peers.serving import Served, serving
+from loadgen.targets.dialects import OpenAIDialect, find_dialect
+
+CONTEXT = 128
+VOCABULARY = 300
+PROMPTS = ([1, 2, 3], [10, 11, 12, 13, 14, 15, 16], [20, 21])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose every row of logits has a clear best token, so that batching cannot turn one into another."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.5,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer(VOCABULARY).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        with serving(TransformersPeer(), ServerSettings(model, "float32")) as served:
+            yield served
+
+
+@pytest.fixture
+def sdk(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="-", max_retries=0) as sdk:
+        yield sdk
+
+
+def expected(model: Path, prompt: list[int], tokens: int) -> list[int]:
+    """What Transformers generates by itself, one prompt at a time."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded.generation_config.eos_token_id = None
+    with torch.inference_mode():
+        answer = loaded.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    found: list[int] = answer[0, len(prompt) :].tolist()
+    return found
+
+
+async def complete(http: httpx.AsyncClient, prompt: list[int], tokens: int) -> list[int]:
+    body = {"model": "model", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
+    answer = await http.post("/v1/completions", json=body)
+    answer.raise_for_status()
+    ids: list[int] = answer.json()["choices"][0]["token_ids"]
+    return ids
+
+
+async def test_prompts_of_unequal_length_in_one_batch_get_what_they_get_alone(served: Served, model: Path) -> None:
+    lengths = (5, 9, 7)
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        asked = (complete(http, prompt, tokens) for prompt, tokens in zip(PROMPTS, lengths, strict=True))
+        answers = await asyncio.gather(*asked)
+    assert answers == [expected(model, prompt, tokens) for prompt, tokens in zip(PROMPTS, lengths, strict=True)]
+
+
+def test_the_stream_says_what_the_whole_answer_says(sdk: openai.OpenAI) -> None:
+    extra = {"ignore_eos": True}
+    whole = sdk.completions.create(model="model", prompt=PROMPTS[0], max_tokens=12, temperature=0, extra_body=extra)
+    chunks = list(
+        sdk.completions.create(
+            model="model",
+            prompt=PROMPTS[0],
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=extra,
+        )
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (3, 12)
+    assert whole.usage.prompt_tokens_details is not None
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_the_tokenizer_is_that_of_the_model(served: Served) -> None:
+    answer = httpx.post(f"{served.url}/tokenize", json={"prompt": "Hé", "add_special_tokens": True})
+    assert answer.json() == {"tokens": [256, *"Hé".encode()]}
+
+
+def test_the_load_generator_understands_it(served: Served) -> None:
+    async def ask() -> object:
+        transport = served.spec.transport()
+        try:
+            return await find_dialect(served.spec, "model", transport)
+        finally:
+            await transport.close()
+
+    assert asyncio.run(ask()) == OpenAIDialect("model", {"return_token_ids": True})
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "words"),
+    [
+        ({"model": "gpt-9"}, 404, "no model gpt-9, only model"),
+        ({"max_tokens": CONTEXT}, 400, f"3 and {CONTEXT} tokens do not fit in {CONTEXT}"),
+        ({"prompt": [VOCABULARY]}, 400, f"{VOCABULARY} is not a token"),
+        ({"prompt": []}, 422, "prompt"),
+        ({"temperature": 0.7}, 422, "temperature"),
+        ({"logprobs": 3}, 422, "logprobs"),
+    ],
+)
+def test_what_it_cannot_do_it_refuses(served: Served, changed: dict[str, Any], status: int, words: str) -> None:
+    body = {"model": "model", "prompt": PROMPTS[0], "max_tokens": 2, **changed}
+    answer = httpx.post(f"{served.url}/v1/completions", json=body)
+    assert answer.status_code == status
+    assert words in answer.text
+
+
+async def test_more_requests_than_a_batch_holds_wait_and_are_answered(served: Served, model: Path) -> None:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        answers = await asyncio.gather(*(complete(http, PROMPTS[0], 4) for _ in range(20)))
+    assert answers == [expected(model, PROMPTS[0], 4)] * 20
+
+
+async def test_readers_that_leave_are_no_burden(served: Served, model: Path) -> None:
+    body = {"model": "model", "prompt": PROMPTS[0], "max_tokens": 100, "ignore_eos": True, "stream": True}
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+        for _ in range(4):
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                await anext(response.aiter_lines())
+        assert await complete(http, PROMPTS[0], 4) == expected(model, PROMPTS[0], 4)

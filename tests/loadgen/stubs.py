@@ -1,0 +1,33 @@
+"""Servers for tests of the load generator that are not Djinn: a real uvicorn in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+START_TIMEOUT_S = 10
+
+
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """Serve `app` on a free port; yields its URL. What still runs at the end is cut off."""
+    config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="stub")
+    thread.start()
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not server.started:
+            assert thread.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(START_TIMEOUT_S)
+        assert not thread.is_alive()
