@@ -13,8 +13,6 @@ from loadgen.peers.llamacpp_source import PACKAGE, VERSION, LlamaCppSource
 
 HOST_CACHE_MIB = 8192
 """Host memory for prompts that are not in a slot: llama.cpp's default, more than eighty agents need."""
-VARIABLES = {"OMP_WAIT_POLICY": "passive"}
-"""Threads that spin at each of its many barriers lose to anything else on their cores, the load generator included."""
 SLOTS = 8
 """Of a server that is not told how long conversations become."""
 
@@ -57,7 +55,7 @@ class LlamaCppPeer:
         }
         if settings.kv_tokens is not None:
             flags["--ctx-size"] = str(settings.kv_tokens)
-        return Launch([str(_source().server), *flatten(flags), "--kv-unified", "--metrics"], VARIABLES)
+        return Launch([str(_source().server), *flatten(flags), "--kv-unified", "--metrics"])
 
     def versions(self) -> dict[str, str]:
         """See `Peer`."""

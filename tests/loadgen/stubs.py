@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 START_TIMEOUT_S = 10
+CLOSING_S = 0.05
 
 
 @contextmanager
@@ -18,7 +20,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
     """Serve `app` on a free port; yields its URL. What still runs at the end is cut off."""
     config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="stub")
+    thread = threading.Thread(target=asyncio.run, args=(_serve(server),), name="stub")
     thread.start()
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -31,3 +33,9 @@ def serving(app: ASGIApp) -> Iterator[str]:
         server.should_exit = True
         thread.join(START_TIMEOUT_S)
         assert not thread.is_alive()
+
+
+async def _serve(server: uvicorn.Server) -> None:
+    """A connection that is cut off is closed a turn of the event loop later."""
+    await server.serve()
+    await asyncio.sleep(CLOSING_S)

@@ -126,7 +126,7 @@ def test_both_servers_are_looked_at_while_they_run(compared: dict[str, Any]) -> 
         assert times == sorted(times)
         assert times[-1] >= target["summary"]["duration_s"]
         assert all(sample["running"] >= 0 <= sample["waiting"] for sample in samples)
-        assert 0 < max(sample["kv_used"] for sample in samples) <= 1
+        assert all(0 <= sample["kv_used"] <= 1 for sample in samples)
     djinn, plain = compared["targets"]
     assert max(sample["sessions"]["device"] for sample in only_run(djinn)["samples"]) >= 1
     assert djinn["summary"]["peak_device_bytes"] > 0
