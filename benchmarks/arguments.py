@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.results import RESULTS
+from loadgen.ending import sigterm_as_interrupt
 from loadgen.errors import LoadgenError
 
 FAILED, USAGE_ERROR = 1, 2
@@ -28,7 +29,8 @@ def exit_status(model: Path, benchmark: Callable[[], None]) -> int:
         print(f"no model in {model}: `djinn models pull smollm2-135m-instruct` first", file=sys.stderr)
         return USAGE_ERROR
     try:
-        benchmark()
+        with sigterm_as_interrupt():
+            benchmark()
     except LoadgenError as error:
         print(error, file=sys.stderr)
         return FAILED

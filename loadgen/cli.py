@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Protocol
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from loadgen.commands import (
     whitebox,
 )
 from loadgen.commands.common import EXIT_INTERRUPTED, EXIT_UNUSABLE
+from loadgen.ending import sigterm_as_interrupt
 from loadgen.errors import LoadgenError
 from loadgen.reporting.origin import published
 
@@ -58,19 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns the exit code: 0 if all went well, 1 if something failed or missed its target, 2 if the run could not start,
-    130 if it was interrupted.
+    130 if it was interrupted, also by SIGTERM.
     """
     arguments = sys.argv[1:] if argv is None else argv
     options = make_parser().parse_args(arguments)
-    options.command = published(arguments)
+    options.command, options.started_at = published(arguments), datetime.now(UTC)
     errors = Console(stderr=True, highlight=False)
     try:
-        code: int = options.run(options, errors)
+        with sigterm_as_interrupt():
+            code: int = options.run(options, errors)
     except LoadgenError as error:
         errors.print(f"loadgen: {error}", markup=False, soft_wrap=True)
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
-        errors.print("loadgen: interrupted before the first turn was sent")
+        errors.print("loadgen: interrupted")
         return EXIT_INTERRUPTED
     return code
 
@@ -80,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadgen", description="Measure servers from outside.")
     commands = parser.add_subparsers(dest="subcommand", required=True)
     for name, (command, text) in COMMANDS.items():
-        subparser = commands.add_parser(name, help=text)
+        subparser = commands.add_parser(name, help=text, allow_abbrev=False)
         command.add_options(subparser)
         subparser.set_defaults(run=command.run)
     return parser

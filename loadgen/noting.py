@@ -1,12 +1,13 @@
-"""Errors of one part of an experiment, written down so that the next part can run."""
+"""Errors of one part of an experiment, written down so that the next part can run, and shown in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from client import DjinnError
 from loadgen.errors import LoadgenError
+from loadgen.reporting.tables import TextTable
 from loadgen.whitebox.findings import Failure
 
 
@@ -17,3 +18,11 @@ def noting(part: str, failures: list[Failure]) -> Iterator[None]:
         yield
     except (DjinnError, LoadgenError, OSError) as error:
         failures.append(Failure(part, type(error).__name__, str(error)))
+
+
+def failure_table(failures: Sequence[Failure], *, interrupted: bool) -> TextTable:
+    """What could not be measured; without rows if all was."""
+    rows = [(failure.part, failure.kind, failure.message) for failure in failures]
+    if interrupted:
+        rows.append(("the run", "interrupted", "what is shown is what was measured until then"))
+    return TextTable("Not measured to the end", ("part", "error", "message"), rows, text_columns=3)

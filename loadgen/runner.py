@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from client import DjinnError, Timeout
 from loadgen.prompts import TokenIds
-from loadgen.records import Failure, Run, SignalRecord, TurnClock, TurnRecord
+from loadgen.records import Failure, Run, SignalRecord, TurnRecord
 from loadgen.targets import Agent, Target
 from loadgen.trace import AgentPlan, Trace, TurnPlan
+from loadgen.turn_clock import TurnClock
 
 T = TypeVar("T")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
@@ -13,9 +14,9 @@ import orjson
 
 from app.domain import FinishReason, ModelInfo, TurnUsage
 from app.error_handlers import body_of
-from app.generation import TextItem
-from app.messages import TurnFinished
-from app.openai.fields import Usage
+from app.generation import TextChunk, TextItem
+from app.messages import Started, TurnFinished
+from app.openai.fields import PromptTokensDetails, StreamOptions, Usage
 
 Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""
@@ -61,16 +62,33 @@ class Head:
 
 
 class UsageCount:
-    """Adds up what a call's choices cost; `n` choices in a row share a prompt."""
+    """Adds up what a call's choices cost; `n` choices in a row share a prompt, which has `prompt_tokens`."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, prompt_tokens: Sequence[int] = ()) -> None:
         self._n = n
+        self._prompt_tokens = prompt_tokens
+        self._cached: Counter[int] = Counter()
+        self._generated: Counter[int] = Counter()
         self._usages: dict[int, TurnUsage] = {}
 
     def take(self, index: int, item: TextItem) -> None:
         """Take choice `index`'s next item."""
-        if isinstance(item, TurnFinished):
+        if isinstance(item, Started):
+            self._cached[index] = item.cached_tokens
+        elif isinstance(item, TextChunk):
+            self._generated[index] += len(item.token_ids)
+        elif isinstance(item, TurnFinished):
             self._usages[index] = item.usage
+
+    def so_far(self, index: int) -> Usage:
+        """What choice `index` alone has cost until now."""
+        prompt_tokens, completion_tokens = self._prompt_tokens[index // self._n], self._generated[index]
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached[index]),
+        )
 
     def total(self) -> Usage:
         """The sum over the choices that have finished."""
@@ -94,25 +112,35 @@ async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> t
 
 
 async def stream(
-    items: Items, writer: ChunkWriter, head: dict[str, Any], *, n: int, include_usage: bool
+    items: Items,
+    writer: ChunkWriter,
+    head: dict[str, Any],
+    *,
+    n: int,
+    prompt_tokens: Sequence[int],
+    options: StreamOptions,
 ) -> AsyncGenerator[bytes, None]:
     """The server-sent events of a streamed answer, in OpenAI's framing.
 
-    With `include_usage`, every chunk has a `usage`, null but in the last. An error after the stream has begun is an
-    event too; no `[DONE]` follows it.
+    With `include_usage`, every chunk has a `usage`: in the last that of the call, in the others null, or with
+    `continuous_usage_stats` what its choice has cost so far, of a prompt with as many `prompt_tokens`. An error after
+    the stream has begun is an event too; no `[DONE]` follows it.
     """
-    if include_usage:
+    if options.include_usage:
         head = {**head, "usage": None}
-    usage = UsageCount(n)
+    usage = UsageCount(n, prompt_tokens)
     try:
         async for index, item in items:
             usage.take(index, item)
             for entry in writer.entries(index, item):
-                yield _event(orjson.dumps({**head, "choices": [entry]}))
+                chunk = {**head, "choices": [entry]}
+                if options.continuous_usage_stats:
+                    chunk["usage"] = usage.so_far(index).model_dump()
+                yield _event(orjson.dumps(chunk))
     except Exception as error:
         yield _event(body_of(error))
         return
-    if include_usage:
+    if options.include_usage:
         yield _event(orjson.dumps({**head, "choices": [], "usage": usage.total().model_dump()}))
     yield _event(b"[DONE]")
 

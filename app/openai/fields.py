@@ -45,7 +45,17 @@ class StreamOptions(NullIsAbsent):
     """Options of a streamed answer."""
 
     include_usage: bool = Field(False, description="end with a chunk that has the usage and no choices")
+    continuous_usage_stats: bool = Field(
+        False, description="every chunk has its choice's usage so far, as in vLLM; only with include_usage"
+    )
     include_obfuscation: Literal[False] = Field(False, description="events are never padded")
+
+    @field_validator("continuous_usage_stats")
+    @classmethod
+    def _needs_usage(cls, continuous: bool, info: ValidationInfo) -> bool:
+        if continuous and not info.data.get("include_usage"):
+            raise ValueError("only allowed with include_usage")
+        return continuous
 
 
 class GenerationFields(NullIsAbsent, SamplingFields):
@@ -65,9 +75,9 @@ class GenerationFields(NullIsAbsent, SamplingFields):
         return options
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream is to end with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def shown_usage(self) -> StreamOptions:
+        """What a stream is to tell of the usage."""
+        return self.stream_options or StreamOptions()
 
 
 class PromptTokensDetails(BaseModel):

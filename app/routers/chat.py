@@ -39,7 +39,9 @@ async def create_chat_completion(request: Request, body: ChatBody, call: OpenAIC
     head = Head.new("chatcmpl", services.info).fields()
     if body.stream:
         chunk_head = {**head, "object": "chat.completion.chunk"}
-        events = stream(aiter(choices), writer, chunk_head, n=body.n, include_usage=body.include_usage)
+        events = stream(
+            aiter(choices), writer, chunk_head, n=body.n, prompt_tokens=[len(prompt)], options=body.shown_usage
+        )
         return call.answer(EventStream(events))
     entries, usage = await unless_disconnected(request, collect(aiter(choices), writer, n=body.n, count=body.n))
     answer = ChatCompletion(

@@ -46,7 +46,8 @@ async def create_completion(request: Request, body: CompletionBody, call: OpenAI
     )
     head = Head.new("cmpl", services.info).fields() | {"object": "text_completion"}
     if body.stream:
-        events = stream(aiter(choices), writer, head, n=body.n, include_usage=body.include_usage)
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        events = stream(aiter(choices), writer, head, n=body.n, prompt_tokens=lengths, options=body.shown_usage)
         return call.answer(EventStream(events))
     entries, usage = await unless_disconnected(
         request, collect(aiter(choices), writer, n=body.n, count=len(prompts) * body.n)

@@ -1,6 +1,5 @@
 """A load generator as a process of its own: what both have in common."""
 
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +10,9 @@ from typing import Protocol
 
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured
-from loadgen.peers.process import ServerFailedError
+from loadgen.peers.process import ServerFailedError, log_tail, spawn, stop_server
 
 TIMEOUT_S = 600.0
-LOG_TAIL_CHARACTERS = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +45,18 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def run_generator(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-    """Runs it in `folder`, silently. Raises ServerFailedError, with the end of what it said, if it fails."""
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ServerFailedError(f"{command[0]} took longer than {TIMEOUT_S:.0f} s") from error
-    if done.returncode:
-        tail = done.stdout.decode(errors="replace")[-LOG_TAIL_CHARACTERS:]
-        raise ServerFailedError(f"{' '.join(command)} ended with status {done.returncode}\n{tail}")
+    """Runs it in `folder`, silently; whatever processes it started are gone at the end.
+
+    Raises ServerFailedError, with the end of what it said, if it fails or takes longer than `TIMEOUT_S`.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = spawn(command, environment, output, folder)
+        try:
+            status = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ServerFailedError(f"{command[0]} took longer than {TIMEOUT_S:.0f} s\n{log_tail(output)}") from error
+        finally:
+            stop_server(process.pid)
+            process.wait()
+        if status:
+            raise ServerFailedError(f"{' '.join(command)} ended with status {status}\n{log_tail(output)}")

@@ -13,8 +13,8 @@ from benchmarks.generators.measured import Measured
 from loadgen.peers.environment import Environment
 
 ROUTE = "/v1/completions"
-BODY = {"temperature": 0, "stream_options": {"continuous_usage_stats": None}}
-"""Added to every request: greedy, and without vLLM's usage in every chunk, which no figure here needs."""
+BODY = {"temperature": 0}
+"""Added to every request: greedy."""
 
 
 class GuideLLM:

@@ -17,8 +17,8 @@ neither. Two loads: `steady`, which the server keeps up with, and `burst`, which
 - **Output** is completion tokens divided by the time from the first request to the end of the last. GuideLLM's window
   begins when it has sent the first request, ours when that request is due.
 - Medians are of an odd number of requests: of an even number GuideLLM takes the lower neighbour, loadgen the middle.
-- GuideLLM runs one worker process instead of its ten, because they share the server's cores; its requests lack the
-  `continuous_usage_stats` that only vLLM knows; it sends text that the server tokenizes, loadgen sends token ids.
+- GuideLLM runs one worker process instead of its ten, because they share the server's cores; it asks for the usage in
+  every chunk, and sends text that the server tokenizes; loadgen sends token ids.
 - GuideLLM can lose its last answer: its scheduler ends on a timeout that falls between the note that all is done and
   the answer itself. A pair of runs in which one measured another load than was asked for is measured again.
 - The ratio is ours to GuideLLM's, the median over rounds of each round's. They agree within {TOLERANCE:.0%}.

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from functools import partial
 
 from rich.console import Console
 
-from loadgen.commands.common import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    add_common,
-    make_output,
-    read_corpus,
-)
+from loadgen.commands.common import add_common, finish, make_output, read_corpus, with_origin
 from loadgen.commands.measurement_options import add_measurement_options, read_measurement
 from loadgen.commands.targets import add_targets, read_targets
 from loadgen.commands.workload_options import add_workload_options, read_workload
@@ -41,11 +35,5 @@ def run(options: argparse.Namespace, progress: Console) -> int:
     load, corpus, measurement = read_workload(options), read_corpus(options), read_measurement(options)
     plan = Plan(load, plan_trace(load), corpus, measurement)
     targets, folder = read_targets(options, final_tokens(plan.trace)), make_output(options)
-    report = asyncio.run(run_density(targets, plan, progress, options.command))
-    output = Console(highlight=False)
-    output.print(to_rich(tables(of_report(report))))
-    for path in write_density(report, plan.trace, folder):
-        output.print(f"results: {path}", markup=False, soft_wrap=True)
-    if report.interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_OK if report.succeeded else EXIT_FAILED
+    report = with_origin(asyncio.run(run_density(targets, plan, progress)), options)
+    return finish(report, to_rich(tables(of_report(report))), partial(write_density, report, plan.trace, folder))

@@ -66,14 +66,18 @@ def _run_stage(stage: Stage, rivals: Sequence[str], options: argparse.Namespace)
 def _run_alone(arguments: Sequence[str]) -> int:
     """Run one command in a process of its own, so that what one leaves behind does not slow the next.
 
-    It hears of Ctrl-C from here, and once: it then writes what it has measured, which a second one would keep it from.
+    It hears of each Ctrl-C from here, and not from the terminal too: after the first it writes what it has measured,
+    which a second would keep it from. The stages that follow do not run, whatever it ends with.
     """
     command = [sys.executable, "-m", "loadgen", *arguments]
+    interrupted = False
     with subprocess.Popen(command, start_new_session=True) as process:
         while True:
             try:
-                return process.wait()
+                code = process.wait()
+                return EXIT_INTERRUPTED if interrupted else code
             except KeyboardInterrupt:
+                interrupted = True
                 process.send_signal(signal.SIGINT)
 
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 
-from loadgen.commands.common import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    add_common,
-    make_output,
-    read_corpus,
-)
+from loadgen.commands.common import add_common, each_target, finish, make_output, read_corpus, with_origin
+from loadgen.commands.plan_options import add_plan_options, read_plan
 from loadgen.commands.targets import add_targets, read_targets, run_on
 from loadgen.experiments.oversubscribe import run_oversubscribe
 from loadgen.oversubscribe.page import make_page
 from loadgen.oversubscribe.plan import QUICK, OversubscribePlan
 from loadgen.oversubscribe.tables import tables
 from loadgen.reporting.outputs import write_outputs
-from loadgen.reporting.tables import to_rich
 
 FULL = OversubscribePlan()
 OPTIONS = {
@@ -41,32 +34,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The targets, and the fields of `OversubscribePlan`."""
     add_targets(parser, kv=None)
     add_common(parser)
-    for name, text in OPTIONS.items():
-        full, quick = getattr(FULL, name), getattr(QUICK, name)
-        shown = f"{full}" if full == quick else f"{full}, with --quick {quick}"
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{text} (default: {shown})")
-    parser.add_argument("--quick", action="store_true", help="measure less, in well under a minute")
+    add_plan_options(parser, FULL, QUICK, OPTIONS)
 
 
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
-    plan = _plan(options)
+    plan = read_plan(options, FULL, QUICK)
     options.kv = options.kv or max(plan.sessions // SHARE, 2) * plan.context
     targets, corpus, folder = read_targets(options), read_corpus(options), make_output(options)
     report = run_on(targets, lambda specs: run_oversubscribe(specs, plan, corpus, progress))
-    report = replace(report, command=options.command)
-    output = Console(highlight=False)
-    for target in report.targets:
-        output.print(f"{target.server.name}: {target.server.url}", markup=False)
-        output.print(to_rich(tables(target)))
-    for path in write_outputs(report, make_page(report), folder):
-        output.print(f"results: {path}", markup=False, soft_wrap=True)
-    if any(target.findings.interrupted for target in report.targets):
-        return EXIT_INTERRUPTED
-    return EXIT_OK if all(target.succeeded for target in report.targets) else EXIT_FAILED
-
-
-def _plan(options: argparse.Namespace) -> OversubscribePlan:
-    """The defaults, or those of --quick, with what was given."""
-    given = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
-    return replace(QUICK if options.quick else FULL, **given)
+    report = with_origin(report, options)
+    shown = each_target(report.targets, tables)
+    return finish(report, shown, partial(write_outputs, report, make_page(report), folder))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from client import DjinnError
-from loadgen.commands.common import EXIT_FAILED, EXIT_OK
+from loadgen.commands.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from loadgen.errors import LoadgenError
 from loadgen.records import Run
 from loadgen.reporting.tables import TextTable, to_rich
@@ -44,6 +44,8 @@ def run(options: argparse.Namespace, progress: Console) -> int:
             seen, checks = asyncio.run(check(url, delays, workload))
     except DjinnError as error:
         raise LoadgenError(f"the stub failed: {error}") from error
+    if seen.interrupted:
+        return EXIT_INTERRUPTED
     output = Console(highlight=False)
     output.print(to_rich([_table(seen, checks)]))
     exact = all(abs(one.error_s(name)) <= options.tolerance for one in checks for name in PERCENTILES)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import partial
 
 from rich.console import Console
 
-from loadgen.commands.common import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    add_common,
-    make_output,
-    read_corpus,
-)
+from loadgen.commands.common import add_common, each_target, finish, make_output, read_corpus, with_origin
+from loadgen.commands.plan_options import integers
 from loadgen.commands.targets import add_targets, read_targets, run_on
 from loadgen.experiments.whitebox import run_whitebox
 from loadgen.reporting.outputs import write_outputs
 from loadgen.whitebox.page import make_page
 from loadgen.whitebox.plan import WhiteboxPlan
-from loadgen.whitebox.tables import render
+from loadgen.whitebox.tables import tables
 
 DEFAULTS = WhiteboxPlan()
 
@@ -31,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
     parser.add_argument(
         "--layers",
-        type=_layers,
+        type=integers,
         default=DEFAULTS.layers,
         metavar="N,N,...",
         help="where to pause and to steer (default: a quarter, half and three quarters of the way up)",
@@ -55,20 +50,7 @@ def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
     plan = WhiteboxPlan(**{field.name: getattr(options, field.name) for field in fields(WhiteboxPlan)})
     corpus, targets, folder = read_corpus(options), read_targets(options), make_output(options)
-    report = replace(
-        run_on(targets, lambda specs: run_whitebox(specs, plan, corpus, progress)), command=options.command
-    )
-    output = Console(highlight=False)
-    output.print(render(report))
-    for path in write_outputs(report, make_page(report), folder):
-        output.print(f"results: {path}", markup=False, soft_wrap=True)
-    if any(target.findings.interrupted for target in report.targets):
-        return EXIT_INTERRUPTED
-    return EXIT_OK if all(target.succeeded for target in report.targets) else EXIT_FAILED
-
-
-def _layers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(layer) for layer in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}") from None
+    report = run_on(targets, lambda specs: run_whitebox(specs, plan, corpus, progress))
+    report = with_origin(report, options)
+    shown = each_target(report.targets, tables)
+    return finish(report, shown, partial(write_outputs, report, make_page(report), folder))

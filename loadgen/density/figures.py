@@ -38,10 +38,7 @@ def figures(targets: Sequence[Named]) -> tuple[Figure, ...]:
 
 
 def _ttft(targets: Sequence[Named]) -> Iterator[Figure]:
-    samples = {
-        target.name: [turn.ttft_s for run in target.report.runs for turn in run.turns if turn.turn > 0]
-        for target in targets
-    }
+    samples = {target.name: [turn.ttft_s for turn in target.measured_turns if turn.turn > 0] for target in targets}
     if any(samples.values()):
         yield Figure(
             "Time to first token, resumed turns",
@@ -79,7 +76,7 @@ def _tiers(targets: Sequence[Named]) -> Iterator[Figure]:
             sessions = {tier: [float(counts[tier]) for counts in tiers] for tier in (*TIERS, MOVING)}
             yield Figure(
                 f"Sessions per tier: {target.name}",
-                "Sessions by where their KV is, while the server carries the load.",
+                "Sessions by where their KV is, while the server carries the load, in the first repeat.",
                 partial(areas, xs=times, series=sessions, x_label=SECONDS, y_label="sessions"),
             )
 
@@ -89,15 +86,20 @@ def _bytes(targets: Sequence[Named]) -> Iterator[Figure]:
     if not series:
         return
     runs = (target.shown_run for target in targets)
-    budgets = {budget for run in runs if run is not None and (budget := device_budget(run)) is not None}
+    told = {budget for run in runs if run is not None and (budget := device_budget(run)) is not None}
+    budgets = sorted({round(budget / MIB, 2) for budget in told})  # from shares with few digits: equal but for rounding
 
     def draw(axes: Axes) -> None:
         lines(axes, series, SECONDS, "MiB", steps=True)
-        for budget in sorted(budgets):
-            level(axes, budget / MIB, "room on the device")
-        axes.set_ylim(bottom=0, top=1.05 * max(axes.get_ylim()[1], *(budget / MIB for budget in budgets), 0.0))
+        for budget in budgets:
+            level(axes, budget, "room on the device")
+        axes.set_ylim(bottom=0, top=1.05 * max(axes.get_ylim()[1], *budgets, 0.0))
 
-    yield Figure("KV on the device", "Bytes of KV that sessions hold there, and the room that there is.", draw)
+    yield Figure(
+        "KV on the device",
+        "Bytes of KV that sessions hold there, and the room that there is, in the first repeat.",
+        draw,
+    )
 
 
 def _course(targets: Sequence[Named]) -> Iterator[Figure]:

@@ -100,12 +100,10 @@ def watching(console: Console, targets: Sequence[str], trace: Trace, repeats: in
             yield view
         _tell(console, view)
         return
-    with (
-        Live(view.draw(), console=console, auto_refresh=False) as live,
-        _every(DRAW_EVERY_S, lambda: live.update(view.draw(), refresh=True)),
-    ):
+    with Live(view.draw(), console=console, auto_refresh=False) as live:
         try:
-            yield view
+            with _every(DRAW_EVERY_S, lambda: live.update(view.draw(), refresh=True)):
+                yield view
         finally:
             live.update(view.draw(), refresh=True)
 

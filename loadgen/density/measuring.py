@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from client import DjinnError
 from loadgen.corpus import Corpus
 from loadgen.measurement import Measurement
 from loadgen.prompts import TokenIds, cut_prompts
-from loadgen.records import Failure, Run, TurnClock
+from loadgen.records import Failure, Run
 from loadgen.runner import CLOSE_TIMEOUT_S, Runner, within
 from loadgen.sampling import sampling
 from loadgen.targets import Target, TargetSpec, connect
 from loadgen.trace import AgentPlan, Trace, final_tokens
+from loadgen.turn_clock import TurnClock
 from loadgen.workload import Replay, Workload
 
 Prompts = Sequence[Sequence[TokenIds]]
@@ -31,13 +32,21 @@ class Plan:
     measurement: Measurement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
-    """One run of one target, with what its agents said; `spec` is None of a target that did not come up."""
+    """One run of one target, with what its agents said; `spec` is None of a target that did not come up.
+
+    It is filled in as the run goes on: what ends it early costs nothing of what has been seen.
+    """
 
     spec: TargetSpec | None
-    prompts: Prompts
-    run: Run
+    prompts: Prompts = ()
+    run: Run = field(default_factory=Run)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the load was on the target, to its end or not."""
+        return self.run.duration_s > 0
 
 
 @asynccontextmanager
@@ -51,26 +60,29 @@ async def connected(spec: TargetSpec, plan: Plan) -> AsyncIterator[Target]:
         await target.close()
 
 
-async def measure(spec: TargetSpec, plan: Plan, repeat: int, on_change: Callable[[Run], None]) -> Attempt:
-    """Run the trace once. Raises `LoadgenError` and `client.DjinnError` if it cannot even begin.
+async def measure(
+    attempt: Attempt, spec: TargetSpec, plan: Plan, repeat: int, on_change: Callable[[Run], None]
+) -> None:
+    """Run the trace once, as `attempt`. Raises `LoadgenError` and `client.DjinnError` if it cannot even begin.
 
     `on_change` is called with the run as it goes on.
     """
     async with connected(spec, plan) as target:
         trace = (*plan.trace, _spare(plan.trace))
-        *prompts, spare = await cut_prompts(trace, plan.load, plan.corpus, target.tokenize, repeat)
+        *attempt.prompts, spare = await cut_prompts(trace, plan.load, plan.corpus, target.tokenize, repeat)
         failures = await _warm_up(target, trace[-1], spare[0], plan.measurement.turn_timeout_s)
-        async with sampling(spec) as sampler:
+        with few_collections():
+            async with sampling(spec) as sampler:
 
-            def changed(run: Run) -> None:
-                run.samples = sampler.samples
-                on_change(run)
+                def changed(run: Run) -> None:
+                    run.samples = sampler.samples
+                    on_change(run)
 
-            with few_collections():
-                run = await Runner(target, changed, plan.measurement.turn_timeout_s).execute(plan.trace, prompts)
-        run.samples, run.totals = sampler.samples, sampler.totals
-        run.failures[:0] = failures
-    return Attempt(spec, prompts, run)
+                runner = Runner(target, changed, plan.measurement.turn_timeout_s)
+                attempt.run = await runner.execute(plan.trace, attempt.prompts)
+                attempt.run.samples = sampler.samples
+                attempt.run.failures[:0] = failures
+            attempt.run.totals = sampler.totals
 
 
 def _spare(trace: Trace) -> AgentPlan:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from loadgen.arrivals import Arrivals
 from loadgen.density.figures import figures
 from loadgen.density.named import Named, of_report, of_reports
 from loadgen.density.report import DensityReport
 from loadgen.density.tables import server_table, tables
 from loadgen.reporting.page import Page, Section
-from loadgen.workload import Replay, Workload
+from loadgen.workload import Replay, Signals, Workload
 
 TITLE = "Density: agents that generate, think and come back"
 
@@ -66,13 +67,24 @@ def _load(load: Workload | Replay) -> str:
     """The load in a sentence."""
     scale = "" if load.time_scale == 1 else f" All times multiplied by {load.time_scale:g}."
     if isinstance(load, Replay):
-        return f"The agents of {load.trace.name}.{scale}"
+        return f"The agents of {load.trace.name}, {load.system_tokens} tokens shared; signals: {load.signals}.{scale}"
     return (
-        f"{load.agents} agents, {load.rate:g} a second ({load.arrivals}), {load.turns} turns each: a prompt of "
+        f"{load.agents} agents, {load.rate:g} a second ({_arrivals(load)}), {load.turns} turns each: a prompt of "
         f"{load.context} tokens ({load.system_tokens} shared), {load.resume_tokens} more in each later turn, "
         f"{load.completion_tokens} generated; seconds of thinking in between: {load.think}{_tools(load)}; "
-        f"signals: {load.signals}.{scale}"
+        f"signals: {_signals(load)}.{scale}"
     )
+
+
+def _arrivals(load: Workload) -> str:
+    return f"gamma, burstiness {load.burstiness:g}" if load.arrivals is Arrivals.GAMMA else load.arrivals
+
+
+def _signals(load: Workload) -> str:
+    """How well the agents know when they come back is a part of what is measured."""
+    if load.signals is not Signals.ETA:
+        return load.signals
+    return f"eta, off by a lognormal factor of sigma {load.eta_noise:g}" if load.eta_noise else "eta, exact"
 
 
 def _tools(load: Workload) -> str:

@@ -84,7 +84,7 @@ def _totals(summary: Summary) -> dict[str, str]:
         "duration": duration(summary.duration_s),
         "turns/s": f"{summary.turns_per_s:,.2f}",
         "tokens/s": f"{summary.tokens_per_s:,.1f}",
-        "goodput, turns/s": "no limit set" if good is None else f"{good.turns_per_s:,.2f} ({good.share:.0%} of turns)",
+        "goodput, turns/s": "-" if good is None else f"{good.turns_per_s:,.2f} ({good.share:.0%} of turns)",
         "agents at once": f"{summary.peak_agents:,}",
         "prompt tokens cached": share(summary.cached_tokens, summary.prompt_tokens),
         "tokens computed again": NOT_TOLD if summary.recomputed_tokens is None else f"{summary.recomputed_tokens:,}",

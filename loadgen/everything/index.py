@@ -36,7 +36,7 @@ class Outcome:
     @property
     def words(self) -> str:
         """How it ended, and after how long."""
-        return f"{OUTCOMES[self.exit_code]}, {duration(self.seconds)}"
+        return f"{OUTCOMES.get(self.exit_code, f'broke off with exit code {self.exit_code}')}, {duration(self.seconds)}"
 
     @property
     def pictures(self) -> list[str]:

@@ -30,9 +30,7 @@ ILL = (Timeout, ConnectionLost, ServerError, RateLimited)
 """Errors of a server that is there and not well, which is a result. All others mean that the command is wrong."""
 
 
-async def run_density(
-    targets: Sequence[Access], plan: Plan, console: Console, command: tuple[str, ...] = ()
-) -> DensityReport:
+async def run_density(targets: Sequence[Access], plan: Plan, console: Console) -> DensityReport:
     """Run the load on every target, as often as it is to be measured.
 
     Raises `LoadgenError` if a target that is up cannot serve the load, before the first run, or if the first target
@@ -51,7 +49,6 @@ async def run_density(
                 break
     return DensityReport(
         seed=plan.load.seed,
-        command=command,
         workload=plan.load,
         trace_sha256=trace_sha256(plan.trace),
         measurement=plan.measurement,
@@ -81,18 +78,25 @@ async def _attempt(
     target: Access, plan: Plan, repeat: int, on_change: Callable[[Run], None], so_far: Attempts
 ) -> Attempt:
     """One run. What stands in its way is raised while there is nothing to lose, and else becomes the run's failure."""
+    attempt = Attempt(target.running)
     try:
         async with target.reach() as spec:
-            return await measure(spec, plan, repeat, on_change)
+            attempt.spec = spec
+            await measure(attempt, spec, plan, repeat, on_change)
+        await asyncio.sleep(0)  # to stop a server blocks the event loop: a Ctrl-C meanwhile is heard here
     except (DjinnError, LoadgenError) as error:
-        if not any(so_far.values()) and not isinstance(error, ILL):
+        if not _is_something_seen(attempt, so_far) and not isinstance(error, ILL):
             raise _unusable(target.name, error) from error
-        run = Run(failures=[Failure(None, None, 0.0, type(error).__name__, str(error))])
+        attempt.run.failures.append(Failure(None, None, 0.0, type(error).__name__, str(error)))
     except asyncio.CancelledError:
-        if not any(so_far.values()):
+        if not _is_something_seen(attempt, so_far):
             raise
-        run = Run(interrupted=True)
-    return Attempt(target.running, (), run)
+        attempt.run.interrupted = True
+    return attempt
+
+
+def _is_something_seen(attempt: Attempt, so_far: Attempts) -> bool:
+    return attempt.has_run or any(so_far.values())
 
 
 def _unusable(name: str, error: DjinnError | LoadgenError) -> LoadgenError:

@@ -7,10 +7,9 @@ round trips, steering, throughput beside a paused session, and the server's memo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 
 from rich.console import Console
@@ -19,13 +18,14 @@ from client import DjinnError
 from loadgen.corpus import Corpus
 from loadgen.errors import LoadgenError
 from loadgen.histogram import between
+from loadgen.noting import noting
 from loadgen.progress import show_parts
 from loadgen.prompts import TokenIds, cut_prompts, fingerprint
 from loadgen.reporting.inputs import Server, Texts
 from loadgen.targets import TargetSpec
 from loadgen.whitebox.accuracy import run_trials
 from loadgen.whitebox.concurrency import measure_windows
-from loadgen.whitebox.findings import Failure, Findings
+from loadgen.whitebox.findings import Findings
 from loadgen.whitebox.plan import WhiteboxPlan, choose_layers
 from loadgen.whitebox.report import TargetReport, WhiteboxReport
 from loadgen.whitebox.steering import measure_rates, run_steered
@@ -60,7 +60,6 @@ async def run_whitebox(
 
     Cancelled during a run, it returns what was seen until then.
     """
-    started_at = datetime.now(UTC)
     reports: list[TargetReport] = []
     async with AsyncExitStack() as stack:
         subjects = [Subject(spec) for spec in specs]
@@ -71,9 +70,7 @@ async def run_whitebox(
             reports.append(await _measure(ready, plan, console))
             if reports[-1].findings.interrupted:
                 break
-    return WhiteboxReport(
-        seed=plan.seed, started_at=started_at, plan=plan, texts=Texts.of(corpus), targets=tuple(reports)
-    )
+    return WhiteboxReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=tuple(reports))
 
 
 async def _prepare(subject: Subject, plan: WhiteboxPlan, corpus: Corpus) -> Prepared:
@@ -127,7 +124,7 @@ async def _measure(ready: Prepared, plan: WhiteboxPlan, console: Console) -> Tar
     parts = _parts(ready, plan, findings)
     with show_parts(console, ready.subject.spec.name, {part.name: part.steps for part in parts}) as advance:
         try:
-            with _noting("the server's own figures", findings):
+            with noting("the server's own figures", findings.failures):
                 await _observe(ready.subject, parts, findings, advance)
         except asyncio.CancelledError:
             findings.interrupted = True
@@ -142,17 +139,8 @@ async def _observe(subject: Subject, parts: Sequence[Part], findings: Findings, 
     findings.memory["before"], earlier = await subject.memory(), await subject.histograms()
     try:
         for part in parts:
-            with _noting(part.name, findings):
+            with noting(part.name, findings.failures):
                 await part.run(partial(advance, part.name))
     finally:
         findings.memory["after"], later = await subject.memory(), await subject.histograms()
         findings.histograms = {name: between(earlier[name], found) for name, found in later.items()}
-
-
-@contextmanager
-def _noting(part: str, findings: Findings) -> Iterator[None]:
-    """Write down an error of the block, and go on."""
-    try:
-        yield
-    except DjinnError as error:
-        findings.failures.append(Failure(part, type(error).__name__, error.message))

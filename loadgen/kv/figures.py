@@ -45,7 +45,7 @@ def transfer_figure(target: TargetReport, structure: Structure) -> Figure:
 
     def draw(axes: Axes) -> None:
         size = structure.session_bytes(DRAWN_TOKENS)
-        for number, (kind, measured) in enumerate((("nominal speed", False), ("measured here", True))):
+        for number, (kind, measured) in enumerate((("nominal speed", False), ("measured speed", True))):
             times = {link.name: 1000 * link.seconds(size) for link in target.links if link.measured is measured}
             axes.barh(list(times), list(times.values()), label=kind, color=color_of(number))
         fastest = min(link.seconds(size) for link in target.links)

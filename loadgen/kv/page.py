@@ -10,13 +10,13 @@ from loadgen.kv.report import KVReport, TargetReport
 from loadgen.kv.structure import Structure
 from loadgen.kv.tables import (
     codec_table,
-    failure_table,
     fp8_table,
     growth_table,
     payoff_tables,
     structure_table,
     transfer_table,
 )
+from loadgen.noting import failure_table
 from loadgen.reporting.page import Page, Section
 from loadgen.reporting.tables import TextTable
 
@@ -27,10 +27,9 @@ def make_page(report: KVReport) -> Page:
     lead = (
         f"Sessions of {plan.tokens:,} tokens of real text ({report.texts.name}), everything {plan.repeats} times.",
         f"{report.started_at:%Y-%m-%d %H:%M} UTC, on {report.machine}.",
-        shlex.join(report.command),
     )
     sections = tuple(section for target in report.targets for section in _sections(target))
-    return Page("What a session's KV is, and what it costs to move", lead, sections)
+    return Page("What a session's KV is, and what it costs to move", lead, sections, report.command)
 
 
 def tables(target: TargetReport) -> Iterator[TextTable]:
@@ -43,14 +42,16 @@ def _sections(target: TargetReport) -> Iterator[Section]:
     started = shlex.join(server.command)
     structure = () if findings.structure is None else (structure_table(findings.structure),)
     yield Section(f"{server.name}: {server.url}", started, tables=structure)
-    if findings.failures or findings.interrupted:
-        yield Section("Failures", tables=(failure_table(findings),))
+    failures = failure_table(findings.failures, interrupted=findings.interrupted)
+    if failures.rows:
+        yield Section("Failures", tables=(failures,))
     if findings.structure is not None:
         yield from _about_size(target, findings.structure)
     if findings.compressions:
         yield Section(
             "Compression",
-            "One exported session's KV, in this process. Lossless codecs gave back every byte.",
+            "Sizes and speeds of the codecs are measured: one exported session's KV, in this process. Lossless codecs "
+            "gave back every byte. What that comes to on a link is calculated.",
             tuple(payoff_figures(findings)),
             (codec_table(findings), *payoff_tables(target)),
         )
@@ -61,9 +62,11 @@ def _sections(target: TargetReport) -> Iterator[Section]:
 
 
 def _about_size(target: TargetReport, structure: Structure) -> Iterator[Section]:
-    yield Section("Growth", figures=(growth_figure(target, structure),), tables=(growth_table(target, structure),))
+    text = "Calculated from the bytes of a block, and from the room that the server says it has."
+    yield Section("Growth", text, (growth_figure(target, structure),), (growth_table(target, structure),))
     text = (
-        "Between device, host and disk by the server's own clock, while one session was sent there; over TCP on the "
-        "loopback interface from the first byte of the exported file until the receiver has the last."
+        "Speeds are nominal, or measured: between device, host and disk by the server's own clock, while one session "
+        "was sent there; over TCP on the loopback interface from the first byte of the exported file until the "
+        "receiver has the last. Times are calculated: bytes over speed."
     )
     yield Section("Transfer", text, (transfer_figure(target, structure),), (transfer_table(target, structure),))

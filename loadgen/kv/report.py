@@ -17,6 +17,7 @@ from loadgen.kv.plan import KVPlan
 from loadgen.kv.structure import Growth, Structure, grow
 from loadgen.reporting.files import Result
 from loadgen.reporting.inputs import Server, Texts
+from loadgen.reporting.per_target import PerTarget
 from loadgen.whitebox.findings import Failure
 
 WAYS = {"out": "device to host", "in": "host to device", "to_disk": "host to disk", "from_disk": "disk to host"}
@@ -57,7 +58,7 @@ class TargetReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVReport(Result):
+class KVReport(PerTarget, Result):
     """One run of the experiment."""
 
     experiment: Literal["kv"] = "kv"

@@ -137,11 +137,3 @@ def fp8_table(error: Fp8Error, answers: Answers | None) -> TextTable:
     if answers is not None:
         note += f" Tokens that the session said with such KV as with its own: {answers.same} of {len(answers.exact)}."
     return TextTable("What fp8 loses", header, rows, note)
-
-
-def failure_table(findings: Findings) -> TextTable:
-    """What could not be measured."""
-    rows = [(failure.part, failure.kind, failure.message) for failure in findings.failures]
-    if findings.interrupted:
-        rows.append(("the run", "interrupted", "what is shown is what was measured until then"))
-    return TextTable("Not measured to the end", ("part", "error", "message"), rows, text_columns=3)

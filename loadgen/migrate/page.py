@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from loadgen.kv.units import in_bytes
 from loadgen.migrate.report import Cost, MigrateReport
+from loadgen.noting import failure_table
 from loadgen.reporting.figures import Figure
 from loadgen.reporting.page import Page, Section
 from loadgen.reporting.plots import Series, bars, lines
@@ -25,13 +26,12 @@ def make_page(report: MigrateReport) -> Page:
         f"{plan.new_tokens} more tokens of text and {plan.decoded} generated ones, greedily; so they do on "
         f"{origin.name}, where they never moved. Each length {plan.repeats} times.",
         f"{report.started_at:%Y-%m-%d %H:%M} UTC, on {report.machine}.",
-        shlex.join(report.command),
     )
     servers = "; ".join(
         f"{server.name}: {server.url} {shlex.join(server.command)}".strip() for server in (origin, goal)
     )
     sections = (Section("Servers", servers), *_sections(report))
-    return Page("Sessions that move to another server", lead, sections)
+    return Page("Sessions that move to another server", lead, sections, report.command)
 
 
 def tables(report: MigrateReport) -> Iterator[TextTable]:
@@ -40,18 +40,12 @@ def tables(report: MigrateReport) -> Iterator[TextTable]:
 
 
 def _sections(report: MigrateReport) -> Iterator[Section]:
-    if report.findings.failures or report.findings.interrupted:
-        yield Section("Failures", tables=(_failures(report),))
+    failures = failure_table(report.findings.failures, interrupted=report.findings.interrupted)
+    if failures.rows:
+        yield Section("Failures", tables=(failures,))
     if report.costs:
         yield Section("Answers", tables=(_answers(report),))
         yield Section("Cost", figures=(_whole(report), _parts(report)), tables=(_costs(report), _per_token(report)))
-
-
-def _failures(report: MigrateReport) -> TextTable:
-    rows = [(failure.part, failure.kind, failure.message) for failure in report.findings.failures]
-    if report.findings.interrupted:
-        rows.append(("the run", "interrupted", "what is shown is what was measured until then"))
-    return TextTable("Not measured to the end", ("part", "error", "message"), rows, text_columns=3)
 
 
 def _answers(report: MigrateReport) -> TextTable:

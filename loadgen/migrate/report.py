@@ -63,6 +63,11 @@ class MigrateReport(Result):
     costs: tuple[Cost, ...]
 
     @property
+    def interrupted(self) -> bool:
+        """Whether somebody ended it early."""
+        return self.findings.interrupted
+
+    @property
     def succeeded(self) -> bool:
         """Whether every session arrived, and said what it would have said where it was."""
         complete = not (self.findings.failures or self.findings.interrupted)

@@ -10,6 +10,7 @@ from loadgen.oversubscribe.plan import OversubscribePlan
 from loadgen.oversubscribe.summary import Summary
 from loadgen.reporting.files import Result
 from loadgen.reporting.inputs import Server, Texts
+from loadgen.reporting.per_target import PerTarget
 from loadgen.whitebox.verdicts import Outcome, Verdict
 
 
@@ -31,7 +32,7 @@ class TargetReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OversubscribeReport(Result):
+class OversubscribeReport(PerTarget, Result):
     """One run of the experiment."""
 
     experiment: Literal["oversubscribe"] = "oversubscribe"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
 from loadgen.peers.environment import peers_folder
@@ -42,7 +41,7 @@ class LlamaCppPeer:
         threads = str(len(settings.cores))
         kv_type = "f32" if settings.dtype == "float32" else "f16"
         flags = {
-            "--model": str(gguf_file(_source(), Path(settings.model), settings.dtype)),
+            "--model": str(gguf_file(_source(), settings.model, settings.dtype)),
             "--alias": SERVED_NAME,
             "--host": "127.0.0.1",
             "--port": str(port),

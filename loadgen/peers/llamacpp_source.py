@@ -72,10 +72,11 @@ class LlamaCppSource:
         [archive] = download.glob("*.tar.gz")
         with tarfile.open(archive) as packed:
             packed.extractall(download, filter="data")
-        archive.with_suffix("").with_suffix("").rename(self.folder / "source")
-        shutil.rmtree(download)
         target = ["--target", str(self.converter_packages)]
         run_step([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", *target, SENTENCEPIECE])
+        # Last: where the source is, all of this has been done.
+        archive.with_suffix("").with_suffix("").rename(self.folder / "source")
+        shutil.rmtree(download)
 
     def build(self) -> None:
         """Build the server alone, on all cores. Raises `LoadgenError`."""

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +22,7 @@ START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.5
 KILL_POLL_S = 0.01
-LOG_TAIL_CHARACTERS = 3000
+LOG_TAIL_BYTES = 3000
 
 
 class ServerFailedError(LoadgenError):
@@ -59,10 +59,13 @@ def starting_server(
             process.wait()
 
 
-def spawn(command: list[str], environment: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start the server in a POSIX session of its own, out of reach of the terminal's Ctrl-C."""
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, folder: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start it, in `folder` if that is given, in a POSIX session of its own: out of reach of the terminal's Ctrl-C."""
     return subprocess.Popen(
         command,
+        cwd=folder,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -91,27 +94,37 @@ def unready(process: subprocess.Popen[bytes], base_url: str) -> Iterator[None]:
 
 
 def stop_server(pid: int) -> None:
-    """Asks the server to end, then kills what is left of its session and children: the next one gets the cores."""
-    with suppress(psutil.NoSuchProcess):
-        server = psutil.Process(pid)
-        family = [server, *server.children(recursive=True)]
-        server.terminate()
-        psutil.wait_procs([server], STOP_TIMEOUT_S)
-        for member in family:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
-        psutil.wait_procs(family, STOP_TIMEOUT_S)
+    """Asks the server to end, then kills what is left of its session and children: the next one gets the cores.
+
+    An interrupt, such as a second Ctrl-C, only ends the wait for the server: all is killed even then.
+    """
+    family: list[psutil.Process] = []
+    try:
+        with suppress(psutil.NoSuchProcess):
+            server = psutil.Process(pid)
+            family = [server, *server.children(recursive=True)]
+            server.terminate()
+            psutil.wait_procs([server], STOP_TIMEOUT_S)
+    finally:
+        _kill(pid, family)
+
+
+def _kill(session: int, family: list[psutil.Process]) -> None:
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(family, STOP_TIMEOUT_S)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline:
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(session, signal.SIGKILL)
             time.sleep(KILL_POLL_S)
 
 
 def log_tail(output: BinaryIO) -> str:
-    """The end of what the server said."""
-    output.seek(0)
-    return output.read().decode(errors="replace")[-LOG_TAIL_CHARACTERS:]
+    """The end of what the server said. It may still write: its place in the file, which is also ours, stays."""
+    start = max(0, os.fstat(output.fileno()).st_size - LOG_TAIL_BYTES)
+    return os.pread(output.fileno(), LOG_TAIL_BYTES, start).decode(errors="replace")
 
 
 def free_port() -> int:

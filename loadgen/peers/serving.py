@@ -71,7 +71,7 @@ def log_file(name: str) -> Path:
 
 def published(launch: Launch, settings: ServerSettings) -> tuple[str, ...]:
     """The command without what it tells about this machine's folders."""
-    folders = [ROOT, peers_folder(), Path(settings.model).parent]
+    folders = [ROOT, peers_folder(), settings.model.parent]
     return without_folders(launch, folders if settings.state is None else [*folders, settings.state.parent]).as_words()
 
 

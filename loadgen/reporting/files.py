@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +24,11 @@ LEVELS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(ABC):
     """What every result says of its origin; an experiment's report is a dataclass that extends this one.
 
-    Such a class sets `experiment` to its own name. `command` is the command line as `origin.published` gives it.
+    Such a class sets `experiment` to its own name. `command` is the command line as `origin.published` gives it;
+    it and `started_at`, when that command began, are set by the command (`commands.common.with_origin`).
     """
 
     experiment: str
@@ -36,6 +38,16 @@ class Result:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     machine: Machine = field(default_factory=machine)
     versions: dict[str, str] = field(default_factory=versions)
+
+    @property
+    @abstractmethod
+    def interrupted(self) -> bool:
+        """Whether somebody ended it early."""
+
+    @property
+    @abstractmethod
+    def succeeded(self) -> bool:
+        """Whether everything was measured, and all was as it should be: decides the exit code."""
 
 
 R = TypeVar("R", bound=Result)

@@ -58,22 +58,23 @@ def versions() -> dict[str, str]:
 def published(arguments: Sequence[str]) -> tuple[str, ...]:
     """The command line that had these arguments, without keys: what may be written into a file."""
     shown = ["python", "-m", "loadgen"]
-    secret = False
+    is_secret = False
     for argument in arguments:
-        option, separator, value = argument.partition("=")
-        if secret:
-            shown.append(f"{option}=***")
-        elif _is_secret(option) and separator:
-            shown.append(f"{option}={value.partition('=')[0]}=***")
+        option, _, value = argument.partition("=")
+        if is_secret:
+            shown.append(_masked(argument))
+        elif option == SECRET_OPTION and value:
+            shown.append(f"{option}={_masked(value)}")
         else:
             shown.append(argument)
-        secret = not secret and _is_secret(argument)
+        is_secret = not is_secret and argument == SECRET_OPTION
     return tuple(shown)
 
 
-def _is_secret(option: str) -> bool:
-    """argparse also takes the beginning of an option's name for it."""
-    return len(option) > len("--") + 1 and SECRET_OPTION.startswith(option)
+def _masked(given: str) -> str:
+    """`NAME=KEY` without the key."""
+    name, separator, _ = given.partition("=")
+    return f"{name}=***" if separator else "***"
 
 
 def _processor() -> str:

@@ -24,8 +24,8 @@ from loadgen.resume.plan import Cell
 PROGRAM = Path(__file__).with_name("pinned_offload.py")
 LINE_LIMIT = 1 << 20
 SPIN_COUNT = "4000"
-"""How long the script's OpenMP threads spin for more work, as `djinn serve` sets it for its own: by default they spin for
-milliseconds, and with another process on the same cores a copy takes a time slice of the scheduler."""
+"""How long the script's OpenMP threads spin for more work, as `djinn serve` has it for its own: by default they do so
+for milliseconds, and with the server on the same cores a copy takes a time slice of the scheduler."""
 
 LOG_CHARACTERS = 500
 BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}

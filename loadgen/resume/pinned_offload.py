@@ -2,7 +2,7 @@
 
 A program of its own: it reads JSON objects from stdin, a line each, and answers with one line each. No server, no
 blocks, no other sessions: one contiguous buffer in host memory, pinned where there is CUDA, one as large on the device,
-both allocated and touched, and everything done once, before anything is timed, and a single copy on a stream of its own.
+both allocated and touched, a single copy on a stream of its own, and everything done once before anything is timed.
 
 `{"layers", "elements", "hidden_size", "dtype", "model"}` comes first: `elements` is of K and V together, for each layer
 and token. With `model`, a folder that Transformers can load, the pass also goes on to the next token.

@@ -7,6 +7,7 @@ from typing import Literal
 
 from loadgen.reporting.files import Result
 from loadgen.reporting.inputs import Server, Texts
+from loadgen.reporting.per_target import PerTarget
 from loadgen.resume.findings import Findings
 from loadgen.resume.plan import ResumePlan
 from loadgen.resume.summary import Summary
@@ -32,7 +33,7 @@ class TargetReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeReport(Result):
+class ResumeReport(PerTarget, Result):
     """One run of the experiment. `model` is the folder's name of what the hand-written offload ran, if it did."""
 
     experiment: Literal["resume-latency"] = "resume-latency"

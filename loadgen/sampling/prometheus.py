@@ -19,6 +19,9 @@ KV_USED = ("vllm:kv_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_
 """The names of one figure in vLLM, SGLang and llama.cpp. In all three the use of KV is a share, whatever its name."""
 COUNTS = {"preemptions": ("vllm:num_preemptions_total",)}
 
+NO_METRICS = (404, 405, 501)
+"""What a server answers that has none, such as llama.cpp without `--metrics`; any other error may pass."""
+
 WANTED = frozenset((*RUNNING, *WAITING, *KV_USED, *(name for names in COUNTS.values() for name in names)))
 
 
@@ -35,7 +38,9 @@ class PrometheusReader:
             return None
         try:
             return await self._transport.send(Call("GET", "/metrics", lambda body: read_metrics(body.decode())))
-        except APIError:  # 404, or llama.cpp's 501 unless it was started with --metrics
+        except APIError as error:
+            if error.status not in NO_METRICS:
+                raise
             self._absent = True
             return None
 

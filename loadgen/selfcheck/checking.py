@@ -58,10 +58,13 @@ class _Kept(BaseModel):
 
 @contextmanager
 def serving(delays: Delays) -> Iterator[str]:
-    """The stub in a process of its own; gives its URL. Raises `LoadgenError` if it does not start."""
+    """The stub in a process of its own, out of reach of the terminal's Ctrl-C; gives its URL.
+
+    Raises `LoadgenError` if it does not start.
+    """
     options = ("--ttft", repr(delays.ttft_s), "--gap", repr(delays.gap_s))
     command = [sys.executable, "-m", "loadgen.selfcheck.stub", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -87,7 +90,10 @@ def plan_load(delays: Delays, agents: int, tokens: int) -> Workload:
 
 
 async def check(url: str, delays: Delays, workload: Workload) -> tuple[Run, tuple[Check, ...]]:
-    """Run the load on the stub. Raises `LoadgenError` if nothing came of it, and `client.DjinnError`."""
+    """Run the load on the stub; of a run that was interrupted nothing is compared.
+
+    Raises `LoadgenError` if nothing came of it, and `client.DjinnError`.
+    """
     trace = plan_trace(workload)
     target = OpenAITarget(TargetSpec("stub", url, MODEL), MODEL)
     try:
@@ -95,6 +101,8 @@ async def check(url: str, delays: Delays, workload: Workload) -> tuple[Run, tupl
         prompts = await cut_prompts(trace, workload, python_topics(), target.tokenize)
         with few_collections():
             run = await Runner(target, lambda _run: None).execute(trace, prompts)
+        if run.interrupted:
+            return run, ()
         kept = await target.transport.send(Call("GET", "/done", _Kept.model_validate_json))
     finally:
         await target.close()

@@ -15,6 +15,14 @@ from loadgen.stats.goodput import Goodput, goodput
 from loadgen.stats.tokens import recomputed_tokens, total
 from loadgen.stats.traffic import Swaps, cpu_seconds, peak_device_bytes, peak_rss, server_counts, swaps
 
+RESUME_PARTS = {
+    "wake_up_s": ("queue", "restore"),
+    "queue_s": ("queue",),
+    "restore_s": ("restore",),
+    "prefill_s": ("prefill",),
+}
+"""The parts of `TurnCost.resume_ms` that each figure is the sum of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -26,8 +34,9 @@ class Summary:
     time from one event with tokens to the next of the same turn, `tpot_s` a turn's mean time per token after its first.
     A signal's time is its round trip. Lateness is how long after its due time a turn was sent: if it is not small, the
     load generator was the bottleneck. `tokens_per_s` counts the tokens of completed turns. Distributions, rates and
-    goodput leave out what was sent during the warm-up; everything else is of the whole runs. `turn_errors` and
-    `other_errors`, those of signals, of closing conversations and of what comes before the run, count kinds of errors.
+    goodput leave out what was sent during the warm-up; everything else is of the whole runs. When a turn was sent that
+    failed is not known: it counts against goodput if it failed after the warm-up. `turn_errors` and `other_errors`,
+    those of signals, of closing conversations and of what comes before the run, count kinds of errors.
     """
 
     ttft_first_s: Distribution | None
@@ -81,10 +90,7 @@ def summarize(runs: Sequence[Run], planned: int, measurement: Measurement) -> Su
     return Summary(
         ttft_first_s=Distribution.of(record.ttft_s for record in measured if record.turn == 0),
         ttft_resumed_s=Distribution.of(record.ttft_s for record in resumed),
-        wake_up_s=_part(resumed, "queue", "restore"),
-        queue_s=_part(resumed, "queue"),
-        restore_s=_part(resumed, "restore"),
-        prefill_s=_part(resumed, "prefill"),
+        **_resume_parts(resumed),
         inter_token_s=Distribution.of(gap for record in measured for gap in _gaps(record)),
         tpot_s=Distribution.of(tpot for record in measured if (tpot := record.tpot_s) is not None),
         turn_latency_s=Distribution.of(record.latency_s for record in measured),
@@ -114,10 +120,13 @@ def summarize(runs: Sequence[Run], planned: int, measurement: Measurement) -> Su
     )
 
 
-def _part(turns: Sequence[TurnRecord], *names: str) -> Distribution | None:
-    """The sum of these parts of `resume_ms`, in seconds, over the turns whose server tells them."""
+def _resume_parts(turns: Sequence[TurnRecord]) -> dict[str, Distribution | None]:
+    """What went by before the first token, by the field of `Summary`, of the turns whose server tells it."""
     told = [record.cost.resume_ms for record in turns if record.cost.resume_ms is not None]
-    return Distribution.of(sum(parts[name] for name in names) / 1000 for parts in told)
+    return {
+        field: Distribution.of(sum(parts[name] for name in names) / 1000 for parts in told)
+        for field, names in RESUME_PARTS.items()
+    }
 
 
 def _kinds(failures: Iterable[Failure]) -> dict[str, int]:

@@ -12,7 +12,8 @@ from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.transport import AsyncTransport
 from loadgen.errors import LoadgenError
 from loadgen.prompts import TokenIds
-from loadgen.records import TurnClock, TurnCost
+from loadgen.records import TurnCost
+from loadgen.turn_clock import TurnClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class TargetSpec:
         url, separator, model = address.partition("#")
         if not name or not url or (separator and not model):
             raise LoadgenError(f"a target is NAME=URL or NAME=URL#MODEL, not {text!r}")
+        if "@" in url:
+            raise LoadgenError(f"the URL of target {name} must be without a user, whose password would be published")
         if url.rstrip("/").endswith("/v1"):
             raise LoadgenError(f"the URL of target {name} must be that of the server, without /v1")
         return cls(name, url, model or None)

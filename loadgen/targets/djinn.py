@@ -5,8 +5,9 @@ from __future__ import annotations
 from client import AsyncSession, AsyncSessions
 from client.transport import AsyncTransport
 from loadgen.prompts import TokenIds
-from loadgen.records import TurnClock, TurnCost
+from loadgen.records import TurnCost
 from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
+from loadgen.turn_clock import TurnClock
 from loadgen.workload import Signals
 
 

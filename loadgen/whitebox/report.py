@@ -7,6 +7,7 @@ from typing import Literal
 
 from loadgen.reporting.files import Result
 from loadgen.reporting.inputs import Server, Texts
+from loadgen.reporting.per_target import PerTarget
 from loadgen.whitebox.findings import Findings
 from loadgen.whitebox.plan import WhiteboxPlan
 from loadgen.whitebox.summary import Summary
@@ -32,7 +33,7 @@ class TargetReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhiteboxReport(Result):
+class WhiteboxReport(PerTarget, Result):
     """One run of the experiment."""
 
     experiment: Literal["whitebox"] = "whitebox"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-
-from rich.console import Group
 
 from client import MemoryMap
-from loadgen.reporting.tables import Mark, TextTable, to_rich
+from loadgen.noting import failure_table
+from loadgen.reporting.tables import Mark, TextTable
 from loadgen.whitebox.findings import Arm
-from loadgen.whitebox.report import TargetReport, WhiteboxReport
+from loadgen.whitebox.report import TargetReport
 from loadgen.whitebox.summary import Ratio
 from loadgen.whitebox.verdicts import Outcome
 
@@ -19,20 +17,11 @@ ARMS = (Arm.UNMATCHED, Arm.STEERED)
 MARKS = {Outcome.MET.value: Mark.GOOD, Outcome.MISSED.value: Mark.BAD}
 
 
-def render(report: WhiteboxReport) -> Group:
-    """Every table of every target, for a terminal."""
-    return to_rich(
-        replace(table, title=f"{target.server.name}: {table.title}")
-        for target in report.targets
-        for table in tables(target)
-    )
-
-
 def tables(target: TargetReport) -> Iterator[TextTable]:
     """The tables that have something in them, the targets met and missed first."""
     every = (
         _verdicts(target),
-        _failures(target),
+        failure_table(target.findings.failures, interrupted=target.findings.interrupted),
         _accuracy(target),
         _latency(target),
         _server(target),
@@ -47,13 +36,6 @@ def tables(target: TargetReport) -> Iterator[TextTable]:
 def _verdicts(target: TargetReport) -> TextTable:
     rows = [(verdict.what, verdict.target, verdict.measured, verdict.outcome.value) for verdict in target.verdicts]
     return TextTable("Targets", ("", "target", "measured", "outcome"), rows, marks=MARKS)
-
-
-def _failures(target: TargetReport) -> TextTable:
-    rows = [(failure.part, failure.kind, failure.message) for failure in target.findings.failures]
-    if target.findings.interrupted:
-        rows.append(("the run", "interrupted", "what follows is what was measured until then"))
-    return TextTable("Not measured to the end", ("part", "error", "message"), rows, text_columns=3)
 
 
 def _accuracy(target: TargetReport) -> TextTable:

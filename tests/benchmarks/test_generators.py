@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -153,6 +154,16 @@ def test_a_generator_that_fails_is_quoted(tmp_path: Path) -> None:
     code = "import sys; print('connection refused'); sys.exit(3)"
     with pytest.raises(ServerFailedError, match=r"(?s)status 3.*connection refused"):
         run_generator([sys.executable, "-c", code], {}, tmp_path)
+
+
+def test_what_a_generator_leaves_running_is_ended(tmp_path: Path) -> None:
+    code = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, file=open("child", "w"))
+"""
+    run_generator([sys.executable, "-c", code], {}, tmp_path)
+    assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
 
 
 def test_guidellm_reports_milliseconds() -> None:

@@ -36,6 +36,9 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 
 async def _serve(server: uvicorn.Server) -> None:
-    """A connection that is cut off is closed a turn of the event loop later."""
+    """Serve to the end, and leave no connection open: uvicorn does not wait for those that it cuts off."""
     await server.serve()
     await asyncio.sleep(CLOSING_S)
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+    await asyncio.sleep(0)  # a transport is closed a turn of the event loop later

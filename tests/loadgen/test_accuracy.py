@@ -5,9 +5,14 @@ The bounds here are those of a machine on which other things run; `python -m loa
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from loadgen.cli import main
+from loadgen.commands import selfcheck
+from loadgen.records import Run
+from loadgen.selfcheck.checking import Check
 
 SMALL = ("--agents", "10", "--tokens", "3", "--ttft", "1", "--gap", "0.6")
 """Delays so long that a figure which leaves one out, or begins at the wrong event, is off by more than the bound."""
@@ -24,6 +29,15 @@ def test_what_is_off_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """No figure is exact to a nanosecond."""
     assert main(["selfcheck", *SMALL, "--tolerance", "1e-9"]) == 1
     assert "NOT within" in capsys.readouterr().out
+
+
+def test_an_interrupted_check_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(*_arguments: object) -> tuple[Run, tuple[Check, ...]]:
+        return Run(1.0, interrupted=True), ()
+
+    monkeypatch.setattr(selfcheck, "check", check)
+    monkeypatch.setattr(selfcheck, "serving", lambda _delays: nullcontext("http://nowhere"))
+    assert main(["selfcheck", *SMALL]) == 130
 
 
 @pytest.mark.parametrize(

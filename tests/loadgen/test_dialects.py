@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 import client
 from loadgen.errors import LoadgenError
-from loadgen.records import TurnClock
 from loadgen.targets import OpenAITarget, TargetSpec
 from loadgen.targets.dialects import LlamaCppDialect, OpenAIDialect
 from loadgen.targets.llamacpp_completion import LlamaCppDecoder
+from loadgen.turn_clock import TurnClock
 from tests.loadgen.stubs import serving
 
 CHUNKS: tuple[dict[str, Any], ...] = (
@@ -109,6 +109,7 @@ async def test_a_conversation_with_llamacpp_is_exact() -> None:
         agent, clock = target.new_agent(), TurnClock()
         cost = await agent.run_turn((1, 2), 2, clock)
         await agent.run_turn((3,), 2, TurnClock())
+        await agent.close()
         await target.close()
     assert (cost.prompt_tokens, cost.completion_tokens, cost.cached_tokens) == (4, 2, 3)
     assert len(clock.token_times_s) == 2

@@ -42,6 +42,20 @@ def test_a_stage_that_cannot_run_does_not_keep_the_next_from_it(
     assert "How large is KV?" in index
 
 
+def test_a_stage_that_is_killed_does_not_keep_the_next_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(everything, "STAGES", STAGES[:2])
+    codes = iter([-9, 0])
+    monkeypatch.setattr(everything, "_run_alone", lambda _arguments: next(codes))
+
+    assert main(["all", "--quick", "--rivals", "none", "--output", str(tmp_path)]) == 1
+
+    shown = capfd.readouterr().out
+    assert "density: broke off with exit code -9" in shown
+    assert "resume-latency: all went well" in shown
+
+
 def test_an_unknown_rival_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["all", "--rivals", "vllm,nobody", "--output", str(tmp_path)]) == 2
     assert "there is no peer 'nobody'" in capsys.readouterr().err

@@ -156,8 +156,11 @@ def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
 
 
 def kill_under_way(url: str, pid: int) -> None:
-    """`kill -9` once 15 turns have begun, of which a server with turns of half a second has ended some."""
-    while len(httpx.get(f"{url}/done").json()["first_s"]) < 15:
+    """`kill -9` once 15 turns have begun, of which a server with turns of half a second has ended some, or in any case
+    after half a minute.
+    """
+    deadline = time.monotonic() + 30
+    while len(httpx.get(f"{url}/done").json()["first_s"]) < 15 and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
 

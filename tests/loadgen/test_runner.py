@@ -13,13 +13,18 @@ import pytest
 import client
 from loadgen import runner
 from loadgen.prompts import TokenIds
-from loadgen.records import Run, TurnClock, TurnCost
+from loadgen.records import Run, TurnCost
 from loadgen.runner import Runner
 from loadgen.targets import TargetSpec
 from loadgen.trace import AgentPlan, TurnPlan
+from loadgen.turn_clock import TurnClock
 
 COMPLETION = 2
 TURN_S = 0.2
+SIGNAL_S = 0.05
+
+LATE_S = 0.25
+"""How much later than it should a machine may do something on which other things run; never earlier."""
 
 
 class Server:
@@ -73,7 +78,7 @@ class ScriptedAgent:
         if self._last == Server.SLOW_TO_HEAR:
             await asyncio.sleep(3600)
         self._server.told.append(("leave", away_s, time.perf_counter()))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(SIGNAL_S)
         return "io_wait"
 
     async def come_back(self) -> str | None:
@@ -106,14 +111,17 @@ async def test_agents_arrive_on_time_however_long_the_others_take() -> None:
     arrivals = [0.0, 0.02, 0.04, 0.06]
     found = await run(Server(), [plan(at) for at in arrivals], [[agent] for agent in range(4)])
     assert [record.due_s for record in sorted(found.turns, key=lambda record: record.agent)] == arrivals
-    assert all(record.due_s <= record.sent_s < TURN_S for record in found.turns)
+    assert all(0 <= record.sent_s - record.due_s < LATE_S for record in found.turns)
+    first_over_s = min(record.sent_s + record.latency_s for record in found.turns)
+    assert max(record.sent_s for record in found.turns) < first_over_s
 
 
 async def test_an_agent_thinks_from_the_end_of_its_turn() -> None:
     found = await run(Server(), [plan(0.0, 0.3, 0.1)], [[1, 2, 3]])
     first, second, third = found.turns
-    assert second.due_s == pytest.approx(first.sent_s + first.latency_s + 0.3, abs=0.03)
-    assert third.due_s == pytest.approx(second.sent_s + second.latency_s + 0.1, abs=0.03)
+    assert second.due_s == pytest.approx(first.sent_s + first.latency_s + 0.3)
+    assert third.due_s == pytest.approx(second.sent_s + second.latency_s + 0.1)
+    assert all(record.sent_s >= record.due_s for record in found.turns)
     assert [record.turn for record in found.turns] == [0, 1, 2]
     assert found.duration_s >= third.sent_s + third.latency_s
 
@@ -144,14 +152,15 @@ async def test_a_conversation_that_cannot_be_closed_is_reported(monkeypatch: pyt
 async def test_a_server_is_told_of_each_pause_when_it_begins_and_before_it_ends() -> None:
     server = Server()
     started = time.perf_counter()
-    found = await run(server, [plan(0.0, 0.4, 0.3)], [[1, 2, 3]])
+    found = await run(server, [plan(0.0, 0.8, 0.4)], [[1, 2, 3]])
     assert [what for what, _, _ in server.told] == ["leave", "come back"] * 2
-    assert [for_s for _, for_s, _ in server.told[::2]] == pytest.approx([0.4, 0.3], abs=0.03)
+    for for_s, think_s in zip([for_s for _, for_s, _ in server.told[::2]], (0.8, 0.4), strict=True):
+        assert for_s is not None
+        assert 0 <= think_s - for_s < LATE_S
     for record, (_, _, at) in zip(found.turns[1:], server.told[1::2], strict=True):
-        assert at - started == pytest.approx(record.due_s - runner.COME_BACK_S, abs=0.03)
-        assert record.sent_s == pytest.approx(record.due_s, abs=0.03)
+        assert 0 <= at - started - (record.due_s - runner.COME_BACK_S) < LATE_S
     assert [(signal.agent, signal.phase) for signal in found.signals] == [(0, "io_wait")] * 2
-    assert [signal.round_trip_s for signal in found.signals] == pytest.approx([0.05, 0.05], abs=0.03)
+    assert all(0 <= signal.round_trip_s - SIGNAL_S < LATE_S for signal in found.signals)
 
 
 async def test_what_an_agent_announces_need_not_be_when_it_comes_back() -> None:
@@ -159,7 +168,8 @@ async def test_what_an_agent_announces_need_not_be_when_it_comes_back() -> None:
     turns = [TurnPlan(1, COMPLETION, 0.2, 0.9, False), TurnPlan(1, COMPLETION, 0.2, None, False), plan(0.0).turns[0]]
     found = await run(server, [AgentPlan(0.0, tuple(turns))], [[1, 2, 3]])
     (_, announced_s, _), (_, unsaid, _) = server.told[::2]
-    assert announced_s == pytest.approx(0.9, abs=0.03)
+    assert announced_s is not None
+    assert 0 <= 0.9 - announced_s < LATE_S
     assert unsaid is None
     for earlier, later in pairwise(found.turns):
         assert later.due_s == pytest.approx(earlier.sent_s + earlier.latency_s + 0.2, abs=1e-6)

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types import Completion
+from openai.types import Completion, CompletionUsage
 from openai.types.completion_choice import Logprobs
 
 from tests.openai.conftest import MODEL
@@ -137,6 +137,34 @@ def test_a_stream_is_the_plain_answer_in_pieces(sdk: openai.OpenAI) -> None:
     assert last.usage is not None
     assert plain.usage is not None
     assert last.usage.total_tokens == plain.usage.total_tokens
+
+
+def test_each_choice_tells_what_it_has_cost_so_far(sdk: openai.OpenAI) -> None:
+    """`continuous_usage_stats` is vLLM's; GuideLLM sends it with every request."""
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    prompts = [[65, 66, 67], [68, 69]]
+    *chunks, last = sdk.completions.create(
+        model=MODEL,
+        prompt=prompts,
+        n=2,
+        max_tokens=6,
+        stream=True,
+        stream_options=options,
+        extra_body={"ignore_eos": True},
+    )
+    told: dict[int, list[CompletionUsage]] = {}
+    for chunk in chunks:
+        assert chunk.usage is not None
+        told.setdefault(chunk.choices[0].index, []).append(chunk.usage)
+    assert sorted(told) == [0, 1, 2, 3]
+    for index, usages in told.items():
+        counts = [usage.completion_tokens for usage in usages]
+        assert counts == sorted(counts)
+        assert counts[-1] == 6
+        assert {usage.prompt_tokens for usage in usages} == {len(prompts[index // 2])}
+    assert last.choices == []
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 24)
 
 
 def test_the_prompt_of_many_choices_is_computed_once(sdk: openai.OpenAI) -> None:

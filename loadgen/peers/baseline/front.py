@@ -32,8 +32,11 @@ def create_front(generator: Generator, tokenizer: Tokenizer, model: str, context
         return {"object": "list", "data": [{"id": model, "object": "model", "max_model_len": context}]}
 
     @app.post("/tokenize")
-    async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
-        return {"tokens": tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens).ids}
+    async def tokenize(request: TokenizeRequest) -> Response:
+        if request.model not in (None, model):
+            return _error(404, f"there is no model {request.model}, only {model}")
+        ids = tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens).ids
+        return JSONResponse({"tokens": ids})
 
     @app.post("/v1/completions")
     async def complete(request: CompletionRequest) -> Response:

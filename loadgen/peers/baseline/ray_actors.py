@@ -48,17 +48,20 @@ class RayGenerator:
         self.context: int = ray.get(self._actors[0].context.remote())
 
     async def stream(self, job: Job) -> AsyncGenerator[int]:
-        """See `Generator`. A turn that fails leaves its conversation unknown."""
-        worker = self._affinity.worker(job.prompt)
+        """See `Generator`. A turn that fails, or that nobody reads to its end, leaves its conversation unknown."""
+        worker = self._affinity.begin(job.prompt)
         answer: list[int] = []
+        history = None
         try:
             async with self._turns[worker]:
                 async for token in self._actors[worker].generate.options(num_returns="streaming").remote(job):
                     answer.append(await token)
                     yield answer[-1]
+            history = (*job.prompt, *answer)
         except ray.exceptions.RayError as error:
             raise GenerationFailed(str(error)) from error
-        self._affinity.remember((*job.prompt, *answer), worker)
+        finally:
+            self._affinity.end(worker, history)
 
     async def close(self) -> None:
         """See `Generator`."""

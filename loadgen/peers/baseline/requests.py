@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Strict(BaseModel):
@@ -33,6 +33,12 @@ class CompletionRequest(_Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are for streams alone")
+        return self
 
 
 class TokenizeRequest(_Strict):

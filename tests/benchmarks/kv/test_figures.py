@@ -17,8 +17,12 @@ from loadgen.histogram import Bucket
 
 def resume_round(resident: float, again: float, ready: float, cold: float) -> ResumeRound:
     """Times to the first token; a cold turn waited 10 ms for its KV."""
-    here = [ResumedTurn(seconds, 0.0) for seconds in (resident, again, ready)]
-    return ResumeRound(*here, ResumedTurn(cold, 0.010))
+    return ResumeRound(
+        resident=ResumedTurn(resident, 0.0),
+        resident_again=ResumedTurn(again, 0.0),
+        ready=ResumedTurn(ready, 0.0),
+        cold=ResumedTurn(cold, 0.010),
+    )
 
 
 MEASURED = Measured(

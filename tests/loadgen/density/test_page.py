@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from loadgen.arrivals import Arrivals
 from loadgen.density.curves import completed, device_budget, in_flight, mean_parts
 from loadgen.density.figures import figures
 from loadgen.density.named import of_report, of_reports
@@ -59,12 +60,20 @@ def test_the_page_says_what_was_run_and_on_what(tmp_path: Path) -> None:
     for words in (
         "python -m loadgen density --target djinn --target vllm",
         "4 agents, 2 a second (poisson), 3 turns each",
+        "signals: eta, exact.",
         "a turn is good with TTFT within 1000 ms",
         "AMD EPYC",
         "djinn serve --kv-device 900MiB",
         "2 repeats",
     ):
         assert words in text
+
+
+def test_the_page_says_how_well_agents_know_when_they_come_back(tmp_path: Path) -> None:
+    load = Workload(arrivals=Arrivals.GAMMA, burstiness=0.5, eta_noise=0.3, turns=2)
+    text = html(make_page(report(load=load)), tmp_path)
+    assert "(gamma, burstiness 0.5)" in text
+    assert "signals: eta, off by a lognormal factor of sigma 0.3." in text
 
 
 def test_the_figures_of_the_contract_are_there() -> None:
@@ -77,6 +86,16 @@ def test_the_figures_of_the_contract_are_there() -> None:
         "Turns completed",
         "Turns in flight",
     ]
+
+
+def test_turns_of_the_warm_up_are_in_no_figure_of_times() -> None:
+    made = report(repeats=1)
+    runs = made.targets[0].runs
+    warmup_s = 1.0 + max(turn.sent_s for run in runs for turn in run.turns)
+    cold = replace(made, measurement=replace(made.measurement, warmup_s=warmup_s))
+    assert len(of_report(made)[0].measured_turns) == len(runs[0].turns)
+    assert of_report(cold)[0].measured_turns == []
+    assert "Time to first token, resumed turns" not in [figure.title for figure in figures(of_report(cold)[:1])]
 
 
 def test_targets_stand_side_by_side_with_their_factor() -> None:

@@ -111,6 +111,12 @@ def test_the_tokenizer_is_that_of_the_model(served: Served) -> None:
     assert answer.json() == {"tokens": [256, *"Hé".encode()]}
 
 
+def test_nothing_is_tokenized_for_another_model(served: Served) -> None:
+    answer = httpx.post(f"{served.url}/tokenize", json={"prompt": "Hé", "model": "gpt-9"})
+    assert answer.status_code == 404
+    assert "no model gpt-9, only model" in answer.text
+
+
 def test_the_load_generator_understands_it(served: Served) -> None:
     async def ask() -> object:
         transport = served.spec.transport()
@@ -131,6 +137,7 @@ def test_the_load_generator_understands_it(served: Served) -> None:
         ({"prompt": []}, 422, "prompt"),
         ({"temperature": 0.7}, 422, "temperature"),
         ({"logprobs": 3}, 422, "logprobs"),
+        ({"stream_options": {"include_usage": True}}, 422, "stream_options"),
     ],
 )
 def test_what_it_cannot_do_it_refuses(served: Served, changed: dict[str, Any], status: int, words: str) -> None:

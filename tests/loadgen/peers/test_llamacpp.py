@@ -22,7 +22,7 @@ REFUSES = "import sys; sys.exit('Model LlamaForCausalLM is not supported')"
 
 @pytest.fixture
 def model(settings: ServerSettings) -> Path:
-    folder = Path(settings.model)
+    folder = settings.model
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_text("weights")
     return folder

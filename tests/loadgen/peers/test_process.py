@@ -2,12 +2,15 @@
 
 import os
 import re
+import signal
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from loadgen.peers.process import ServerFailedError, free_port, running_server
+from loadgen.peers.process import ServerFailedError, free_port, log_tail, running_server, spawn, stop_server
 
 NOWHERE = "http://127.0.0.1:9"
 SERVER = """
@@ -21,6 +24,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGUSR1))
+print("ready", flush=True)
+time.sleep(60)
+"""
+"""Does not end when it is asked to, but interrupts who asked."""
 
 
 def is_running(pid: int) -> bool:
@@ -56,3 +67,31 @@ def test_nothing_of_a_server_is_left_when_the_block_ends(tmp_path: Path) -> None
 
     assert not is_running(session)
     assert not is_running(child)
+
+
+def test_who_does_not_want_to_wait_leaves_nothing_behind() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with tempfile.TemporaryFile() as output:
+            process = spawn([sys.executable, "-c", STUBBORN], {}, output)
+            deadline = time.monotonic() + 30
+            while log_tail(output) != "ready\n":
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            with pytest.raises(KeyboardInterrupt):
+                stop_server(process.pid)
+            process.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not is_running(process.pid)
+
+
+def test_the_end_of_a_log_is_read_while_it_is_written() -> None:
+    with tempfile.TemporaryFile() as output:
+        os.write(output.fileno(), b"one ")
+        assert log_tail(output) == "one "
+        os.write(output.fileno(), b"two")
+        assert log_tail(output) == "one two"

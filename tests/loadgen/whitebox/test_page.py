@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 from rich.console import Console
 
+from loadgen.commands.common import each_target
 from loadgen.reporting.files import read_result, write_result
 from loadgen.reporting.inputs import Server, Texts
 from loadgen.reporting.page import write_page
@@ -20,7 +21,7 @@ from loadgen.whitebox.page import make_page
 from loadgen.whitebox.plan import WhiteboxPlan
 from loadgen.whitebox.report import TargetReport, WhiteboxReport
 from loadgen.whitebox.summary import summarize
-from loadgen.whitebox.tables import render, tables
+from loadgen.whitebox.tables import tables
 from loadgen.whitebox.verdicts import judge
 from tests.loadgen.whitebox.building import everything
 
@@ -43,7 +44,7 @@ def test_every_table_is_on_the_page_and_on_the_terminal(tmp_path: Path) -> None:
     made = report(everything())
     text = unescape(page(everything(), tmp_path))
     console = Console(width=300, record=True, file=StringIO())
-    console.print(render(made))
+    console.print(each_target(made.targets, tables))
     printed = console.export_text()
     for table in tables(made.targets[0]):
         assert table.title in text

@@ -1,0 +1,136 @@
+"""Ctrl-C costs nothing of what has been measured, also when it comes while a run is being wound up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from loadgen.commands.targets import run_on
+from loadgen.corpus import python_topics
+from loadgen.density.measuring import Plan
+from loadgen.density.report import DensityReport
+from loadgen.experiments.density import run_density
+from loadgen.measurement import Measurement
+from loadgen.targets import TargetSpec
+from loadgen.targets.access import Access, RunningTarget
+from loadgen.workload import Workload, plan_trace
+from tests.loadgen.stubs import serving
+from tests.loadgen.waiting import until
+
+AGENTS, TOKENS = 3, 2
+LOAD = Workload(AGENTS, rate=float("inf"), turns=1, context=20, system_tokens=8, completion_tokens=TOKENS)
+PLAN = Plan(LOAD, plan_trace(LOAD), python_topics(), Measurement())
+EVENTS = (
+    *(TOKENS * [{"choices": [{"text": "a", "token_ids": [97]}]}]),
+    {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": TOKENS}},
+)
+
+
+class Stub:
+    """A server that answers at once, but for `/metrics` once `stalls` is set."""
+
+    def __init__(self) -> None:
+        self.completions = 0
+        self.stalls = False
+        self.stalled = False
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "stub"}]})
+
+    async def tokenize(self, request: Request) -> Response:
+        return JSONResponse({"tokens": [ord(character) for character in (await request.json())["prompt"]]})
+
+    async def complete(self, request: Request) -> Response:
+        if not (await request.json()).get("stream"):
+            return JSONResponse({"choices": [{"text": "a", "token_ids": [97]}]})
+        self.completions += 1
+        body = (*(f"data: {json.dumps(event)}\n\n" for event in EVENTS), "data: [DONE]\n\n")
+        return StreamingResponse(iter(body), media_type="text/event-stream")
+
+    async def metrics(self, _request: Request) -> Response:
+        if self.stalls and self.completions > AGENTS:  # one comes before the clock starts
+            self.stalled = True
+            await asyncio.sleep(3600)
+        return Response("# nothing\n")
+
+
+@contextmanager
+def stub() -> Iterator[tuple[Stub, TargetSpec]]:
+    server = Stub()
+    routes = [
+        Route("/v1/models", server.models),
+        Route("/tokenize", server.tokenize, methods=["POST"]),
+        Route("/v1/completions", server.complete, methods=["POST"]),
+        Route("/metrics", server.metrics),
+    ]
+    with serving(Starlette(routes=routes)) as url:
+        yield server, TargetSpec("stub", url, "stub")
+
+
+@dataclass(frozen=True)
+class InterruptedAtItsEnd:
+    """A server that is started for its run. Ctrl-C comes while it is waited for, without the event loop, to end."""
+
+    spec: TargetSpec
+    name: str = "managed"
+    running: None = None
+
+    @asynccontextmanager
+    async def reach(self) -> AsyncIterator[TargetSpec]:
+        yield self.spec
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()  # what asyncio makes of SIGINT
+
+
+async def density(*targets: Access) -> DensityReport:
+    return await run_density(targets, PLAN, Console(file=StringIO()))
+
+
+async def test_while_a_server_is_stopped() -> None:
+    with stub() as (_, spec):
+        found = await asyncio.create_task(density(InterruptedAtItsEnd(spec), RunningTarget(spec)))
+    (target,) = found.targets
+    assert found.interrupted
+    assert target.summary.turns_completed == AGENTS
+    assert target.server.url == spec.url
+
+
+async def test_while_the_last_sample_is_taken() -> None:
+    with stub() as (server, spec):
+        server.stalls = True
+        run = asyncio.create_task(density(RunningTarget(spec), InterruptedAtItsEnd(spec)))
+        await until(lambda: server.stalled)
+        run.cancel()
+        found = await run
+    (target,) = found.targets
+    assert found.interrupted
+    assert target.summary.turns_completed == AGENTS
+
+
+async def test_before_the_first_run_there_is_nothing_to_write() -> None:
+    with stub() as (server, spec):
+        run = asyncio.create_task(density(RunningTarget(spec)))
+        await asyncio.sleep(0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert server.completions == 0
+
+
+def test_while_the_servers_of_another_experiment_are_stopped() -> None:
+    async def experiment(specs: list[TargetSpec]) -> list[str]:
+        return [spec.name for spec in specs]
+
+    assert run_on([InterruptedAtItsEnd(TargetSpec("a", "http://nowhere"))], experiment) == ["a"]
