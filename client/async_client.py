@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from client import calls
-from client.async_session import AsyncSession
+from client.async_session import AsyncSession, open_session
 from client.async_vectors import AsyncVectors
 from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.memory_models import MemoryMap
@@ -32,15 +32,15 @@ class AsyncSessions:
 
         With `residency="guaranteed"` its KV never gives way; `RateLimited` if the server cannot promise that to more.
         """
-        info = await self._transport.send(calls.create_session(metadata, ttl_s, residency))
-        return AsyncSession(self._transport, info)
+        asking = self._transport.send(calls.create_session(metadata, ttl_s, residency))
+        return await open_session(self._transport, asking)
 
     async def import_from(self, path: str | Path) -> AsyncSession:
         """Open a session from a file that `export_to` wrote, here or elsewhere, from a server of the same model.
 
         Raises `Unprocessable` if the file is damaged or of another model.
         """
-        return AsyncSession(self._transport, await self._transport.upload(calls.import_session(), Path(path)))
+        return await open_session(self._transport, self._transport.upload(calls.import_session(), Path(path)))
 
     async def get(self, session: str) -> AsyncSession:
         """The session with this id. Raises `NotFound`."""

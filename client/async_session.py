@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Self, Unpack
@@ -13,6 +14,25 @@ from client.async_white_box import AsyncWhiteBox
 from client.calls import TurnOptions
 from client.errors import DjinnError, NotFound
 from client.models import History, Phase, PhaseChange, SessionInfo, Turn
+from client.transport import AsyncTransport
+
+ABANDON_S = 5.0
+"""How long an opening that was cancelled is waited for."""
+
+
+async def open_session(transport: AsyncTransport, asking: Coroutine[None, None, SessionInfo]) -> AsyncSession:
+    """The session that `asking` has the server open.
+
+    Cancelled while it waits for the answer, it closes what the server has opened: nobody would know of it.
+    """
+    answer = asyncio.ensure_future(asking)
+    try:
+        return AsyncSession(transport, await asyncio.shield(answer))
+    except asyncio.CancelledError:
+        with suppress(DjinnError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S):
+                await AsyncSession(transport, await answer).close()
+        raise
 
 
 class AsyncSession(AsyncWhiteBox):
@@ -38,7 +58,7 @@ class AsyncSession(AsyncWhiteBox):
 
     async def fork(self) -> AsyncSession:
         """A new session with the same history and breakpoints, and paused in the same place if this one is paused."""
-        return AsyncSession(self._transport, await self._transport.send(calls.fork_session(self.id)))
+        return await open_session(self._transport, self._transport.send(calls.fork_session(self.id)))
 
     async def export_to(self, path: str | Path) -> None:
         """Write the session to a file that `djinn.sessions.import_from` takes. Raises `Conflict` under a turn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,10 @@ from client.edge import Connection, check_status, mapped_errors, read_answer, to
 from client.files import CHUNK_BYTES, read_chunks, written_whole
 
 T = TypeVar("T")
+
+
+Trace = Callable[[str, Mapping[str, object]], Awaitable[None]]
+"""Called with an event's name and what belongs to it."""
 
 
 class Transport:
@@ -70,15 +74,16 @@ class Transport:
 
 
 class AsyncTransport:
-    """The one for asyncio."""
+    """The one for asyncio. `trace` is told what becomes of each request: https://www.encode.io/httpcore/extensions/."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, trace: Trace | None = None) -> None:
         self._http = httpx.AsyncClient(**connection.options())
+        self._extensions = {} if trace is None else {"trace": trace}
 
     async def send(self, call: Call[T]) -> T:
         """What the call asks for."""
         with mapped_errors():
-            response = await self._http.send(to_request(self._http, call))
+            response = await self._http.send(self._traced(to_request(self._http, call)))
         return read_answer(call, response)
 
     @asynccontextmanager
@@ -98,14 +103,14 @@ class AsyncTransport:
         """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
         with await asyncio.to_thread(path.open, "rb") as file, mapped_errors():
             size = os.fstat(file.fileno()).st_size
-            response = await self._http.send(to_upload(self._http, call, read_chunks(file), size))
+            response = await self._http.send(self._traced(to_upload(self._http, call, read_chunks(file), size)))
         return read_answer(call, response)
 
     @asynccontextmanager
     async def _open(self, call: Call[T]) -> AsyncIterator[httpx.Response]:
         """An answer that is not read yet and no error."""
         with mapped_errors():
-            response = await self._http.send(to_request(self._http, call), stream=True)
+            response = await self._http.send(self._traced(to_request(self._http, call)), stream=True)
         try:
             if not response.is_success:
                 with mapped_errors():
@@ -114,6 +119,10 @@ class AsyncTransport:
             yield response
         finally:
             await response.aclose()
+
+    def _traced(self, request: httpx.Request) -> httpx.Request:
+        request.extensions |= self._extensions
+        return request
 
     async def close(self) -> None:
         """Close every connection."""

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from client import DjinnError
 from loadgen.errors import LoadgenError
 from loadgen.reporting.tables import TextTable
-from loadgen.whitebox.findings import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A part that could not be measured to its end. `kind` is the name of the error's class."""
+
+    part: str
+    kind: str
+    message: str
 
 
 @contextmanager

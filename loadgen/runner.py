@@ -94,7 +94,6 @@ class Runner:
         self, agent: Agent, number: int, turn: int, due_s: float, planned: TurnPlan, new_ids: TokenIds
     ) -> TurnRecord | None:
         """Run and record one turn; None if it did not complete."""
-        sent_s = self._now()
         clock = TurnClock()
         try:
             cost = await within(self._turn_timeout_s, agent.run_turn(new_ids, planned.completion_tokens, clock))
@@ -105,7 +104,8 @@ class Runner:
         except DjinnError as error:
             self._fail(number, turn, error)
             return None
-        record = TurnRecord(number, turn, due_s, sent_s, tuple(clock.token_times_s), clock.over_s, cost, planned.tool)
+        sent_s, token_times_s = clock.started - self._started, tuple(clock.token_times_s)
+        record = TurnRecord(number, turn, due_s, sent_s, token_times_s, clock.over_s, cost, planned.tool)
         self._run.turns.append(record)
         self._on_change(self._run)
         return record

@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+
+SENDING = ("connection.connect_tcp.started", "http11.send_request_headers.started")
+"""httpcore's names of what it does first with a request: https://www.encode.io/httpcore/extensions/#trace."""
 
 
 class TurnClock:
-    """Notes when the parts of a turn's answer arrive, in seconds since it was made, which is when the turn was sent."""
+    """Notes when the parts of a turn's answer arrive, in seconds since the turn's first request went out.
+
+    What this process takes to make the request, and to get round to sending it, is no time of the server's.
+    """
 
     def __init__(self) -> None:
-        self._started = time.perf_counter()
+        self.started = time.perf_counter()
+        self._sent = False
         self.token_times_s: list[float] = []
         self.over_s = 0.0
 
+    def sent(self) -> None:
+        """A request of the turn goes out. Until the first one does, the clock runs from when it was made."""
+        if not self._sent:
+            self._sent, self.started = True, time.perf_counter()
+
     def tokens(self) -> None:
         """An event with tokens is there."""
-        self.token_times_s.append(time.perf_counter() - self._started)
+        self.token_times_s.append(time.perf_counter() - self.started)
 
     def over(self) -> None:
         """The turn is over."""
-        self.over_s = time.perf_counter() - self._started
+        self.over_s = time.perf_counter() - self.started
+
+
+class Wire:
+    """Watches one agent's connections for the clock of the turn that runs."""
+
+    def __init__(self) -> None:
+        self.clock: TurnClock | None = None
+
+    async def trace(self, event: str, _info: Mapping[str, object]) -> None:
+        """Told by httpcore of each thing that it does."""
+        if self.clock is not None and event in SENDING:
+            self.clock.sent()

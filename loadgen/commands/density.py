@@ -34,6 +34,6 @@ def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
     load, corpus, measurement = read_workload(options), read_corpus(options), read_measurement(options)
     plan = Plan(load, plan_trace(load), corpus, measurement)
-    targets, folder = read_targets(options, final_tokens(plan.trace)), make_output(options)
+    targets, folder = read_targets(options, context_tokens=final_tokens(plan.trace)), make_output(options)
     report = with_origin(asyncio.run(run_density(targets, plan, progress)), options)
     return finish(report, to_rich(tables(of_report(report))), partial(write_density, report, plan.trace, folder))

@@ -26,13 +26,15 @@ OPTIONS = {
     "checked": "sessions that are answered once more, alone",
     "seed": "of texts",
 }
+DTYPE = "float32"
+"""In which a session says the same beside others as alone: with the roundings of 16 bits, close calls go either way."""
 SHARE = 4
 """A server that is started for the run holds one in so many of the tokens on its device."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The targets, and the fields of `OversubscribePlan`."""
-    add_targets(parser, kv=None)
+    add_targets(parser, kv=None, dtype=DTYPE)
     add_common(parser)
     add_plan_options(parser, FULL, QUICK, OPTIONS)
 
@@ -40,8 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
     plan = read_plan(options, FULL, QUICK)
-    options.kv = options.kv or max(plan.sessions // SHARE, 2) * plan.context
-    targets, corpus, folder = read_targets(options), read_corpus(options), make_output(options)
+    targets = read_targets(options, kv_tokens=max(plan.sessions // SHARE, 2) * plan.context)
+    corpus, folder = read_corpus(options), make_output(options)
     report = run_on(targets, lambda specs: run_oversubscribe(specs, plan, corpus, progress))
     report = with_origin(report, options)
     shown = each_target(report.targets, tables)

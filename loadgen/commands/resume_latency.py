@@ -35,8 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
     plan = read_plan(options, FULL, QUICK)
-    options.kv = options.kv or max(plan.lengths) + SPARE_TOKENS
-    targets, corpus, folder = read_targets(options), read_corpus(options), make_output(options)
+    targets = read_targets(options, kv_tokens=max(plan.lengths) + SPARE_TOKENS, read_elsewhere=["model"])
+    corpus, folder = read_corpus(options), make_output(options)
     # What a server runs that somebody else started is only known if it was said.
     knows_model = options.model is not None or any(target.running is None for target in targets)
     model = read_settings(options).model if knows_model else None

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from loadgen.errors import LoadgenError
-from loadgen.peers.options import DEFAULT_KV, add_server_options, read_settings
+from loadgen.peers.base import Peer
+from loadgen.peers.options import (
+    DEFAULT_DTYPE,
+    DEFAULT_KV,
+    add_server_options,
+    read_settings,
+    refuse_server_options,
+)
 from loadgen.peers.registry import PEERS, find_peer
 from loadgen.peers.serving import ManagedTarget, check_installed
 from loadgen.targets import TargetSpec
@@ -22,11 +29,17 @@ ADDRESS = "://"
 """What makes an address of a target, which is the name of a peer otherwise."""
 
 
-def add_targets(parser: argparse.ArgumentParser, *, openai: bool = False, kv: str | None = DEFAULT_KV) -> None:
+def add_targets(
+    parser: argparse.ArgumentParser,
+    *,
+    openai: bool = False,
+    kv: str | None = DEFAULT_KV,
+    dtype: str = DEFAULT_DTYPE,
+) -> None:
     """`--target`, and what servers are given that are started for the run.
 
-    `openai`: not only Djinn can be measured, and what the servers' processes use is, too. `kv` is the default of --kv;
-    an experiment that gives None sets `options.kv` before `read_targets`.
+    `openai`: not only Djinn can be measured, and what the servers' processes use is, too. `kv` and `dtype` are the
+    defaults of --kv and --dtype; an experiment that gives None as `kv` tells `read_targets` what it needs.
     """
     running = "NAME=URL[#MODEL]" if openai else "NAME=URL"
     speaks = "; with #MODEL it is spoken to as an OpenAI-compatible server, without as Djinn" if openai else ""
@@ -43,14 +56,21 @@ def add_targets(parser: argparse.ArgumentParser, *, openai: bool = False, kv: st
     if openai:
         parser.add_argument("--pid", action="append", metavar="NAME=PID", help="process of a target that is up")
     parser.set_defaults(pid=[], peers=peers)
-    add_server_options(parser.add_argument_group("servers that are started for the run"), kv=kv)
+    add_server_options(parser.add_argument_group("servers that are started for the run"), kv=kv, dtype=dtype)
 
 
-def read_targets(options: argparse.Namespace, context_tokens: int | None = None) -> list[Access]:
-    """The targets, none of which is asked for anything yet. `context_tokens`: the longest that a conversation becomes.
+def read_targets(
+    options: argparse.Namespace,
+    *,
+    context_tokens: int | None = None,
+    kv_tokens: int | None = None,
+    read_elsewhere: Collection[str] = (),
+) -> list[Access]:
+    """The targets, none of which is asked for anything yet. `context_tokens` and `kv_tokens` as in `read_settings`.
 
-    Raises `LoadgenError` for a name given twice, a peer that is unknown, not installed or of no use here, and a key or
-    process of no target that is up.
+    Raises `LoadgenError` for a name given twice, a peer that is unknown, not installed or of no use here, a key or
+    process of no target that is up, and an option for servers that are started if none is, but for those that are
+    `read_elsewhere`.
     """
     up = {text.partition("=")[0]: TargetSpec.parse(text) for text in options.target if ADDRESS in text}
     for name, key in _read_pairs("--api-key", options.api_key, up).items():
@@ -59,10 +79,13 @@ def read_targets(options: argparse.Namespace, context_tokens: int | None = None)
         if not pid.isdecimal():
             raise LoadgenError(f"--pid is NAME=PID with a number, not {pid!r}")
         up[name] = replace(up[name], pid=int(pid))
-    targets = [
-        RunningTarget(up[text.partition("=")[0]]) if ADDRESS in text else _managed(text, options, context_tokens)
-        for text in options.target
-    ]
+    managed: dict[str, Access] = {}
+    if kinds := {text: _find(text, options.peers) for text in options.target if ADDRESS not in text}:
+        settings = read_settings(options, context_tokens=context_tokens, kv_tokens=kv_tokens)
+        managed = {text: ManagedTarget(name, peer, settings) for text, (name, peer) in kinds.items()}
+    else:
+        refuse_server_options(options, but=read_elsewhere)
+    targets = [managed.get(text) or RunningTarget(up[text.partition("=")[0]]) for text in options.target]
     names = [target.name for target in targets]
     if len(set(names)) < len(names):
         raise LoadgenError(f"every target needs a name of its own: {', '.join(names)}")
@@ -85,15 +108,16 @@ def run_on(targets: Sequence[Access], experiment: Callable[[list[TargetSpec]], A
     return asyncio.run(reach_and_run())
 
 
-def _managed(text: str, options: argparse.Namespace, context_tokens: int | None) -> Access:
-    name, separator, peer = text.rpartition("=")
+def _find(text: str, usable: Collection[str]) -> tuple[str, Peer]:
+    """The name of a target and the kind of server that is to be started for it."""
+    name, separator, kind = text.rpartition("=")
     if separator and not name:
         raise LoadgenError(f"a target is NAME=URL or [NAME=]PEER, not {text!r}")
-    found = find_peer(peer)
-    if peer not in options.peers:
-        raise LoadgenError(f"{peer} cannot be measured here, only {', '.join(options.peers)}")
-    check_installed(found)
-    return ManagedTarget(name or peer, found, read_settings(options, context_tokens))
+    peer = find_peer(kind)
+    if kind not in usable:
+        raise LoadgenError(f"{kind} cannot be measured here, only {', '.join(usable)}")
+    check_installed(peer)
+    return name or kind, peer
 
 
 def _read_pairs(option: str, texts: Sequence[str], up: dict[str, TargetSpec]) -> dict[str, str]:

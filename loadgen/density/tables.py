@@ -124,7 +124,7 @@ def failure_table(targets: Sequence[Named]) -> TextTable:
 def server_table(targets: Sequence[Named]) -> TextTable:
     """How each server was reached, and started where that is known."""
     rows = [
-        (target.name, server.url, server.model or "Djinn's own protocol", " ".join(server.command) or NOT_TOLD)
+        (target.name, server.url, server.model or "Djinn's own protocol", server.started or NOT_TOLD)
         for target in targets
         for server in (target.report.server,)
     ]

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from client import DjinnError
 from loadgen.corpus import Corpus
-from loadgen.errors import LoadgenError
+from loadgen.experiments.each_subject import on_each_subject
 from loadgen.fresh_prompts import fresh_prompts
 from loadgen.kv.answers import ask_twice
 from loadgen.kv.codecs import CODECS, measure_codec
@@ -33,8 +31,8 @@ from loadgen.noting import noting
 from loadgen.progress import show_parts
 from loadgen.prompts import TokenIds
 from loadgen.reporting.inputs import Server, Texts
+from loadgen.subject import Subject
 from loadgen.targets import TargetSpec
-from loadgen.whitebox.subject import Subject
 
 EXPORT, OUT, IN, LOOPBACK, CODING, FP8 = (
     "exported session",
@@ -59,25 +57,16 @@ async def run_kv(specs: Sequence[TargetSpec], plan: KVPlan, corpus: Corpus, cons
 
     Cancelled during a run, it returns what was seen until then.
     """
-    targets: list[TargetReport] = []
-    async with AsyncExitStack() as stack:
-        subjects = [Subject(spec) for spec in specs]
-        for subject in subjects:
-            stack.push_async_callback(subject.close)
-        for prepared in [await _prepare(subject, plan, corpus) for subject in subjects]:
-            targets.append(await _measure(prepared, plan, console))
-            if targets[-1].findings.interrupted:
-                break
-    return KVReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=tuple(targets))
+    targets = await on_each_subject(
+        specs, lambda subject: _prepare(subject, plan, corpus), lambda prepared: _measure(prepared, plan, console)
+    )
+    return KVReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=targets)
 
 
 async def _prepare(subject: Subject, plan: KVPlan, corpus: Corpus) -> Prepared:
     """Blocks that have a copy are not copied again, so that prompts must be new."""
-    try:
-        await subject.prepare(plan.tokens + 1 + plan.decoded)
-        prompts = await fresh_prompts(plan.repeats + 1, plan.tokens, corpus, plan.seed, subject.tokenize)
-    except DjinnError as error:
-        raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
+    await subject.prepare(plan.tokens + 1 + plan.decoded)
+    prompts = await fresh_prompts(plan.repeats + 1, plan.tokens, corpus, plan.seed, subject.tokenize)
     return Prepared(subject, prompts)
 
 

@@ -21,8 +21,8 @@ from loadgen.migrate.report import Findings, MigrateReport, summarize
 from loadgen.noting import noting
 from loadgen.progress import show_parts
 from loadgen.reporting.inputs import Server, Texts
+from loadgen.subject import Subject
 from loadgen.targets import TargetSpec
-from loadgen.whitebox.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)

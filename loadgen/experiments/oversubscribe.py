@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
 
-from client import DjinnError
 from loadgen.corpus import Corpus
-from loadgen.errors import LoadgenError
+from loadgen.experiments.each_subject import on_each_subject
 from loadgen.noting import noting
 from loadgen.oversubscribe.checking import check_sessions
 from loadgen.oversubscribe.findings import Findings
@@ -29,8 +27,8 @@ from loadgen.oversubscribe.verdicts import judge
 from loadgen.progress import show_parts
 from loadgen.prompts import cut_prompts, fingerprint
 from loadgen.reporting.inputs import Server, Texts
+from loadgen.subject import Subject
 from loadgen.targets import TargetSpec
-from loadgen.whitebox.subject import Subject
 from loadgen.workload import Load
 
 GROWING, CHECKING = "turns", "sessions once more"
@@ -51,25 +49,16 @@ async def run_oversubscribe(
 
     Cancelled during a run, it returns what was seen until then.
     """
-    reports: list[TargetReport] = []
-    async with AsyncExitStack() as stack:
-        subjects = [Subject(spec) for spec in specs]
-        for subject in subjects:
-            stack.push_async_callback(subject.close)
-        for prepared in [await _prepare(subject, plan, corpus) for subject in subjects]:
-            reports.append(await _measure(prepared, plan, console))
-            if reports[-1].findings.interrupted:
-                break
-    return OversubscribeReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=tuple(reports))
+    targets = await on_each_subject(
+        specs, lambda subject: _prepare(subject, plan, corpus), lambda prepared: _measure(prepared, plan, console)
+    )
+    return OversubscribeReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=targets)
 
 
 async def _prepare(subject: Subject, plan: OversubscribePlan, corpus: Corpus) -> Prepared:
-    try:
-        await subject.prepare(plan.context)
-        load = Load(system_tokens=0, seed=plan.seed)
-        histories = await cut_prompts(plan.trace, load, corpus, subject.tokenize)
-    except DjinnError as error:
-        raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
+    await subject.prepare(plan.context)
+    load = Load(system_tokens=0, seed=plan.seed)
+    histories = await cut_prompts(plan.trace, load, corpus, subject.tokenize)
     return Prepared(subject, histories)
 
 

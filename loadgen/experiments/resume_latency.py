@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 from rich.console import Console
 
 from loadgen.corpus import Corpus
+from loadgen.experiments.each_subject import on_each_subject
 from loadgen.noting import noting
 from loadgen.progress import show_parts
 from loadgen.reporting.inputs import Server, Texts
 from loadgen.resume.findings import Findings, Way
-from loadgen.resume.measuring import check, measure
+from loadgen.resume.measuring import Prepared, measure, prepare
 from loadgen.resume.plan import ResumePlan, choose_layers, plan_cells
 from loadgen.resume.report import ResumeReport, TargetReport
 from loadgen.resume.summary import summarize
 from loadgen.resume.verdicts import judge
 from loadgen.targets import TargetSpec
-from loadgen.whitebox.subject import Subject
 
 
 async def run_resume_latency(
@@ -35,31 +34,26 @@ async def run_resume_latency(
     With `model`, a folder, the hand-written offload goes on to the next token. Cancelled during a run, it returns what
     was seen until then.
     """
-    reports: list[TargetReport] = []
-    async with AsyncExitStack() as stack:
-        subjects = [Subject(spec) for spec in specs]
-        for subject in subjects:
-            stack.push_async_callback(subject.close)
-        for subject in subjects:
-            await check(subject, plan)
-        for subject in subjects:
-            reports.append(await _measure(subject, plan, model, corpus, console))
-            if reports[-1].findings.interrupted:
-                break
+    targets = await on_each_subject(
+        specs,
+        lambda subject: prepare(subject, plan),
+        lambda prepared: _measure(prepared, plan, model, corpus, console),
+    )
     name = None if model is None else model.name
-    return ResumeReport(seed=plan.seed, plan=plan, model=name, texts=Texts.of(corpus), targets=tuple(reports))
+    return ResumeReport(seed=plan.seed, plan=plan, model=name, texts=Texts.of(corpus), targets=targets)
 
 
 async def _measure(
-    subject: Subject, plan: ResumePlan, model: Path | None, corpus: Corpus, console: Console
+    prepared: Prepared, plan: ResumePlan, model: Path | None, corpus: Corpus, console: Console
 ) -> TargetReport:
+    subject = prepared.subject
     findings, layers = Findings(), choose_layers(subject.num_layers, plan.depths)
     per_length = plan.repeats * len(layers) * len(Way)
     parts = {length: f"{length:,} tokens" for length in plan.lengths}
     with show_parts(console, subject.spec.name, dict.fromkeys(parts.values(), per_length)) as advance:
         try:
             with noting("the run", findings.failures):
-                await measure(subject, plan, model, corpus, findings, lambda length: advance(parts[length]))
+                await measure(prepared, plan, model, corpus, findings, lambda length: advance(parts[length]))
         except asyncio.CancelledError:
             findings.interrupted = True
     cells = plan_cells(plan.lengths, layers)

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from rich.console import Console
 
-from client import DjinnError
 from loadgen.corpus import Corpus
 from loadgen.errors import LoadgenError
+from loadgen.experiments.each_subject import on_each_subject
 from loadgen.histogram import between
 from loadgen.noting import noting
 from loadgen.progress import show_parts
 from loadgen.prompts import TokenIds, cut_prompts, fingerprint
 from loadgen.reporting.inputs import Server, Texts
+from loadgen.subject import Subject
 from loadgen.targets import TargetSpec
 from loadgen.whitebox.accuracy import run_trials
 from loadgen.whitebox.concurrency import measure_windows
@@ -29,7 +29,6 @@ from loadgen.whitebox.findings import Findings
 from loadgen.whitebox.plan import WhiteboxPlan, choose_layers
 from loadgen.whitebox.report import TargetReport, WhiteboxReport
 from loadgen.whitebox.steering import measure_rates, run_steered
-from loadgen.whitebox.subject import Subject
 from loadgen.whitebox.summary import summarize
 from loadgen.whitebox.verdicts import judge
 from loadgen.workload import Workload, plan_trace
@@ -60,34 +59,24 @@ async def run_whitebox(
 
     Cancelled during a run, it returns what was seen until then.
     """
-    reports: list[TargetReport] = []
-    async with AsyncExitStack() as stack:
-        subjects = [Subject(spec) for spec in specs]
-        for subject in subjects:
-            stack.push_async_callback(subject.close)
-        prepared = [await _prepare(subject, plan, corpus) for subject in subjects]
-        for ready in prepared:
-            reports.append(await _measure(ready, plan, console))
-            if reports[-1].findings.interrupted:
-                break
-    return WhiteboxReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=tuple(reports))
+    targets = await on_each_subject(
+        specs, lambda subject: _prepare(subject, plan, corpus), lambda ready: _measure(ready, plan, console)
+    )
+    return WhiteboxReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=targets)
 
 
 async def _prepare(subject: Subject, plan: WhiteboxPlan, corpus: Corpus) -> Prepared:
     """Choose layers, cut prompts, and run one turn too many: what is slow only once stays out of the measurement."""
-    try:
-        await subject.prepare(plan.context + plan.tokens)
-        num_layers = subject.num_layers
-        layers = plan.layers or choose_layers(num_layers)
-        if max(layers) >= num_layers:
-            raise LoadgenError(f"layers must be from 0 to {num_layers - 1} for target {subject.spec.name}")
-        count = plan.prompts(len(layers)) + 1
-        load = Workload(count, context=plan.context, turns=1, system_tokens=0, seed=plan.seed)
-        cut = await cut_prompts(plan_trace(load), load, corpus, subject.tokenize)
-        *prompts, spare = (turns[0] for turns in cut)
-        await subject.answer(spare, plan.tokens)
-    except DjinnError as error:
-        raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
+    await subject.prepare(plan.context + plan.tokens)
+    num_layers = subject.num_layers
+    layers = plan.layers or choose_layers(num_layers)
+    if max(layers) >= num_layers:
+        raise LoadgenError(f"layers must be from 0 to {num_layers - 1} for target {subject.spec.name}")
+    count = plan.prompts(len(layers)) + 1
+    load = Workload(count, context=plan.context, turns=1, system_tokens=0, seed=plan.seed)
+    cut = await cut_prompts(plan_trace(load), load, corpus, subject.tokenize)
+    *prompts, spare = (turns[0] for turns in cut)
+    await subject.answer(spare, plan.tokens)
     return Prepared(subject, layers, tuple(prompts))
 
 

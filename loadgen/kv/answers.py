@@ -13,7 +13,7 @@ from loadgen.kv.copies import check_imported
 from loadgen.kv.fp8 import from_fp8, to_fp8
 from loadgen.kv.session_file import SessionFile
 from loadgen.prompts import TokenIds
-from loadgen.whitebox.subject import Subject, greedy
+from loadgen.subject import Subject, greedy
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from client.memory_models import Direction
 from client.models import Tier
 from loadgen.errors import LoadgenError
 from loadgen.prompts import TokenIds
-from loadgen.whitebox.subject import Subject, greedy
+from loadgen.subject import Subject, greedy
 
 POLL_S = 0.005
 TIMEOUT_S = 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from loadgen.kv.figures import fp8_figure, growth_figure, payoff_figures, transfer_figure
@@ -39,7 +38,7 @@ def tables(target: TargetReport) -> Iterator[TextTable]:
 
 def _sections(target: TargetReport) -> Iterator[Section]:
     server, findings = target.server, target.findings
-    started = shlex.join(server.command)
+    started = server.started
     structure = () if findings.structure is None else (structure_table(findings.structure),)
     yield Section(f"{server.name}: {server.url}", started, tables=structure)
     failures = failure_table(findings.failures, interrupted=findings.interrupted)

@@ -15,10 +15,10 @@ from loadgen.kv.loopback import Loopback
 from loadgen.kv.payoff import Payoff, weigh
 from loadgen.kv.plan import KVPlan
 from loadgen.kv.structure import Growth, Structure, grow
+from loadgen.noting import Failure
 from loadgen.reporting.files import Result
 from loadgen.reporting.inputs import Server, Texts
 from loadgen.reporting.per_target import PerTarget
-from loadgen.whitebox.findings import Failure
 
 WAYS = {"out": "device to host", "in": "host to device", "to_disk": "host to disk", "from_disk": "disk to host"}
 """The server's directions in words."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from client import AsyncSession
 from loadgen.prompts import TokenIds
-from loadgen.whitebox.subject import Stopwatch, Subject, greedy
+from loadgen.stopwatch import Stopwatch
+from loadgen.subject import Subject, greedy
 
 
 @dataclass(frozen=True, slots=True)

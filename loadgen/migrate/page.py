@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 
 from matplotlib.axes import Axes
@@ -27,9 +26,7 @@ def make_page(report: MigrateReport) -> Page:
         f"{origin.name}, where they never moved. Each length {plan.repeats} times.",
         f"{report.started_at:%Y-%m-%d %H:%M} UTC, on {report.machine}.",
     )
-    servers = "; ".join(
-        f"{server.name}: {server.url} {shlex.join(server.command)}".strip() for server in (origin, goal)
-    )
+    servers = "; ".join(f"{server.name}: {server.url} {server.started}".strip() for server in (origin, goal))
     sections = (Section("Servers", servers), *_sections(report))
     return Page("Sessions that move to another server", lead, sections, report.command)
 

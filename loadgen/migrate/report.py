@@ -9,9 +9,9 @@ from typing import Literal
 
 from loadgen.migrate.journey import Journey
 from loadgen.migrate.plan import MigratePlan
+from loadgen.noting import Failure
 from loadgen.reporting.files import Result
 from loadgen.reporting.inputs import Server, Texts
-from loadgen.whitebox.findings import Failure
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from loadgen.oversubscribe.growing import Histories
 from loadgen.oversubscribe.plan import OversubscribePlan
 from loadgen.prompts import TokenIds
 from loadgen.resume.errors import NotAsMeant
-from loadgen.whitebox.subject import Subject, greedy
+from loadgen.subject import Subject, greedy
 
 
 async def check_sessions(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from loadgen.noting import Failure
 from loadgen.prompts import TokenIds
-from loadgen.whitebox.findings import Failure
 
 
 @dataclass(frozen=True, slots=True)

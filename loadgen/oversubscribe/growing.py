@@ -11,7 +11,7 @@ from client import AsyncSession, DjinnError
 from loadgen.oversubscribe.findings import Budget, Findings, GrownTurn, TurnFailure
 from loadgen.oversubscribe.plan import OversubscribePlan
 from loadgen.prompts import TokenIds
-from loadgen.whitebox.subject import Subject, greedy
+from loadgen.subject import Subject, greedy
 
 Histories = Sequence[Sequence[TokenIds]]
 """What each session adds in each of its turns."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from loadgen.oversubscribe.figures import figures
 from loadgen.oversubscribe.report import OversubscribeReport, TargetReport
 from loadgen.oversubscribe.tables import tables
@@ -18,12 +16,12 @@ def make_page(report: OversubscribeReport) -> Page:
         f"generated tokens, {plan.concurrency} turns at once; real text ({report.texts.name}). After each turn a "
         "session signals `io_wait`, and comes back unannounced.",
         f"{report.started_at:%Y-%m-%d %H:%M} UTC, on {report.machine}.",
-        shlex.join(report.command),
     )
-    return Page("More sessions than the device holds", lead, tuple(_section(target) for target in report.targets))
+    sections = tuple(_section(target) for target in report.targets)
+    return Page("More sessions than the device holds", lead, sections, report.command)
 
 
 def _section(target: TargetReport) -> Section:
     server = target.server
     figures_and_tables = tuple(figures(target)), tuple(tables(target))
-    return Section(f"{server.name}: {server.url}", shlex.join(server.command), *figures_and_tables)
+    return Section(f"{server.name}: {server.url}", server.started, *figures_and_tables)

@@ -10,7 +10,7 @@ from client import MemoryMap
 from loadgen.noting import noting
 from loadgen.oversubscribe.findings import Budget, Findings, MemorySample
 from loadgen.oversubscribe.growing import Crowd
-from loadgen.whitebox.subject import Subject
+from loadgen.subject import Subject
 
 PERIOD_S = 0.5
 

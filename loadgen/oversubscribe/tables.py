@@ -6,21 +6,14 @@ from collections.abc import Iterator
 
 from loadgen.oversubscribe.report import TargetReport
 from loadgen.oversubscribe.verdicts import mib
-from loadgen.reporting.tables import Mark, TextTable
-from loadgen.whitebox.verdicts import Outcome
-
-MARKS = {Outcome.MET.value: Mark.GOOD, Outcome.MISSED.value: Mark.BAD}
+from loadgen.reporting.tables import TextTable
+from loadgen.verdicts import verdict_table
 
 
 def tables(target: TargetReport) -> Iterator[TextTable]:
     """The tables that have something in them, the targets met and missed first."""
-    every = (_verdicts(target), _failures(target), _memory(target), _turns(target), _checks(target))
+    every = (verdict_table(target.verdicts), _failures(target), _memory(target), _turns(target), _checks(target))
     return (table for table in every if table.rows)
-
-
-def _verdicts(target: TargetReport) -> TextTable:
-    rows = [(verdict.what, verdict.target, verdict.measured, verdict.outcome.value) for verdict in target.verdicts]
-    return TextTable("Targets", ("", "target", "measured", "outcome"), rows, text_columns=3, marks=MARKS)
 
 
 def _failures(target: TargetReport) -> TextTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadgen.oversubscribe.findings import Budget, Findings
 from loadgen.oversubscribe.summary import Summary
-from loadgen.whitebox.verdicts import Outcome, Verdict
+from loadgen.verdicts import Verdict, verdict
 
 MIB = 2**20
 
@@ -20,25 +20,25 @@ def judge(summary: Summary, findings: Findings) -> tuple[Verdict, ...]:
 def _demand(summary: Summary, budget: Budget) -> Verdict:
     ratio = summary.demand_bytes / budget.device_bytes
     measured = f"{ratio:.1f} times: {mib(summary.demand_bytes)} of {mib(budget.device_bytes)}"
-    return _verdict("KV of all histories, of what the device holds", "more than it holds", measured, ratio > 1)
+    return verdict("KV of all histories, of what the device holds", "more than it holds", measured, ratio > 1)
 
 
 def _device(summary: Summary, budget: Budget) -> Verdict:
     within = summary.device_bytes <= budget.device_bytes
     target = f"at most its budget, {mib(budget.device_bytes)}"
-    return _verdict("KV on the device", target, f"at most {mib(summary.device_bytes)}", within)
+    return verdict("KV on the device", target, f"at most {mib(summary.device_bytes)}", within)
 
 
 def _turns(summary: Summary) -> Verdict:
     measured = f"{summary.turns_completed} of {summary.turns_planned}"
-    return _verdict("turns completed", "all", measured, summary.turns_completed == summary.turns_planned)
+    return verdict("turns completed", "all", measured, summary.turns_completed == summary.turns_planned)
 
 
 def _lost(summary: Summary, budget: Budget) -> Verdict:
     """Only a server that can keep everything somewhere must not lose any of it."""
     fits = budget.policy != "none" and summary.demand_bytes <= budget.host_bytes + budget.disk_bytes
     target = "none" if fits else "some: host and disk cannot keep it all"
-    return _verdict(
+    return verdict(
         "tokens computed again",
         target,
         f"{summary.recomputed_tokens:,}",
@@ -49,14 +49,9 @@ def _lost(summary: Summary, budget: Budget) -> Verdict:
 def _same(summary: Summary) -> Verdict:
     measured = f"{summary.matching_tokens} of {summary.checked_tokens}"
     met = summary.matching_tokens == summary.checked_tokens if summary.checked_tokens else None
-    return _verdict("tokens that are the same when the session is alone", "all", measured, met)
+    return verdict("tokens that are the same when the session is alone", "all", measured, met)
 
 
 def mib(size: int) -> str:
     """Bytes, to be read."""
     return f"{size / MIB:,.0f} MiB" if size >= 10 * MIB or not size else f"{size / MIB:.2f} MiB"
-
-
-def _verdict(what: str, target: str, measured: str, met: bool | None) -> Verdict:
-    outcome = Outcome.UNKNOWN if met is None else Outcome.MET if met else Outcome.MISSED
-    return Verdict(what, target, measured, outcome)

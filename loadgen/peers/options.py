@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from loadgen.errors import LoadgenError
@@ -13,37 +14,44 @@ from loadgen.peers.gguf import OUT_TYPES
 DEFAULT_MODEL = Path("~/.cache/djinn/models/smollm2-135m-instruct")
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_KV = "20x1024"
+SERVER_OPTIONS = ("model", "dtype", "kv")
 
 
-def add_server_options(parser: argparse._ActionsContainer, *, kv: str | None = DEFAULT_KV) -> None:
-    """The options that `read_settings` reads. `kv` is the default of --kv; with None the experiment sets it later."""
-    parser.add_argument(
-        "--model",
-        type=Path,
-        metavar="DIR",
-        help=f"a Transformers folder (default: {DEFAULT_MODEL})",
-    )
-    parser.add_argument(
-        "--dtype", choices=list(OUT_TYPES), default=DEFAULT_DTYPE, help=f"of weights and KV (default: {DEFAULT_DTYPE})"
-    )
+def add_server_options(
+    parser: argparse._ActionsContainer, *, kv: str | None = DEFAULT_KV, dtype: str = DEFAULT_DTYPE
+) -> None:
+    """The options that `read_settings` reads. `kv` is the default of --kv, None if it depends on the experiment."""
+    parser.add_argument("--model", type=Path, metavar="DIR", help=f"a Transformers folder (default: {DEFAULT_MODEL})")
+    parser.add_argument("--dtype", choices=list(OUT_TYPES), help=f"of weights and KV (default: {dtype})")
     parser.add_argument(
         "--kv",
         type=_kv_tokens,
-        default=kv,
         metavar="SESSIONSxTOKENS",
         help=f"room for KV on the device (default: {'what the experiment needs' if kv is None else kv})",
     )
+    parser.set_defaults(default_kv=None if kv is None else _kv_tokens(kv), default_dtype=dtype)
 
 
-def read_settings(options: argparse.Namespace, context_tokens: int | None = None) -> ServerSettings:
-    """What the servers are given; `context_tokens` is the longest that a conversation becomes.
+def read_settings(
+    options: argparse.Namespace, *, context_tokens: int | None = None, kv_tokens: int | None = None
+) -> ServerSettings:
+    """What the servers are given. `context_tokens` is the longest that a conversation becomes, `kv_tokens` what the
+    experiment needs unless --kv is given.
 
     Raises `LoadgenError` if there is no model.
     """
     model = (options.model or DEFAULT_MODEL).expanduser().absolute()
     if not (model / "config.json").is_file():
         raise LoadgenError(f"no model in {model}: `djinn models pull smollm2-135m-instruct`, or another --model")
-    return ServerSettings(model, options.dtype, options.kv, context_tokens)
+    kv = options.kv or kv_tokens or options.default_kv
+    return ServerSettings(model, options.dtype or options.default_dtype, kv, context_tokens)
+
+
+def refuse_server_options(options: argparse.Namespace, *, but: Collection[str] = ()) -> None:
+    """Raise `LoadgenError` if one was given: nothing is started that it could be for."""
+    for name in SERVER_OPTIONS:
+        if name not in but and getattr(options, name) is not None:
+            raise LoadgenError(f"--{name} is for servers that are started for the run, and all targets are up already")
 
 
 def _kv_tokens(text: str) -> int:

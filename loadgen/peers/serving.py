@@ -41,7 +41,7 @@ class Served:
     @property
     def spec(self) -> TargetSpec:
         """The same, with what is known of its process."""
-        return TargetSpec(self.name, self.url, self.model, pid=self.pid, command=self.command)
+        return TargetSpec(self.name, self.url, self.model, pid=self.pid, command=self.command, versions=self.versions)
 
 
 @contextmanager

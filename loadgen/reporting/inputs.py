@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field
 from typing import Literal
 
 from loadgen.corpus import Corpus
@@ -11,18 +12,28 @@ from loadgen.targets import TargetSpec
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A target as it may be published: without its key. `command` is how it was started, empty if that is not known."""
+    """A target as it may be published: without its key. `command` is how it was started and `versions` are those of its
+    packages; both are empty if that is not known.
+    """
 
     name: str
     url: str
     protocol: Literal["djinn", "openai"]
     model: str | None
     command: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: TargetSpec) -> Server:
         """What may be published of the target."""
-        return cls(spec.name, spec.url, "djinn" if spec.model is None else "openai", spec.model, spec.command)
+        protocol: Literal["djinn", "openai"] = "djinn" if spec.model is None else "openai"
+        return cls(spec.name, spec.url, protocol, spec.model, spec.command, dict(spec.versions))
+
+    @property
+    def started(self) -> str:
+        """The command and the versions, to be read; empty if neither is known."""
+        versions = ", ".join(f"{package} {version}" for package, version in self.versions.items())
+        return f"{shlex.join(self.command)} ({versions})" if versions else shlex.join(self.command)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from client.models import Tier
 from loadgen.errors import LoadgenError
 from loadgen.prompts import TokenIds
 from loadgen.resume.errors import NotAsMeant
-from loadgen.whitebox.subject import Stopwatch, Subject, greedy
+from loadgen.stopwatch import Stopwatch
+from loadgen.subject import Subject, greedy
 
 POLL_S = 0.0005
 TIMEOUT_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from loadgen.whitebox.findings import Failure
+from loadgen.noting import Failure
 
 
 class Way(StrEnum):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from loadgen.corpus import Corpus
 from loadgen.prompts import TokenIds, cut_prompts
 from loadgen.resume.plan import Cell, ResumePlan, checked_cells, plan_cells
+from loadgen.subject import Subject
 from loadgen.trace import AgentPlan, TurnPlan
-from loadgen.whitebox.subject import Subject
 from loadgen.workload import Load
 
 PER_SAMPLE = 3

@@ -7,9 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from client import DjinnError
 from loadgen.corpus import Corpus
-from loadgen.errors import LoadgenError
 from loadgen.noting import noting
 from loadgen.resume.away import Passers, passer_lengths, passers
 from loadgen.resume.findings import Findings, Sample, Way
@@ -17,7 +15,15 @@ from loadgen.resume.histories import Histories, cut_histories
 from loadgen.resume.offload import HandWrittenOffload, Shape, hand_written_offload
 from loadgen.resume.plan import Cell, ResumePlan, choose_layers, order_of_ways, plan_cells
 from loadgen.resume.returns import arm, call_back, pause_at, recompute
-from loadgen.whitebox.subject import Subject
+from loadgen.subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A server that has answered, and how long the sessions must be that fill its device."""
+
+    subject: Subject
+    passer_lengths: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +37,29 @@ class Bench:
     offload: HandWrittenOffload
 
 
-async def check(subject: Subject, plan: ResumePlan) -> list[int]:
-    """Ask what the server runs; how long the sessions must be that fill its device.
-
-    Raises `LoadgenError` if it cannot serve the experiment.
-    """
+async def prepare(subject: Subject, plan: ResumePlan) -> Prepared:
+    """Ask what the server runs. Raises `DjinnError`, and `LoadgenError` if it cannot serve the experiment."""
     longest = max(plan.lengths)
-    try:
-        await subject.prepare(longest + 1)
-        memory = await subject.memory()
-    except DjinnError as error:
-        raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
-    return passer_lengths(memory, subject.spec.name, longest=longest, max_model_len=subject.max_model_len)
+    await subject.prepare(longest + 1)
+    memory = await subject.memory()
+    lengths = passer_lengths(memory, subject.spec.name, longest=longest, max_model_len=subject.max_model_len)
+    return Prepared(subject, lengths)
 
 
 async def measure(
-    subject: Subject,
+    prepared: Prepared,
     plan: ResumePlan,
     model: Path | None,
     corpus: Corpus,
     findings: Findings,
     advance: Callable[[int], None],
 ) -> None:
-    """Take all samples; `advance` is told the length of each. Raises `DjinnError` and `LoadgenError` if nothing can be
-    measured; one sample that cannot be taken is a failure among the findings.
+    """Take all samples; `advance` is told the length of each. Raises `DjinnError` if nothing can be measured; one
+    sample that cannot be taken is a failure among the findings.
     """
-    passing = await check(subject, plan)
+    subject = prepared.subject
     layers = choose_layers(subject.num_layers, plan.depths)
-    histories = await cut_histories(subject, plan, layers, passing, corpus)
+    histories = await cut_histories(subject, plan, layers, prepared.passer_lengths, corpus)
     async with AsyncExitStack() as stack:
         dtype = await _warm_up(subject, layers[0], histories, findings)
         offload = await stack.enter_async_context(hand_written_offload())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from loadgen.reporting.page import Page, Section
 from loadgen.resume.figures import figures
 from loadgen.resume.report import ResumeReport, TargetReport
@@ -41,10 +39,9 @@ def make_page(report: ResumeReport) -> Page:
         f"Sessions of {', '.join(f'{length:,}' for length in plan.lengths)} tokens of real text ({report.texts.name}), "
         f"paused at {depths} % of the layers, {plan.repeats} times in each way, in alternating order.",
         f"{report.started_at:%Y-%m-%d %H:%M} UTC, on {report.machine}.",
-        shlex.join(report.command),
     )
     sections = [section for target in report.targets for section in _sections(target)]
-    return Page("Coming back to where it was", lead, (*sections, *TIMED))
+    return Page("Coming back to where it was", lead, (*sections, *TIMED), report.command)
 
 
 def _sections(target: TargetReport) -> tuple[Section, ...]:

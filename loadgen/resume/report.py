@@ -11,7 +11,7 @@ from loadgen.reporting.per_target import PerTarget
 from loadgen.resume.findings import Findings
 from loadgen.resume.plan import ResumePlan
 from loadgen.resume.summary import Summary
-from loadgen.whitebox.verdicts import Outcome, Verdict
+from loadgen.verdicts import Verdict, all_well
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ class TargetReport:
     @property
     def succeeded(self) -> bool:
         """Whether everything was measured, and no target is missed."""
-        missed = any(verdict.outcome is Outcome.MISSED for verdict in self.verdicts)
-        return not (missed or self.findings.failures or self.findings.interrupted)
+        return all_well(self.verdicts, self.findings.failures, interrupted=self.findings.interrupted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from loadgen.resume.errors import NotAsMeant
 from loadgen.resume.findings import Sample, Way
 from loadgen.resume.plan import Cell
 from loadgen.resume.split import ServerClock
-from loadgen.whitebox.subject import Stopwatch, Subject, greedy
+from loadgen.stopwatch import Stopwatch
+from loadgen.subject import Subject, greedy
 
 PAUSE_TIMEOUT_S = 3600.0
 """Longer than a sample takes: only the experiment ends its pauses."""
@@ -76,7 +77,9 @@ async def call_back(subject: Subject, passers: Passers, cell: Cell, repeat: int,
         split = before.until(await ServerClock.read(subject))
         await session.refresh()
         _check_copied(session, back, kv_bytes)
-    standing_s += split.checkpoint_s or 0.0
+    if split.checkpoint_s is None:
+        raise NotAsMeant("the server does not tell how long the residual stream took to come back")
+    standing_s += split.checkpoint_s
     return Sample(Way.DJINN, cell.length, cell.layer, repeat, standing_s, token_s, turn.token_ids[0], kv_bytes, split)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.resume.findings import ServerSplit
-from loadgen.whitebox.subject import Subject
+from loadgen.subject import Subject
 
 DISPATCH = "djinn_resume_dispatch_seconds"
 CHECKPOINT = "djinn_checkpoint_restore_seconds"

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from loadgen.reporting.tables import Mark, TextTable
+from loadgen.reporting.tables import TextTable
 from loadgen.resume.findings import Way
 from loadgen.resume.plan import depth_of
 from loadgen.resume.report import TargetReport
 from loadgen.resume.summary import Measure, Row, Spread
 from loadgen.resume.verdicts import from_layer, times
-from loadgen.whitebox.verdicts import Outcome
+from loadgen.verdicts import verdict_table
 
-MARKS = {Outcome.MET.value: Mark.GOOD, Outcome.MISSED.value: Mark.BAD}
 SPREAD = "Median, and from lowest to highest of the repeats."
 
 
 def tables(target: TargetReport) -> Iterator[TextTable]:
     """The tables that have something in them, the targets met and missed first."""
     every = (
-        _verdicts(target),
+        verdict_table(target.verdicts),
         _failures(target),
         _crossings(target),
         *(_times(target, measure) for measure in Measure),
@@ -28,11 +27,6 @@ def tables(target: TargetReport) -> Iterator[TextTable]:
         _server(target),
     )
     return (table for table in every if table.rows)
-
-
-def _verdicts(target: TargetReport) -> TextTable:
-    rows = [(verdict.what, verdict.target, verdict.measured, verdict.outcome.value) for verdict in target.verdicts]
-    return TextTable("Targets", ("", "target", "measured", "outcome"), rows, text_columns=3, marks=MARKS)
 
 
 def _failures(target: TargetReport) -> TextTable:

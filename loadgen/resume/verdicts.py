@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadgen.resume.findings import Findings, Way
 from loadgen.resume.plan import depth_of
 from loadgen.resume.summary import Crossing, Measure, Summary
-from loadgen.whitebox.verdicts import Outcome, Verdict
+from loadgen.verdicts import Verdict, verdict
 
 
 def judge(summary: Summary, findings: Findings, planned: int, num_layers: int) -> tuple[Verdict, ...]:
@@ -31,21 +31,21 @@ def _sooner(summary: Summary, crossing: Crossing, num_layers: int) -> Verdict:
     layers = both[0] & both[1]
     met = None if not layers else crossing.layer == min(layers)
     measured = from_layer(crossing, num_layers) if layers else ""
-    return _verdict(f"stands again sooner than a recompute, {crossing.length:,} tokens", "all depths", measured, met)
+    return verdict(f"stands again sooner than a recompute, {crossing.length:,} tokens", "all depths", measured, met)
 
 
 def _agreement(summary: Summary) -> Verdict:
     """Djinn's next token and that of Transformers, which was handed the same history."""
     same = sum(each.djinn == each.transformers for each in summary.agreements)
     total = len(summary.agreements)
-    return _verdict(
+    return verdict(
         "next tokens that are those of Transformers", "all", f"{same} of {total}", same == total if total else None
     )
 
 
 def _complete(findings: Findings, planned: int) -> Verdict:
     taken = len(findings.samples)
-    return _verdict(
+    return verdict(
         "samples whose KV had left the device, and of which nothing was computed again",
         "all",
         f"{taken} of {planned}",
@@ -56,8 +56,3 @@ def _complete(findings: Findings, planned: int) -> Verdict:
 def times(ratio: float) -> str:
     """Two figures of a ratio, or all that are before the point."""
     return f"{ratio:.2f}" if ratio < 2 else f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
-
-
-def _verdict(what: str, target: str, measured: str, met: bool | None) -> Verdict:
-    outcome = Outcome.UNKNOWN if met is None else Outcome.MET if met else Outcome.MISSED
-    return Verdict(what, target, measured, outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel
 
 from client.calls import Call
 from client.edge import DEFAULT_TIMEOUT_S, Connection
-from client.transport import AsyncTransport
+from client.transport import AsyncTransport, Trace
 from loadgen.errors import LoadgenError
 from loadgen.prompts import TokenIds
 from loadgen.records import TurnCost
@@ -20,8 +21,8 @@ from loadgen.turn_clock import TurnClock
 class TargetSpec:
     """Where a server is. With a `model` it is spoken to as an OpenAI-compatible server, without one as Djinn.
 
-    `pid` is the server's process on this machine and `command` how it was started, where the load generator knows. It
-    may be silent for `timeout_s`.
+    `pid` is the server's process on this machine, `command` how it was started and `versions` those of its packages,
+    where the load generator knows. It may be silent for `timeout_s`.
     """
 
     name: str
@@ -30,6 +31,7 @@ class TargetSpec:
     api_key: str | None = field(default=None, repr=False)
     pid: int | None = None
     command: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     @classmethod
@@ -45,10 +47,13 @@ class TargetSpec:
             raise LoadgenError(f"the URL of target {name} must be that of the server, without /v1")
         return cls(name, url, model or None)
 
-    def transport(self) -> AsyncTransport:
-        """A pool of connections to the server. Raises `LoadgenError` if the address is not HTTP."""
+    def transport(self, trace: Trace | None = None) -> AsyncTransport:
+        """A pool of connections to the server; `trace` as in `AsyncTransport`.
+
+        Raises `LoadgenError` if the address is not HTTP.
+        """
         try:
-            return AsyncTransport(Connection(self.url, self.api_key, self.timeout_s))
+            return AsyncTransport(Connection(self.url, self.api_key, self.timeout_s), trace)
         except ValueError as error:
             raise LoadgenError(f"target {self.name}: {error}") from error
 
@@ -59,7 +64,8 @@ class Agent(Protocol):
     async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
         """Add `new_ids` to the conversation and generate exactly `completion_tokens`, greedily.
 
-        Tells `clock` of every event with tokens, and when the turn is over. Raises `client.DjinnError`.
+        Tells `clock` when the first request goes out, of every event with tokens, and when the turn is over. Raises
+        `client.DjinnError`.
         """
         ...
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from client import AsyncSession, AsyncSessions
-from client.transport import AsyncTransport
 from loadgen.prompts import TokenIds
 from loadgen.records import TurnCost
 from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
-from loadgen.turn_clock import TurnClock
+from loadgen.turn_clock import TurnClock, Wire
 from loadgen.workload import Signals
 
 
@@ -29,7 +28,7 @@ class DjinnTarget:
 
     def new_agent(self) -> DjinnAgent:
         """An agent whose session is opened with its first turn, and counts as part of it."""
-        return DjinnAgent(self.spec.transport(), self._signals)
+        return DjinnAgent(self.spec, self._signals)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -39,14 +38,16 @@ class DjinnTarget:
 class DjinnAgent:
     """An agent whose history is a session on the server, on connections of its own."""
 
-    def __init__(self, transport: AsyncTransport, signals: Signals) -> None:
-        self._transport = transport
-        self._sessions = AsyncSessions(transport)
+    def __init__(self, spec: TargetSpec, signals: Signals) -> None:
+        self._wire = Wire()
+        self._transport = spec.transport(self._wire.trace)
+        self._sessions = AsyncSessions(self._transport)
         self._signals = signals
         self._session: AsyncSession | None = None
 
     async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
         """Send the new tokens and read the events of the turn; once it is over, ask where its time went."""
+        self._wire.clock = clock
         if self._session is None:
             self._session = await self._sessions.create()
         running = self._session.stream(

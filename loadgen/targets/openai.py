@@ -10,7 +10,7 @@ from loadgen.prompts import TokenIds
 from loadgen.records import TurnCost
 from loadgen.targets.base import MODELS, TargetSpec, check_context
 from loadgen.targets.dialects import Dialect, OpenAIDialect, find_dialect
-from loadgen.turn_clock import TurnClock
+from loadgen.turn_clock import TurnClock, Wire
 
 
 class OpenAITarget:
@@ -45,11 +45,13 @@ class OpenAIAgent:
 
     def __init__(self, target: OpenAITarget) -> None:
         self._target = target
-        self._transport = target.spec.transport()
+        self._wire = Wire()
+        self._transport = target.spec.transport(self._wire.trace)
         self._history: TokenIds = ()
 
     async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
         """Send the whole history and the new tokens, and read the chunks of the completion."""
+        self._wire.clock = clock
         prompt = self._history + new_ids
         completion = self._target.dialect.decoder()
         call = self._target.dialect.completion(prompt, completion_tokens)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from client import AsyncSession, Turn
 from loadgen.prompts import TokenIds
+from loadgen.stopwatch import Stopwatch
+from loadgen.subject import Subject, greedy
 from loadgen.whitebox.findings import Findings, RoundTrip, Saved, Trial, Waited
 from loadgen.whitebox.plan import WhiteboxPlan
-from loadgen.whitebox.subject import Stopwatch, Subject, greedy
 
 
 async def run_trials(

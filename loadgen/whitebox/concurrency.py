@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loadgen.prompts import TokenIds
+from loadgen.subject import Subject, greedy
 from loadgen.whitebox.findings import Findings, Window
 from loadgen.whitebox.plan import WhiteboxPlan
-from loadgen.whitebox.subject import Subject, greedy
 
 PAUSE_MARGIN_S = 600.0
 """How much longer than its window a pause may last: the others need time to begin."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from client import MemoryMap
 from loadgen.histogram import Bucket
+from loadgen.noting import Failure
 from loadgen.prompts import TokenIds
 
 
@@ -103,15 +104,6 @@ class Window:
     tokens: tuple[int, ...]
     tokens_per_s: float
     undisturbed: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A part that could not be measured to its end. `kind` is the name of the error's class."""
-
-    part: str
-    kind: str
-    message: str
 
 
 @dataclass(slots=True)

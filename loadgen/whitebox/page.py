@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from loadgen.reporting.figures import Figure
@@ -29,7 +28,7 @@ def make_page(report: WhiteboxReport) -> Page:
 def _section(target: TargetReport) -> Section:
     server = target.server
     figures = (*_throughput(target), *_round_trips(target))
-    return Section(f"{server.name}: {server.url}", shlex.join(server.command), figures, tuple(tables(target)))
+    return Section(f"{server.name}: {server.url}", server.started, figures, tuple(tables(target)))
 
 
 def _throughput(target: TargetReport) -> Iterator[Figure]:

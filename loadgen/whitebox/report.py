@@ -8,10 +8,10 @@ from typing import Literal
 from loadgen.reporting.files import Result
 from loadgen.reporting.inputs import Server, Texts
 from loadgen.reporting.per_target import PerTarget
+from loadgen.verdicts import Verdict, all_well
 from loadgen.whitebox.findings import Findings
 from loadgen.whitebox.plan import WhiteboxPlan
 from loadgen.whitebox.summary import Summary
-from loadgen.whitebox.verdicts import Outcome, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ class TargetReport:
     @property
     def succeeded(self) -> bool:
         """Whether everything could be measured that the server tells, and no target is missed."""
-        missed = any(verdict.outcome is Outcome.MISSED for verdict in self.verdicts)
-        return not (missed or self.findings.failures or self.findings.interrupted)
+        return all_well(self.verdicts, self.findings.failures, interrupted=self.findings.interrupted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

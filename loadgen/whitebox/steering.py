@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from client import AsyncSession, DjinnError
 from loadgen.prompts import TokenIds
+from loadgen.stopwatch import Stopwatch
+from loadgen.subject import Subject, greedy
 from loadgen.whitebox.findings import Arm, Findings, Rates, Steered
 from loadgen.whitebox.plan import WhiteboxPlan
-from loadgen.whitebox.subject import Stopwatch, Subject, greedy
 
 
 class Unmeasurable(DjinnError):

@@ -6,21 +6,19 @@ from collections.abc import Iterator
 
 from client import MemoryMap
 from loadgen.noting import failure_table
-from loadgen.reporting.tables import Mark, TextTable
+from loadgen.reporting.tables import TextTable
+from loadgen.verdicts import verdict_table
 from loadgen.whitebox.findings import Arm
 from loadgen.whitebox.report import TargetReport
 from loadgen.whitebox.summary import Ratio
-from loadgen.whitebox.verdicts import Outcome
 
 ARMS = (Arm.UNMATCHED, Arm.STEERED)
-
-MARKS = {Outcome.MET.value: Mark.GOOD, Outcome.MISSED.value: Mark.BAD}
 
 
 def tables(target: TargetReport) -> Iterator[TextTable]:
     """The tables that have something in them, the targets met and missed first."""
     every = (
-        _verdicts(target),
+        verdict_table(target.verdicts),
         failure_table(target.findings.failures, interrupted=target.findings.interrupted),
         _accuracy(target),
         _latency(target),
@@ -31,11 +29,6 @@ def tables(target: TargetReport) -> Iterator[TextTable]:
         _memory(target),
     )
     return (table for table in every if table.rows)
-
-
-def _verdicts(target: TargetReport) -> TextTable:
-    rows = [(verdict.what, verdict.target, verdict.measured, verdict.outcome.value) for verdict in target.verdicts]
-    return TextTable("Targets", ("", "target", "measured", "outcome"), rows, marks=MARKS)
 
 
 def _accuracy(target: TargetReport) -> TextTable:

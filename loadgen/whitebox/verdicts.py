@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
 from client import MemoryMap
+from loadgen.verdicts import Verdict, verdict
 from loadgen.whitebox.findings import Arm, Findings
 from loadgen.whitebox.summary import Ratio, ServerLatency, Summary
 
 RESTORE_S = 2e-3
 DISPATCH_S = 1e-4
 KEPT = 0.99
-
-
-class Outcome(StrEnum):
-    """Whether a figure is what it should be."""
-
-    MET = "met"
-    MISSED = "missed"
-    UNKNOWN = "not measured"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One figure, in words, and the target that it is held against."""
-
-    what: str
-    target: str
-    measured: str
-    outcome: Outcome
 
 
 def judge(summary: Summary, findings: Findings) -> list[Verdict]:
@@ -51,48 +31,43 @@ def _accuracy(summary: Summary) -> Verdict:
     everywhere = all(row.paused_everywhere for row in summary.accuracy)
     measured = f"{matching} of {tokens}{'' if everywhere else ', but not every pass paused'}"
     met = matching == tokens and everywhere
-    return _verdict("tokens that are the same with a pause in every pass", "all", measured, met if tokens else None)
+    return verdict("tokens that are the same with a pause in every pass", "all", measured, met if tokens else None)
 
 
 def _latency(summary: Summary, histogram: str, what: str, target_s: float) -> Verdict:
     found: ServerLatency | None = summary.server.get(histogram)
     measured = "the server does not tell" if found is None else f"{1000 * found.p50:.3f} ms"
-    return _verdict(what, f"under {1000 * target_s:g} ms", measured, None if found is None else found.p50 < target_s)
+    return verdict(what, f"under {1000 * target_s:g} ms", measured, None if found is None else found.p50 < target_s)
 
 
 def _divergence(summary: Summary) -> Verdict:
     differing, turns = sum(row.differing for row in summary.divergence), sum(row.turns for row in summary.divergence)
     met = all(row.differing for row in summary.divergence) if turns else None
-    return _verdict("steered turns that say something else", "some at every layer", f"{differing} of {turns}", met)
+    return verdict("steered turns that say something else", "some at every layer", f"{differing} of {turns}", met)
 
 
 def _kept(what: str, ratio: Ratio | None) -> Verdict:
     measured = "" if ratio is None else f"{ratio.median:.2%} ({ratio.low:.2%} to {ratio.high:.2%})"
-    return _verdict(what, f"at least {KEPT:.0%}", measured, None if ratio is None else ratio.median >= KEPT)
+    return verdict(what, f"at least {KEPT:.0%}", measured, None if ratio is None else ratio.median >= KEPT)
 
 
 def _undisturbed(findings: Findings) -> Verdict:
     paused = [window for window in findings.windows if window.paused]
     right = sum(window.undisturbed for window in paused)
     met = right == len(paused) if paused else None
-    return _verdict("paused turns that end as they would have", "all", f"{right} of {len(paused)}", met)
+    return verdict("paused turns that end as they would have", "all", f"{right} of {len(paused)}", met)
 
 
 def _memory(findings: Findings) -> Verdict:
     what = "memory held by sessions afterwards"
     before, after = findings.memory.get("before"), findings.memory.get("after")
     if before is None or after is None:
-        return _verdict(what, "as before", "", None)
+        return verdict(what, "as before", "", None)
     held, still = _held(before), _held(after)
-    return _verdict(what, f"as before, {held:,} bytes", f"{still:,} bytes", still <= held)
+    return verdict(what, f"as before, {held:,} bytes", f"{still:,} bytes", still <= held)
 
 
 def _held(memory: MemoryMap) -> int:
     """Bytes of KV in all tiers, and of residual streams."""
     tiers, stack = (memory.data.device, memory.data.host, memory.data.disk), memory.stack
     return sum(tier.owned_bytes for tier in tiers) + stack.checkpoint_bytes + stack.capture_bytes
-
-
-def _verdict(what: str, target: str, measured: str, met: bool | None) -> Verdict:
-    outcome = Outcome.UNKNOWN if met is None else Outcome.MET if met else Outcome.MISSED
-    return Verdict(what, target, measured, outcome)

@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.cli import main
 from loadgen.density.tables import LATENCIES
-from loadgen.whitebox.subject import HISTOGRAMS
+from loadgen.subject import HISTOGRAMS
 
 EXPERIMENTS = ("all", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck", "whitebox")
 TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")

@@ -15,7 +15,7 @@ import pytest
 
 import client
 from loadgen.cli import main
-from loadgen.whitebox.subject import HISTOGRAMS
+from loadgen.subject import HISTOGRAMS
 from tests.processes import hear_interrupts
 from tests.serving import serve
 

@@ -27,3 +27,20 @@ def test_a_server_that_is_not_installed_is_told_before_the_first_run(
     up = ["--target", "up=http://127.0.0.1:9"]
     assert main(["density", *up, "--target", "vllm", "--output", str(tmp_path)]) == 2
     assert "vllm is not installed: python -m loadgen peers install vllm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--model=m", "--dtype=float32", "--kv=2x64"])
+def test_options_of_servers_to_start_are_refused_where_all_are_up(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kv", "--target", "up=http://127.0.0.1:9", option, "--output", str(tmp_path)]) == 2
+    message = f"{option.partition('=')[0]} is for servers that are started for the run, and all targets are up already"
+    assert message in capsys.readouterr().err
+
+
+def test_resume_latency_reads_the_model_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--target", "up=http://127.0.0.1:9", "--model", str(tmp_path), "--output", str(tmp_path)]
+    assert main(["resume-latency", *arguments]) == 2
+    assert f"no model in {tmp_path}" in capsys.readouterr().err
+    assert main(["resume-latency", *arguments, "--kv", "2x64"]) == 2
+    assert "--kv is for servers that are started" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import time
 from io import StringIO
 
 import pytest
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 
 from loadgen.density import live
 from loadgen.density.live import LiveView, watching
@@ -79,9 +79,9 @@ def test_what_is_read_piece_by_piece_is_read_once() -> None:
     assert seen == Follower(TRACE).look(run, 6.5)
 
 
-def printed(*parts: object, width: int = 80) -> str:
+def printed(*parts: RenderableType, width: int = 80) -> str:
     console = Console(width=width, file=StringIO(), record=True, legacy_windows=False)
-    console.print(Group(*parts))  # type: ignore[arg-type]
+    console.print(Group(*parts))
     return console.export_text()
 
 

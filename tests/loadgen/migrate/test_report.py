@@ -8,8 +8,8 @@ from loadgen.migrate.journey import FirstToken, Journey
 from loadgen.migrate.page import make_page, tables
 from loadgen.migrate.plan import MigratePlan
 from loadgen.migrate.report import Findings, MigrateReport, summarize
+from loadgen.noting import Failure
 from loadgen.reporting.inputs import Server, Texts
-from loadgen.whitebox.findings import Failure
 
 SERVER = Server("A", "http://a", "djinn", None)
 

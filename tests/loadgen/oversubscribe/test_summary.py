@@ -11,7 +11,7 @@ from loadgen.oversubscribe.findings import Budget, Check, Findings, TurnFailure
 from loadgen.oversubscribe.plan import OversubscribePlan
 from loadgen.oversubscribe.summary import Plateau, summarize
 from loadgen.oversubscribe.verdicts import judge
-from loadgen.whitebox.verdicts import Outcome
+from loadgen.verdicts import Outcome
 from tests.loadgen.oversubscribe.building import BUDGET, everything, seen, turn
 
 PLAN = OversubscribePlan(sessions=2, context=44, turns=2, tokens=2)

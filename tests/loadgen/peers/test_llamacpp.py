@@ -89,7 +89,10 @@ def test_kv_takes_as_many_bytes_as_that_of_the_others(settings: ServerSettings, 
 def test_as_many_slots_as_have_room_for_whole_conversations(
     settings: ServerSettings, context: int | None, slots: int
 ) -> None:
-    assert option(replace(settings, context_tokens=context), "--parallel") == str(slots)
+    settings = replace(settings, context_tokens=context)
+    assert option(settings, "--parallel") == str(slots)
+    shared = "--kv-unified" in LlamaCppPeer().launch(settings, 8123).command
+    assert shared == (context is None)
 
 
 def test_it_is_installed_once_its_server_is_built(source: LlamaCppSource) -> None:

@@ -11,7 +11,7 @@ from loadgen.resume.report import TargetReport
 from loadgen.resume.summary import Crossing, Measure, Summary, summarize
 from loadgen.resume.tables import tables
 from loadgen.resume.verdicts import judge
-from loadgen.whitebox.verdicts import Outcome
+from loadgen.verdicts import Outcome
 from tests.loadgen.resume.building import LAYERS, crossing_at_layer_2, sample
 
 CELLS = plan_cells([64], range(LAYERS))

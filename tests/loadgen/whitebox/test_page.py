@@ -12,11 +12,12 @@ from xml.etree import ElementTree
 from rich.console import Console
 
 from loadgen.commands.common import each_target
+from loadgen.noting import Failure
 from loadgen.reporting.files import read_result, write_result
 from loadgen.reporting.inputs import Server, Texts
 from loadgen.reporting.page import write_page
 from loadgen.targets import TargetSpec
-from loadgen.whitebox.findings import Failure, Findings
+from loadgen.whitebox.findings import Findings
 from loadgen.whitebox.page import make_page
 from loadgen.whitebox.plan import WhiteboxPlan
 from loadgen.whitebox.report import TargetReport, WhiteboxReport

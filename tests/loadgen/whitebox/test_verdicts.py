@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from loadgen.verdicts import Outcome
 from loadgen.whitebox.findings import Arm, Findings, Rates, Steered, Trial, Window
 from loadgen.whitebox.summary import summarize
-from loadgen.whitebox.verdicts import Outcome, judge
+from loadgen.whitebox.verdicts import judge
 from tests.loadgen.whitebox.building import everything, histogram, memory
 
 

@@ -1,8 +1,7 @@
-"""The server under the experiment."""
+"""A Djinn server under an experiment: its sessions, its memory, its metrics."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,15 +88,3 @@ class Subject:
     async def close(self) -> None:
         """Close every connection."""
         await self._transport.close()
-
-
-class Stopwatch:
-    """Seconds since the lap before, or since it was made."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        """How long it has been; the next lap begins."""
-        before, self._last = self._last, time.perf_counter()
-        return self._last - before
