@@ -12,7 +12,7 @@ DEMO   := --kv 6x800 --agents 12 --rate 0.2 --context 512 --turns 3 --think 10:2
 AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 10:20 --seed 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo report test lint bench bench-kv bench-breakpoints bench-agents bench-generators clean
+.PHONY: help setup model serve demo report test lint bench bench-kv bench-breakpoints bench-agents bench-generators gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -65,5 +65,20 @@ bench-agents: model  ## eighty agents against Djinn under each policy, vLLM and 
 bench-generators: model  ## our load generator beside another on the same server: they must agree
 	$(BIN)/python -m benchmarks.generators
 
+# Ten minutes on a GPU machine that may have no network: `make gpu-wheels` here, carry the folder along with the checkout,
+# and there `make gpu-check GPU_PYTHON=python3 WHEELS=.wheels`.
+GPU_PYTHON ?= $(BIN)/python
+WHEELS     ?=
+
+gpu-check:       ## every part of the CUDA path against its target, on a GPU: ten minutes
+	$(GPU_PYTHON) -m benchmarks.gpu_check $(if $(WHEELS),--wheels $(WHEELS))
+
+gpu-wheels: setup  ## the small packages that a GPU machine without a network lacks, for its Python 3.12: .wheels
+	rm -rf .wheels
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--constraint constraints.txt --dest .wheels --requirement benchmarks/gpu_check/wheels.txt
+	du -sh .wheels
+
 clean:           ## remove what setup, tests and runs left
-	rm -rf $(VENV) runs report build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .wheels runs report build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -184,10 +184,13 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class ResumeCost:
-    """Engine time that a resume took: to carry out the command, and to put the checkpoint back into the batch."""
+    """Time of the engine's thread that a resume took."""
 
     dispatch_ms: float
+    """To carry out the command."""
     restore_ms: float
+    """To put the checkpoint back into the batch: on a CPU the copy, on a GPU only its launch, as nobody waits for the
+    copy itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The command line: `djinn serve`, `djinn models pull`, `djinn models list`."""
+"""The command line: `djinn serve`, `djinn doctor`, `djinn models pull`, `djinn models list`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "serve":
             _serve(Settings(_cli_parse_args=flags))
+        elif arguments.command == "doctor":
+            return _doctor(arguments)
         else:
             _models(arguments.action, getattr(arguments, "name", ""))
     except ValidationError as error:
@@ -53,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     # Settings reads the flags of `serve`, --help among them.
     commands.add_parser("serve", add_help=False, help="load a model and serve it over HTTP")
+    doctor = commands.add_parser("doctor", help="examine this machine before anything is measured on it")
+    for setting, metavar in (("device", "NAME"), ("state-dir", "FOLDER")):
+        doctor.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")
+    doctor.add_argument("--json", action="store_true", help="all facts too, for programs")
     models = commands.add_parser("models", help="the models that Djinn knows by name")
     actions = models.add_subparsers(dest="action", required=True)
     actions.add_parser("pull", help="fetch a model").add_argument("name")
@@ -71,6 +77,15 @@ def _serve(settings: Settings) -> None:
         from app.main import load_app
 
         Server(load_app(settings)).run([bound])
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    settings = Settings(**given)
+    from app.doctor.command import diagnose  # imports PyTorch
+
+    state_dir = None if settings.state_dir is None else settings.state_dir.expanduser()
+    return diagnose(settings.device, state_dir, as_json=arguments.json)
 
 
 def _models(action: str, name: str) -> None:

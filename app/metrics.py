@@ -67,7 +67,7 @@ class Metrics:
         )
         self.checkpoint_restore = seconds(
             "djinn_checkpoint_restore_seconds",
-            "Engine time to put the residual stream of a resumed turn back into the batch",
+            "Engine time to put the residual stream of a resumed turn back into the batch, or on a GPU to launch that",
             CHECKPOINT_BUCKETS,
         )
         self.resume_dispatch = seconds(

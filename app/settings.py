@@ -29,7 +29,11 @@ class EngineSettings:
 
     device: str
     dtype: str
+    batch_invariant: bool
+    cuda_graphs: bool | None
+    """None: where the device is a GPU."""
     kv_device: KVBudget | None
+    """None, here and for the next two: from what is free."""
     kv_host: KVBudget | None
     kv_disk: KVBudget | None
     kv_dir: Path | None
@@ -45,23 +49,25 @@ def _none_or_path(value: object) -> object:
     return None if value == "none" else value
 
 
-def _parse_budget(value: object) -> KVBudget:
-    """Bytes as pydantic's `ByteSize` reads them, or `SESSIONSxTOKENS`."""
-    if isinstance(value, KVBudget):
+def _parse_budget(value: object) -> KVBudget | None:
+    """Bytes as pydantic's `ByteSize` reads them, or `SESSIONSxTOKENS`; `auto` is None."""
+    if value is None or isinstance(value, KVBudget):
         return value
+    if value == "auto":
+        return None
     sessions = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", value) if isinstance(value, str) else None
     if sessions is not None:
         return KVBudget(sessions=int(sessions[1]), tokens=int(sessions[2]))
     try:
         size = TypeAdapter(ByteSize).validate_python(value)
     except ValidationError:
-        raise ValueError(f"{value!r} is neither bytes such as 2GiB nor sessions such as 20x1024") from None
+        raise ValueError(f"{value!r} is neither auto, nor bytes such as 2GiB, nor sessions such as 20x1024") from None
     if size < 0:
         raise ValueError("must be at least 0")
     return KVBudget(bytes=int(size))
 
 
-Budget = Annotated[KVBudget, PlainValidator(_parse_budget, json_schema_input_type=str | int)]
+Budget = Annotated[KVBudget | None, PlainValidator(_parse_budget, json_schema_input_type=str | int)]
 
 
 class Settings(BaseSettings):
@@ -74,6 +80,7 @@ class Settings(BaseSettings):
         cli_kebab_case=True,
         cli_avoid_json=True,
         cli_hide_none_type=True,
+        cli_implicit_flags=True,
         cli_shortcuts={"api-keys": "api-key"},
     )
 
@@ -94,16 +101,19 @@ class Settings(BaseSettings):
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
     cache_dir: Path = Field(Path("~/.cache/djinn"), description="where pulled models are kept")
 
-    kv_device: Budget | None = Field(
-        None,
-        description="KV on the device: bytes such as 2GiB, or sessions such as 20x1024 (default: from what is free)",
+    batch_invariant: bool = Field(
+        False, description="a token has the same bits in any batch, paused, swapped or moved: slower"
     )
-    kv_host: Budget | None = Field(
-        None, description="KV in host memory, like --kv-device; 0 for none (default: from what is free)"
+    cuda_graphs: bool | None = Field(
+        None, description="decode as one CUDA graph where no session is being debugged (default: yes, on a GPU)"
     )
-    kv_disk: Budget | None = Field(
-        None, description="KV on disk, like --kv-device; 0 for none (default: a tenth of what is free)"
+    kv_device: Budget = Field(
+        None, description="KV on the device: bytes such as 2GiB, sessions such as 20x1024, or auto: from what is free"
     )
+    kv_host: Budget = Field(
+        None, description="KV in host memory, like --kv-device; 0 for none, auto: from what is free"
+    )
+    kv_disk: Budget = Field(None, description="KV on disk, like --kv-device; 0 for none, auto: a tenth of what is free")
     kv_policy: Literal["signal", "lru", "none"] = Field(
         "signal", description="KV leaves the device on signals, only under pressure (lru), or never (none)"
     )
@@ -163,6 +173,8 @@ class Settings(BaseSettings):
         return EngineSettings(
             device=self.device,
             dtype=self.dtype,
+            batch_invariant=self.batch_invariant,
+            cuda_graphs=self.cuda_graphs,
             kv_device=self.kv_device,
             kv_host=self.kv_host,
             kv_disk=self.kv_disk,

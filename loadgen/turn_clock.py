@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-SENDING = ("connection.connect_tcp.started", "http11.send_request_headers.started")
-"""httpcore's names of what it does first with a request: https://www.encode.io/httpcore/extensions/#trace."""
+SENDING = "http11.send_request_headers.started"
+"""httpcore's name of the moment before a request's first bytes go out: https://www.encode.io/httpcore/extensions/."""
 
 
 class TurnClock:
     """Notes when the parts of a turn's answer arrive, in seconds since the turn's first request went out.
 
-    What this process takes to make the request, and to get round to sending it, is no time of the server's.
+    What this process takes to make the request, to connect, and to get round to sending, is no time of the server's.
     """
 
     def __init__(self) -> None:
@@ -43,5 +43,5 @@ class Wire:
 
     async def trace(self, event: str, _info: Mapping[str, object]) -> None:
         """Told by httpcore of each thing that it does."""
-        if self.clock is not None and event in SENDING:
+        if self.clock is not None and event == SENDING:
             self.clock.sent()

@@ -15,6 +15,7 @@ class Outcome(StrEnum):
 
     MET = "met"
     MISSED = "missed"
+    UNDECIDED = "within the noise"
     UNKNOWN = "not measured"
 
 
@@ -34,6 +35,12 @@ class Verdict:
 def verdict(what: str, target: str, measured: str, met: bool | None) -> Verdict:
     """A verdict; `met` is None for what could not be measured."""
     outcome = Outcome.UNKNOWN if met is None else Outcome.MET if met else Outcome.MISSED
+    return Verdict(what, target, measured, outcome)
+
+
+def verdict_of_spread(what: str, target: str, measured: str, *, met: bool, could_be: bool) -> Verdict:
+    """A verdict on a figure that is uncertain: `could_be` if the target is within the bounds of what it may be."""
+    outcome = Outcome.MET if met else Outcome.UNDECIDED if could_be else Outcome.MISSED
     return Verdict(what, target, measured, outcome)
 
 

@@ -18,6 +18,7 @@ PLANNING = (
     "kv_blocks.py",
     "kv_cache.py",
     "sampling.py",
+    "parts.py",
     "passes.py",
     "conditions.py",
     "interventions.py",
@@ -105,6 +106,11 @@ def test_the_engine_imports_only_the_shared_vocabulary() -> None:
         if within(module, "app") and module != "app" and not within(module, *ENGINE_MAY_IMPORT)
     ]
     assert not others
+
+
+def test_the_doctor_judges_without_tensors_or_the_web() -> None:
+    """So that it also runs where only the engine can."""
+    assert not offences(files("app/doctor"), "torch", *WEB)
 
 
 def test_planning_is_free_of_tensors() -> None:

@@ -34,8 +34,16 @@ def test_kv_can_be_counted_in_sessions() -> None:
 
 @pytest.mark.parametrize("text", ["0x5", "2x", "-4", "much", "1x2x3"])
 def test_a_budget_that_is_neither_bytes_nor_sessions_is_refused(text: str) -> None:
-    with pytest.raises(ValidationError, match="neither bytes such as 2GiB nor sessions such as 20x1024"):
+    with pytest.raises(ValidationError, match="neither auto, nor bytes such as 2GiB, nor sessions such as 20x1024"):
         from_flags(f"--kv-host={text}")
+
+
+def test_cuda_graphs_are_asked_for_or_not_or_left_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert from_flags().engine().cuda_graphs is None
+    assert from_flags("--cuda-graphs").engine().cuda_graphs is True
+    assert from_flags("--no-cuda-graphs").engine().cuda_graphs is False
+    monkeypatch.setenv("DJINN_CUDA_GRAPHS", "false")
+    assert from_flags().engine().cuda_graphs is False
 
 
 def test_no_state_dir_means_no_files() -> None:
@@ -86,6 +94,12 @@ def test_a_bad_value_names_its_setting(flags: list[str], field: str) -> None:
     with pytest.raises(ValidationError) as refused:
         from_flags(*flags)
     assert refused.value.errors()[0]["loc"][0] == field
+
+
+def test_a_budget_that_is_left_to_the_server() -> None:
+    for setting in ("kv_device", "kv_host", "kv_disk"):
+        assert getattr(from_flags(f"--{setting.replace('_', '-')}", "auto").engine(), setting) is None
+        assert getattr(from_flags().engine(), setting) is None
 
 
 def test_settings_do_not_change() -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.gpu.staging import Put, put_each
+
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
@@ -27,6 +29,10 @@ class Batch:
     """The rows of one segment, decode rows (one token each) first.
 
     Tokens of all rows are packed along one axis; nothing is padded except `block_tables`.
+
+    The `cuda` attention also takes padding rows, so that a captured graph can run fewer rows than it was captured with:
+    decode rows whose context is 0, whose slot block is -1 and whose position and block table are 0. Nothing is stored
+    for them and their output is zeros. It reads no `rows` before `decodes`: those of a padded batch may be empty.
     """
 
     rows: tuple[RowShape, ...]
@@ -47,7 +53,12 @@ class Batch:
 def make_batch(
     spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, device: torch.device
 ) -> Batch:
-    """Describe rows to the layers.
+    """A batch by itself; see `place_batch`."""
+    return place_batch(spans, tables, block_size, put_each(device))
+
+
+def place_batch(spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, put: Put) -> Batch:
+    """Describe rows to the layers, in arrays that `put` takes to the device.
 
     `spans[i]` is row i's `(first position, token count)`, `tables[i]` the pool blocks of its sequence. Rows of one
     token must come first. Built in NumPy: for so few numbers, waking PyTorch's threads costs more than the work.
@@ -68,9 +79,9 @@ def make_batch(
     return Batch(
         rows=tuple(map(RowShape, starts.tolist(), lengths.tolist(), contexts.tolist())),
         decodes=decodes,
-        positions=torch.from_numpy(positions).to(device),
-        slot_blocks=torch.from_numpy(slot_blocks).to(device),
-        slot_offsets=torch.from_numpy(positions % block_size).to(device),
-        block_tables=torch.from_numpy(padded).to(device),
-        contexts=torch.from_numpy(contexts.astype(np.int32)).to(device),
+        positions=put(positions),
+        slot_blocks=put(slot_blocks),
+        slot_offsets=put(positions % block_size),
+        block_tables=put(padded),
+        contexts=put(contexts.astype(np.int32)),
     )

@@ -50,7 +50,7 @@ class Checkpoint:
     dispatch_ms: float = 0.0
     """How long the command to resume took."""
     restore_ms: float = 0.0
-    """How long it took to put the residual stream back into the batch."""
+    """See `ResumeCost.restore_ms`."""
 
     @property
     def end(self) -> int:

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from app.breakpoints import Edit, EditOp, TensorData
+from app.gpu.streams import DeviceStreams
+
+KEPT_VECTORS = 256
 
 
-def apply_edit(hidden: Tensor, edit: Edit) -> None:
-    """Change `hidden` `[positions, hidden_size]` in place; every row is a chosen position."""
+def as_tensor(data: TensorData) -> Tensor:
+    """The tensor in its own shape and dtype, in host memory. Not to be written to."""
+    return torch.frombuffer(bytearray(data.data), dtype=getattr(torch, data.dtype)).view(data.shape)
+
+
+class DeviceVectors:
+    """Brings the tensors of edits to a device that nobody waits for; none of them is to be written to."""
+
+    def __init__(self, streams: DeviceStreams, device: torch.device) -> None:
+        self._streams = streams
+        self._device = device
+        self._kept = lru_cache(maxsize=KEPT_VECTORS)(self._bring)
+
+    def place(self, data: TensorData) -> Tensor:
+        """In float32. A single vector is kept: a persistent edit asks for it in every step."""
+        return self._kept(data) if len(data.shape) == 1 else self._bring(data)
+
+    def _bring(self, data: TensorData) -> Tensor:
+        here = as_tensor(data)
+        sent = self._streams.host_tensor(tuple(here.shape), here.dtype).copy_(here)
+        there = torch.empty(here.shape, dtype=here.dtype, device=self._device)
+        self._streams.compute.copy(there, sent)
+        return there.float()
+
+
+def apply_edit(hidden: Tensor, edit: Edit, place: Callable[[TensorData], Tensor] = as_tensor) -> None:
+    """Change `hidden` `[positions, hidden_size]` in place; every row is a chosen position. `place` gives the edit's
+    tensor where `hidden` is.
+    """
     before = hidden.float()
-    after = _changed(before, edit)
+    after = _changed(before, edit, place)
     if edit.max_norm is not None:
         change = after - before
         length = torch.linalg.vector_norm(change, dim=-1, keepdim=True, dtype=torch.float64)  # squares overflow float32
@@ -21,27 +52,14 @@ def apply_edit(hidden: Tensor, edit: Edit) -> None:
     hidden.copy_(after)
 
 
-def as_tensor(data: TensorData, device: torch.device) -> Tensor:
-    """The tensor in its own shape and dtype. Not to be written to."""
-    return torch.frombuffer(bytearray(data.data), dtype=getattr(torch, data.dtype)).view(data.shape).to(device)
-
-
-@lru_cache(maxsize=256)
-def _steering_vector(data: TensorData, device: str) -> Tensor:
-    """A vector `[hidden_size]` in float32. A persistent edit asks for it in every step."""
-    return as_tensor(data, torch.device(device)).float()
-
-
-def _changed(hidden: Tensor, edit: Edit) -> Tensor:
+def _changed(hidden: Tensor, edit: Edit, place: Callable[[TensorData], Tensor]) -> Tensor:
     """`hidden` float32 `[positions, hidden_size]` after the edit, without its `max_norm`."""
     if edit.op is EditOp.SCALE:
         return hidden * edit.factor
     if edit.op is EditOp.ABLATE:
         return torch.zeros_like(hidden)
     assert edit.vector is not None
-    single = len(edit.vector.shape) == 1
-    vector = _steering_vector(edit.vector, str(hidden.device)) if single else as_tensor(edit.vector, hidden.device)
-    vector = vector.float()
+    vector = place(edit.vector).float()
     if edit.op is EditOp.ADD:
         return hidden + edit.factor * vector
     if edit.op is EditOp.REPLACE:

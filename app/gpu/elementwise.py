@@ -1,4 +1,7 @@
-"""What lies between a layer's matrix products: PyTorch's operators, or on CPU one fused kernel for each."""
+"""What lies between a layer's matrix products: PyTorch's operators, or on CPU one fused kernel for each.
+
+The CPU kernels are imported where they are used: they are compiled by Numba, which a GPU needs nothing of.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu import cpu_elementwise
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) of `x` `[tokens, width]` times `weight`
     `[width]`.
     """
     if x.device.type == "cpu":
+        from app.gpu import cpu_elementwise
+
         return cpu_elementwise.rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -21,6 +24,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def silu_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of `[tokens, 2 * inner]`, the gate first: `[tokens, inner]` (Shazeer, arXiv:2002.05202)."""
     if gate_up.device.type == "cpu":
+        from app.gpu import cpu_elementwise
+
         return cpu_elementwise.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
@@ -33,6 +38,8 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     With `x = (a, b)` in halves the result is `(a cos - b sin, b cos + a sin)` (Su et al., arXiv:2104.09864).
     """
     if x.device.type == "cpu":
+        from app.gpu import cpu_elementwise
+
         return cpu_elementwise.rotate(x, table, positions)
     cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)
     a, b = x.chunk(2, dim=-1)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
 
-from app.domain import ModelInfo, TokenLogprobs
+from app.domain import ModelInfo, SessionId
 from app.errors import DjinnError, Draining, EngineError, FieldOutOfRange
 from app.gpu.commands import CommandHandler
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Moved
-from app.gpu.runner import Runner, StepResult
-from app.gpu.sampler import sample, score_prompt
+from app.gpu.launched_step import LaunchedStep
+from app.gpu.outcome import StepResult
+from app.gpu.runner import Runner
 from app.gpu.scheduler import Scheduler
 from app.gpu.segments import Row
 from app.gpu.sequence import Sequence as EngineSequence
 from app.gpu.turns import Turns, sample_request
-from app.messages import Command, Event, Failed, Started
+from app.messages import Command, Event, Failed, Inspect, Restored, Started
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,11 @@ class Engine:
         self._mover = mover
         self._inbox: queue.SimpleQueue[Command | Moved | None] = queue.SimpleQueue()
         """None asks the engine to stop."""
+        self._messages: deque[Command | Moved] = deque()
+        """Taken from the inbox, in their order, and not handled yet."""
+        self._stopping = False
+        self._step: LaunchedStep | None = None
+        """The step that the device runs."""
         self._stalled = False
         """Whether the last step had to wait for moves that are under way."""
 
@@ -59,20 +66,36 @@ class Engine:
         self._inbox.put(None)
 
     def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """Work until `stop`: commands as they come, steps while any turn has tokens to compute."""
-        self._mover.start(self._inbox.put)
-        stopping = False
-        while not stopping:
-            messages, stopping = self._take_messages()
-            events = [event for message in messages for event in self.handle(message)]
-            self._placement.phases.tick()
-            self._mover.submit(self._placement.take_orders())
-            if self._scheduler.has_work and not stopping:
-                events += self.step()
-            events += self._handler.placed()
+        """Work until `stop`: commands as they come, steps while any turn has tokens to compute.
+
+        `deliver` wakes a thread, which then takes the GIL. So that a device does not wait for it between two steps,
+        what comes of a step that runs beside this thread is delivered once the next one runs.
+        """
+
+        def tell(events: list[Event]) -> list[Event]:
             if events:
                 deliver(events)
-        deliver(self._fail(self._handler.sequences, Draining("the server is shutting down")))
+            return []
+
+        self._mover.start(self._inbox.put)
+        events: list[Event] = []
+        while not self._stopping:
+            self._take_messages()
+            events += self._handle_messages()
+            runs_beside = False
+            if self._scheduler.has_work and not self._stopping:
+                events += self.launch()
+                runs_beside = self._step is not None and not self._step.done
+                if runs_beside:
+                    events = tell(events)
+                    self._drain_inbox()
+                    events = tell(self._handle_messages())
+                events += self.collect()
+            events += self._handler.placed()
+            if not (runs_beside and self._can_compute):
+                events = tell(events)
+        events += self._handle_messages()  # those that have waited for the last step
+        tell([*events, *self._fail(self._handler.sequences, Draining("the server is shutting down"))])
         self._mover.stop()
 
     def handle(self, command: Command | Moved) -> list[Event]:
@@ -87,9 +110,15 @@ class Engine:
             logger.exception("command %s failed", type(command).__name__)
             return [Failed(command.ticket, EngineError(f"the command failed: {error}"))]
 
-    @torch.inference_mode()
     def step(self) -> list[Event]:
         """One token for every sequence that decodes, and a part of the prompts."""
+        return [*self.launch(), *self.collect()]
+
+    @torch.inference_mode()
+    def launch(self) -> list[Event]:
+        """Plan a step and give it to the device. Until `collect` its sequences are the step's: no command or move of
+        theirs may be handled.
+        """
         try:
             plan = self._scheduler.plan()
         except Exception as error:
@@ -106,69 +135,94 @@ class Engine:
             self._placement.write_behind(self._scheduler.running.values())
             self._mover.submit(self._placement.take_orders())  # after the copies: a move may read a block made by one
             self._stalled = not plan.rows and bool(self._placement.tiers.ledger.in_flight)
-            if not plan.rows:
-                return events
-            events.extend(self._finish(plan.rows, self._runner.run(plan)))  # keeps what came before a failure
+            if plan.rows:
+                requests = [sample_request(row.sequence) for row in plan.rows if row.samples]
+                self._step = self._runner.launch(plan.rows, requests)
         except Exception as error:
-            logger.exception("a step of %d rows failed", len(plan.rows))
-            events += self._fail((row.sequence for row in plan.rows), EngineError(f"the step failed: {error}"))
+            events += self._fail_step(plan.rows, error)
         return events
 
-    def _take_messages(self) -> tuple[list[Command | Moved], bool]:
-        """All messages that have come, and whether to stop. Waits for one, or for a time to act, while nothing can be
-        computed.
+    @torch.inference_mode()
+    def collect(self) -> list[Event]:
+        """Wait for the step that has been launched, if there is one, and account for its rows."""
+        step, self._step = self._step, None
+        events: list[Event] = []
+        if step is None:
+            return events
+        try:
+            events.extend(self._finish(step.rows, step.collect()))  # keeps what came before a failure
+        except Exception as error:
+            events += self._fail_step(step.rows, error)
+        return events
+
+    @property
+    def _can_compute(self) -> bool:
+        return self._scheduler.has_work and not self._stalled
+
+    def _take_messages(self) -> None:
+        """Take all messages that have come. Waits for one, or for a time to act, while nothing can be computed."""
+        if not self._messages and not self._can_compute:
+            with contextlib.suppress(queue.Empty):
+                self._take(self._inbox.get(timeout=self._until_alarm()))
+        self._drain_inbox()
+
+    def _drain_inbox(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while not self._stopping:
+                self._take(self._inbox.get_nowait())
+
+    def _take(self, message: Command | Moved | None) -> None:
+        if message is None:
+            self._stopping = True
+        else:
+            self._messages.append(message)
+
+    def _handle_messages(self) -> list[Event]:
+        """Handle what has been taken, and do what it and the time lead to. While a step runs, the first message for one
+        of its sequences ends this: it and those behind it wait for `collect`.
         """
-        taken: list[Command | Moved] = []
-        can_compute = self._scheduler.has_work and not self._stalled
-        while True:
-            try:
-                message = self._inbox.get(block=not (taken or can_compute), timeout=self._until_alarm())
-            except queue.Empty:
-                return taken, False
-            if message is None:
-                return taken, True
-            taken.append(message)
+        events: list[Event] = []
+        running = set() if self._step is None else {row.sequence.session for row in self._step.rows}
+        while self._messages and self._session_of(self._messages[0]) not in running:
+            events += self.handle(self._messages.popleft())
+        self._placement.phases.tick()
+        self._mover.submit(self._placement.take_orders())
+        return events
+
+    def _session_of(self, message: Command | Moved) -> SessionId | None:
+        """The session that a message changes, None if it changes none that could run."""
+        if isinstance(message, Moved):
+            return self._placement.tiers.ledger.find(message.number)[1].session
+        return None if isinstance(message, Restored | Inspect) else message.session
 
     def _until_alarm(self) -> float | None:
         alarm = self._placement.phases.next_alarm()
         return None if alarm is None else max(0.0, alarm - time.monotonic())
 
     def _finish(self, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
-        """Report scored prompts, sample the rows that reached the end of their tokens, and account for all rows."""
-        logits = result.logits
-        last: list[int] = []
-        broken: list[Row] = []
-        end = 0
+        """Hand over what was captured, report scored prompts, and account for all rows."""
+        for row, captured in result.captured.items():
+            for each in captured:
+                row.sequence.captures.add(each)
+        for row, scores in result.scores.items():
+            if row not in result.broken | result.unfit:
+                yield from self._turns.score(row, scores)
         for row in rows:
-            start, end = end, end + row.outputs
-            edited = row.way.new_edits or row.sequence.interventions
-            if edited and not torch.isfinite(logits[start:end]).all():
-                broken.append(row)
-                logits[start:end] = 0.0
-            elif row.scores_prompt:
-                yield from self._turns.score(row, _score(row, logits[start:end]))
-            if row.samples:
-                last.append(end - 1)
-        sampling = [sample_request(row.sequence) for row in rows if row.samples]
-        wanted = logits if len(last) == len(logits) else logits[last]  # indexing would copy a vocabulary per row
-        chosen = iter(sample(wanted, sampling) if sampling else ())
-        for row in rows:
-            stopped, token = result.stopped.get(row), next(chosen) if row.samples else None
-            if row in broken:
+            stopped = result.stopped.get(row)
+            if row in result.broken:
                 message = "what the edits made of the residual stream led to logits that are not finite numbers"
                 yield self._turns.fail(row.sequence, FieldOutOfRange(message, param="edits"))
+            elif row in result.unfit:
+                message = f"memory is too short for one token of a session of {len(row.sequence.tokens)} tokens"
+                yield self._turns.fail(row.sequence, EngineError(message))
             elif stopped is not None:
                 yield from self._turns.pause(row, stopped)
             else:
-                yield from self._turns.advance(row, token)
+                yield from self._turns.advance(row, result.sampled.get(row))
+
+    def _fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
+        logger.error("a step of %d rows failed", len(rows), exc_info=error)
+        return self._fail((row.sequence for row in rows), EngineError(f"the step failed: {error}"))
 
     def _fail(self, sequences: Iterable[EngineSequence], error: DjinnError) -> list[Event]:
         return [self._turns.fail(sequence, error) for sequence in sequences if sequence.turn is not None]
-
-
-def _score(row: Row, logits: Tensor) -> list[TokenLogprobs]:
-    """Log-probabilities of the tokens that follow each of the row's tokens in its history."""
-    sequence = row.sequence
-    assert sequence.turn is not None
-    following = sequence.tokens[row.first + 1 : row.first + row.length + 1]
-    return score_prompt(logits[: len(following)], following, sequence.turn.sampling.prompt_logprobs or 0)

@@ -4,78 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from app.gpu.kv_pool import KVPool, zeroed
+from app.gpu.kv_pool import KVPool
+from app.gpu.streams import DeviceStreams, Event, Runs
 
-Runs = list[tuple[slice, slice]]
+PIECE_BYTES = 16 << 20
+"""Most bytes in one copy: enough for the full bandwidth of the link, few enough that the copies of a step's inputs and
+tokens, which need the same copy engine, get their turn between two pieces."""
 
 
 class HostPool:
-    """Host blocks as bytes, `[blocks, block_bytes]` uint8; pinned where the device is a GPU, so that copies overlap.
+    """Host blocks as bytes, `[blocks, block_bytes]` uint8.
 
     `copy_out` and `copy_in` block until the bytes have arrived, without holding the GIL. One thread may use each of
     them at a time. They know nothing of who owns a block.
     """
 
-    def __init__(self, device: KVPool, num_blocks: int) -> None:
+    def __init__(self, device: KVPool, num_blocks: int, streams: DeviceStreams) -> None:
         self._device = device.data.view(torch.uint8).view(device.data.shape[0], -1)
         block_bytes = self._device.shape[1]
-        self._cuda = self._device.is_cuda
-        shape = (num_blocks, block_bytes)
-        self.data = torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._cuda else _pageable(shape)
-        self._streams = [torch.cuda.Stream(self._device.device) for _ in range(2)] if self._cuda else []
+        self._longest_run = max(1, PIECE_BYTES // block_bytes)
+        self._streams = streams
+        self.data = streams.host_slab((num_blocks, block_bytes))
 
-    def copy_out(self, source: Sequence[int], target: Sequence[int], ready: torch.cuda.Event | None) -> None:
-        """Copy device blocks to host blocks, once `ready` has passed on the device."""
-        self._copy(self._device, self.data, _runs(source, target), 0, ready)
+    def copy_out(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
+        """Copy device blocks to host blocks, once the device has passed `ready`: what has written them comes before."""
+        stream = self._streams.to_host
+        stream.wait(ready)
+        stream.copy(self.data, self._device, _runs(source, target, self._longest_run))
+        stream.record().synchronize()
 
-    def copy_in(self, source: Sequence[int], target: Sequence[int], ready: torch.cuda.Event | None) -> None:
-        """Copy host blocks to device blocks, once `ready` has passed on the device."""
-        self._copy(self.data, self._device, _runs(source, target), 1, ready)
+    def copy_in(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
+        """Copy host blocks to device blocks, once the device has passed `ready`: what has used them before has."""
+        stream = self._streams.to_device
+        stream.wait(ready)
+        stream.copy(self._device, self.data, _runs(source, target, self._longest_run))
+        stream.record().synchronize()
 
     def views(self, blocks: Sequence[int]) -> list[memoryview]:
         """Each block's bytes, writable in place."""
         array = self.data.numpy()
         return [memoryview(array[block]) for block in blocks]
 
-    def now(self) -> torch.cuda.Event | None:
-        """The point that the device has reached in the engine's work; None on a CPU, where it is always there."""
-        if not self._cuda:
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device.device))
-        return event
-
-    def _copy(self, source: Tensor, target: Tensor, runs: Runs, direction: int, ready: torch.cuda.Event | None) -> None:
-        if not self._cuda:
-            origin, goal = source.numpy(), target.numpy()
-            for read, write in runs:
-                np.copyto(goal[write], origin[read])  # one thread: PyTorch's own are busy with the model
-            return
-        stream = self._streams[direction]
-        with torch.cuda.stream(stream):
-            if ready is not None:
-                stream.wait_event(ready)
-            for read, write in runs:
-                target[write].copy_(source[read], non_blocking=True)
-        stream.synchronize()
+    def now(self) -> Event:
+        """The point after all that the engine has launched on the device until now."""
+        return self._streams.compute.record()
 
 
-def _runs(source: Sequence[int], target: Sequence[int]) -> Runs:
-    """The pairs as runs of neighbours on both sides: long copies are faster than many short ones."""
-    runs: Runs = []
+def _runs(source: Sequence[int], target: Sequence[int], longest: int) -> Runs:
+    """The pairs as runs of neighbours on both sides, `(target, source)`: few long copies are faster than many short."""
+    runs: list[tuple[slice, slice]] = []
     start = 0
     for index in range(1, len(source) + 1):
-        ends = index == len(source)
+        ends = index in (len(source), start + longest)
         if ends or source[index] != source[index - 1] + 1 or target[index] != target[index - 1] + 1:
             length = index - start
-            runs.append((slice(source[start], source[start] + length), slice(target[start], target[start] + length)))
+            runs.append((slice(target[start], target[start] + length), slice(source[start], source[start] + length)))
             start = index
     return runs
-
-
-def _pageable(shape: tuple[int, ...]) -> Tensor:
-    return zeroed(shape, torch.uint8, torch.device("cpu"))

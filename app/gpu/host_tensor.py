@@ -1,21 +1,25 @@
-"""A residual stream in host memory, pinned where a device copies to it; the engine does not wait for the copy."""
+"""A residual stream in host memory, on its way there or complete; the engine does not wait for the copy."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from app.breakpoints import Edit, TensorData
+from app.gpu.checkpoints import StoredTensor
 from app.gpu.edits import apply_edit, as_tensor
+from app.gpu.streams import PASSED, DeviceStreams, Event
 
 
 class HostTensor:
     """`[positions, hidden_size]`, complete when `tensor` is read. Nothing changes it."""
 
-    def __init__(self, tensor: Tensor, copied: torch.cuda.Event | None = None, save_ms: float = 0.0) -> None:
+    def __init__(self, tensor: Tensor, streams: DeviceStreams, copied: Event = PASSED, save_ms: float = 0.0) -> None:
         self._tensor = tensor
+        self._streams = streams
         self._copied = copied
         self.save_ms = save_ms
         self.dtype = str(tensor.dtype).removeprefix("torch.")
@@ -23,32 +27,41 @@ class HostTensor:
         self.nbytes = tensor.nbytes
 
     @classmethod
-    def save(cls, hidden: Tensor) -> HostTensor:
-        """Copy a part of the residual stream, `[positions, hidden_size]`, behind what computes it."""
-        began, copied = time.perf_counter(), None
-        saved = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=hidden.is_cuda)
-        saved.copy_(hidden, non_blocking=True)
-        if hidden.is_cuda:
-            copied = torch.cuda.Event()
-            copied.record()
-        return cls(saved, copied, (time.perf_counter() - began) * 1000)
+    def save(cls, hidden: Tensor, streams: DeviceStreams) -> HostTensor:
+        """Copy a part of the residual stream, `[positions, hidden_size]`, behind what computes it and beside what comes
+        next; nothing may write to it any more.
+        """
+        began = time.perf_counter()
+        saved = streams.host_tensor(tuple(hidden.shape), hidden.dtype)
+        streams.saves.wait(streams.compute.record())
+        streams.saves.copy(saved, hidden)
+        return cls(saved, streams, streams.saves.record(), (time.perf_counter() - began) * 1000)
 
     @classmethod
-    def of(cls, data: TensorData) -> HostTensor:
+    def of(cls, data: TensorData, streams: DeviceStreams) -> HostTensor:
         """What has come from outside."""
-        return cls(as_tensor(data, torch.device("cpu")))
+        brought = as_tensor(data)
+        return cls(_copy(brought, streams), streams)
+
+    @classmethod
+    def joined(cls, parts: Sequence[StoredTensor]) -> HostTensor:
+        """The rows of all parts, in this order. Waits for them."""
+        saved = [part for part in parts if isinstance(part, HostTensor)]
+        if len(saved) == 1:
+            return saved[0]
+        streams, save_ms = saved[0]._streams, sum(part.save_ms for part in saved)
+        return cls(_copy(torch.cat([part.tensor for part in saved]), streams), streams, save_ms=save_ms)
 
     @property
     def tensor(self) -> Tensor:
         """Waits for the copy if it is still under way."""
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._copied = None
+        self._copied.synchronize()
         return self._tensor
 
-    def load(self, hidden: Tensor) -> None:
-        """Put it back into a residual stream of the same shape, in place."""
-        hidden.copy_(self.tensor, non_blocking=True)
+    def load(self, hidden: Tensor, first: int = 0) -> None:
+        """Put as many rows as `hidden` has, from row `first` on, into it, before what is launched next reads it."""
+        self._streams.compute.wait(self._copied)
+        self._streams.compute.copy(hidden, self._tensor[first : first + len(hidden)])
 
     def read(self, first: int, end: int) -> TensorData:
         """Rows `[first, end)` as bytes."""
@@ -57,10 +70,15 @@ class HostTensor:
 
     def edited(self, first: int, end: int, edit: Edit) -> HostTensor:
         """The same with `edit` applied to rows `[first, end)`."""
-        changed = self.tensor.clone()
+        changed = _copy(self.tensor, self._streams)
         apply_edit(changed[first:end], edit)
-        return HostTensor(changed, save_ms=self.save_ms)
+        return HostTensor(changed, self._streams, save_ms=self.save_ms)
 
     def is_finite(self) -> bool:
         """Whether it has neither NaN nor infinity."""
         return bool(torch.isfinite(self.tensor).all())
+
+
+def _copy(tensor: Tensor, streams: DeviceStreams) -> Tensor:
+    """The same in memory that is fast to copy to the device."""
+    return streams.host_tensor(tuple(tensor.shape), tensor.dtype).copy_(tensor)

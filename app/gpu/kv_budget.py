@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +13,11 @@ import torch
 
 from app.domain import KVBudget, KVPolicy
 from app.errors import FieldOutOfRange
+from app.gpu.model_size import GIB
 from app.settings import EngineSettings
 
-DEVICE_SHARE = {"cpu": 0.25, "cuda": 0.9}
-"""Default share of the memory that is free after the weights: a CPU's is also everyone else's."""
 HOST_SHARE = 0.25
-"""Default share of the free host memory."""
+"""Default share of the free host memory: it is also everyone else's. On a CPU device and host get as much each."""
 DISK_SHARE = 0.1
 """Default share of the free disk."""
 
@@ -30,25 +31,39 @@ class TierBlocks:
     disk: int
 
 
-def budget_blocks(settings: EngineSettings, device: torch.device, block_bytes: int) -> TierBlocks:
-    """Blocks of `block_bytes` bytes for each tier: what the settings say, or else a share of what is free.
+def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int | None) -> TierBlocks:
+    """Blocks of `block_bytes` bytes for each tier: what the settings say, or else what there is.
 
-    Raises `FieldOutOfRange` unless the device gets at least one. Where KV never leaves the device (policy `none`) the
+    `device_room` is what a GPU has for KV, in bytes; None on a CPU, where the device's memory is the host's. Raises
+    `FieldOutOfRange` unless the device gets at least one block. Where KV never leaves the device (policy `none`) the
     lower tiers get none by default.
     """
 
     def blocks(asked: KVBudget | None, default_bytes: float) -> int:
-        budget = KVBudget(bytes=int(default_bytes)) if asked is None else asked
+        budget = KVBudget(bytes=max(0, int(default_bytes))) if asked is None else asked
         return budget.blocks(block_bytes, settings.block_size)
 
     free = psutil.virtual_memory().available
-    free_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free
-    on_device = blocks(settings.kv_device, free_device * DEVICE_SHARE[device.type])
+    on_device = blocks(settings.kv_device, free * HOST_SHARE if device_room is None else device_room)
     if on_device < 1:
-        raise FieldOutOfRange(f"kv_device must hold at least one block of {block_bytes} bytes", param="kv_device")
+        found = "" if settings.kv_device is not None else f"; beside weights and steps {device_room} bytes are left"
+        raise FieldOutOfRange(
+            f"kv_device must hold at least one block of {block_bytes} bytes{found}", param="kv_device"
+        )
     lower = 0 if settings.kv_policy is KVPolicy.NONE else 1
     on_disk = 0 if settings.kv_dir is None else blocks(settings.kv_disk, _free_disk(settings.kv_dir) * DISK_SHARE)
     return TierBlocks(on_device, lower * blocks(settings.kv_host, free * HOST_SHARE), lower * on_disk)
+
+
+@contextmanager
+def allocating(name: str, size: int) -> Iterator[None]:
+    """Allocate the `size` bytes that the setting `name` has led to; FieldOutOfRange if they are not granted."""
+    try:
+        yield
+    except (MemoryError, OSError, torch.OutOfMemoryError) as error:
+        free = psutil.virtual_memory().available / GIB
+        message = f"{name}: {size / GIB:.2f} GiB cannot be had ({error}); {free:.2f} GiB of host memory are free"
+        raise FieldOutOfRange(message, param=name) from error
 
 
 def _free_disk(folder: Path) -> int:

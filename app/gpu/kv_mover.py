@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from app.gpu.disk_store import DiskStore
 from app.gpu.host_pool import HostPool
 from app.gpu.kv_file import read_kv_file, write_kv_file
 from app.gpu.kv_header import KVFileError, KVFileHeader, KVIdentity
 from app.gpu.kv_moves import Move, Moved, MoveKind
+from app.gpu.streams import Event
 
 logger = logging.getLogger(__name__)
 
 _WORKERS = {MoveKind.OUT: "out", MoveKind.IN: "in", MoveKind.EXPORT: "files", MoveKind.IMPORT: "files"}
-_Order = tuple[Move, "torch.cuda.Event | None"]
+_Order = tuple[Move, Event]
 
 
 class KVMover:
@@ -54,14 +53,18 @@ class KVMover:
     def submit(self, moves: Iterable[Move]) -> None:
         """Take orders. What the engine has launched on the device until now comes before them."""
         for move in moves:
-            self._queues[_WORKERS.get(move.kind, "disk")].put((move, self._host.now()))
+            self._queues[_WORKERS.get(move.kind, "disk")].put((move, self.now()))
+
+    def now(self) -> Event:
+        """The point on the device that a move which is ordered now must come after."""
+        return self._host.now()
 
     def _work(self, orders: queue.SimpleQueue[_Order | None], report: Callable[[Moved], None]) -> None:
         while (order := orders.get()) is not None:
             report(self.carry_out(*order))
 
-    def carry_out(self, move: Move, ready: torch.cuda.Event | None = None) -> Moved:
-        """Do one move on the calling thread; whatever goes wrong is in the report."""
+    def carry_out(self, move: Move, ready: Event) -> Moved:
+        """Do one move on the calling thread, behind `ready`; whatever goes wrong is in the report."""
         started = time.perf_counter()
         try:
             report = self._do(move, ready)
@@ -72,7 +75,7 @@ class KVMover:
             report = Moved(move.number, error=str(error))
         return replace(report, seconds=time.perf_counter() - started)
 
-    def _do(self, move: Move, ready: torch.cuda.Event | None) -> Moved:
+    def _do(self, move: Move, ready: Event) -> Moved:
         done = Moved(move.number)
         match move.kind:
             case MoveKind.OUT:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from app.gpu.models.base import LayerStack
+from app.gpu.zeroed import zeroed
 
 
 class KVPool:
@@ -28,15 +26,3 @@ class KVPool:
         """Copy whole blocks, `(source, target)` each, in order."""
         for source, target in copies:
             self.data[target].copy_(self.data[source])
-
-
-def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. On a CPU the machine gives it page by page as it is written, in large pages where it has them:
-    a budget that is not used costs nothing, and a server with a large one starts at once.
-    """
-    if device.type != "cpu" or 0 in shape:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)

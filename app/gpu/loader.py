@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 import torch
 
@@ -13,17 +14,22 @@ from app.gpu.attention import attention_for
 from app.gpu.batch import make_batch
 from app.gpu.checkpoint_handler import CheckpointHandler
 from app.gpu.commands import CommandHandler
+from app.gpu.cuda_recorder import CudaRecorder
+from app.gpu.device_memory import CudaMemory
 from app.gpu.disk_store import DiskStore
 from app.gpu.engine import Engine
+from app.gpu.graph_recording import estimate_graph_bytes, record_graphs
+from app.gpu.graphs import DecodeLimits, Recorder
 from app.gpu.host_pool import HostPool
 from app.gpu.host_tensor import HostTensor
 from app.gpu.kv_blocks import BlockPool
-from app.gpu.kv_budget import TierBlocks, budget_blocks
+from app.gpu.kv_budget import TierBlocks, allocating, budget_blocks
 from app.gpu.kv_cache import KVCache
 from app.gpu.kv_header import KVIdentity, KVLayout
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_pool import KVPool
 from app.gpu.kv_tiers import KVTiers
+from app.gpu.memory_profile import MemoryPlan, plan_memory
 from app.gpu.model_size import GIB, check_weights_fit
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
@@ -32,12 +38,15 @@ from app.gpu.placement import Placement
 from app.gpu.runner import Runner
 from app.gpu.saved_files import FilesFound, SavedKV
 from app.gpu.scheduler import Scheduler
+from app.gpu.streams import streams_of
 from app.gpu.turns import Turns
 from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 32
 
 
 def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
@@ -46,28 +55,40 @@ def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
+    recorder = choose_recorder(settings.cuda_graphs, device)
     check_weights_fit(model, device, dtype)
     logger.info("loading %s as %s on %s", model.name, str(dtype).removeprefix("torch."), device)
     stack = load_stack(
         model,
         device=device,
         dtype=dtype,
-        attention=attention_for(device),
+        attention=attention_for(device, batch_invariant=settings.batch_invariant),
         max_model_len=settings.max_model_len,
+        batch_invariant=settings.batch_invariant,
     )
-    engine = build_engine(model, stack, settings)
+    engine = build_engine(model, stack, settings, recorder)
     release_threads()  # the engine will run on a thread of its own
     return engine
 
 
-def build_engine(model: ResolvedModel, stack: LayerStack, settings: EngineSettings) -> Engine:
-    """An engine around a loaded model."""
+def build_engine(
+    model: ResolvedModel, stack: LayerStack, settings: EngineSettings, recorder: Recorder | None = None
+) -> Engine:
+    """An engine around a loaded model. `recorder` records decode steps; None: what device and settings ask for."""
+    recorder = recorder or choose_recorder(settings.cuda_graphs, stack.device)
     layout = KVLayout(
         stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, str(stack.dtype).removeprefix("torch.")
     )
-    budgets = budget_blocks(settings, stack.device, layout.block_bytes)
-    pool = KVPool(stack, budgets.device, settings.block_size)
-    host = HostPool(pool, budgets.host)
+    _warm_up(stack, settings.block_size)
+    plan = _plan_memory(stack, settings, recorder)
+    budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv)
+    if plan is not None:
+        plan.check(budgets.device * layout.block_bytes)
+    streams = streams_of(stack.device)
+    with allocating("kv_device", budgets.device * layout.block_bytes):
+        pool = KVPool(stack, budgets.device, settings.block_size)
+    with allocating("kv_host", budgets.host * layout.block_bytes):
+        host = HostPool(pool, budgets.host, streams)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
     disk = DiskStore(settings.kv_dir, identity) if settings.kv_dir is not None and budgets.disk else None
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
@@ -76,7 +97,6 @@ def build_engine(model: ResolvedModel, stack: LayerStack, settings: EngineSettin
         logger.warning(
             "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, stack.max_model_len
         )
-    _warm_up(stack)
     cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
     placement = Placement(KVTiers(cache, layout.block_bytes), settings.kv_policy, budgets.disk, time.monotonic)
     scheduler = Scheduler(
@@ -85,8 +105,10 @@ def build_engine(model: ResolvedModel, stack: LayerStack, settings: EngineSettin
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
     )
-    turns, runner = Turns(scheduler, limit), Runner(stack, pool)
-    checkpoints = CheckpointHandler(placement, runner.predict, HostTensor.of)
+    rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
+    graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
+    turns, runner = Turns(scheduler, limit), Runner(stack, pool, streams, graphs)
+    checkpoints = CheckpointHandler(placement, runner.predict, partial(HostTensor.of, streams=streams))
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,
@@ -95,6 +117,17 @@ def build_engine(model: ResolvedModel, stack: LayerStack, settings: EngineSettin
         CommandHandler(scheduler, turns, checkpoints, text_bytes=stack.parameter_bytes, files=_find_files(disk)),
         KVMover(host, identity, disk),
     )
+
+
+def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder | None) -> MemoryPlan | None:
+    """None on a CPU, whose memory is taken page by page and by others too."""
+    if stack.device.type != "cuda":
+        return None
+    memory, graph_bytes = CudaMemory(stack.device), 0
+    if recorder is not None:
+        limits = DecodeLimits(settings.max_running, -(-stack.max_model_len // settings.block_size), stack.vocab_size)
+        graph_bytes = estimate_graph_bytes(stack, settings.block_size, limits, recorder, memory)
+    return plan_memory(stack, settings, memory, graph_bytes)
 
 
 def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int) -> None:
@@ -120,10 +153,14 @@ def _find_files(disk: DiskStore | None) -> FilesFound:
 
 
 @torch.inference_mode()
-def _warm_up(stack: LayerStack) -> None:
-    """Run a decode row and a prompt through one layer, so that no client waits for kernels to be compiled."""
-    batch = make_batch([(0, 1), (0, 32)], [[0], [1]], 32, stack.device)
-    pool = torch.zeros(2, 2, stack.kv_heads, 32, stack.head_dim, dtype=stack.dtype, device=stack.device)
+def _warm_up(stack: LayerStack, block_size: int) -> None:
+    """Run a decode row and a prompt through one layer, so that no client waits for kernels to be compiled, and nobody
+    takes the memory of a kernel that is loaded for that of a step or a graph.
+    """
+    blocks = -(-WARM_UP_TOKENS // block_size)
+    batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
+    shape = (blocks + 1, 2, stack.kv_heads, block_size, stack.head_dim)
+    pool = torch.zeros(shape, dtype=stack.dtype, device=stack.device)
     hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
     stack.head(stack.layer(0, hidden, batch, pool))
 
@@ -148,6 +185,13 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def choose_recorder(wanted: bool | None, device: torch.device) -> Recorder | None:
+    """None is yes on CUDA. Raises FieldOutOfRange for graphs on a device that has none."""
+    if wanted and device.type != "cuda":
+        raise FieldOutOfRange(f"cuda_graphs: the device is {device}, which has no CUDA graphs", param="cuda_graphs")
+    return None if wanted is False or device.type != "cuda" else CudaRecorder(device)
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_token: int) -> ModelInfo:

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from app.breakpoints import Action, Breakpoint, Intervention
 from app.gpu.conditions import Span, met, select
-from app.gpu.interventions import InterventionLog
+from app.gpu.interventions import InterventionLog, clip
 from app.gpu.sequence import Sequence
 
 NO_EDITS = InterventionLog()
@@ -87,6 +87,14 @@ def row_limit(sequence: Sequence, max_step_tokens: int) -> int:
     return min(end - sequence.computed, max_step_tokens)
 
 
+def clip_way(way: PassPlan, first: int, end: int) -> PassPlan:
+    """The way of positions `[first, end)` of a row: what happens to them, at the same boundaries."""
+    if not way.marks:
+        return way
+    steps = (_clip_step(step, first, end) for mark in way.marks for step in mark.steps)
+    return replace(way, marks=_marks(step for step in steps if step is not None))
+
+
 def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
     """The interventions that the sequence's context will be computed with, and up to which position that is certain:
     from there on a breakpoint wants the pass to be run.
@@ -101,6 +109,19 @@ def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
     limit = min((spans[0][0] for each, spans in wanted if _must_run(each)), default=end)
     acts = _acts(sequence, _meetings(sequence, (sequence.reached, limit)), 0)
     return InterventionLog([*known, *(step for _, step in acts if isinstance(step, Intervention))]), limit
+
+
+def _clip_step(step: Step, first: int, end: int) -> Step | None:
+    """The part of a step that concerns positions `[first, end)`, if there is one."""
+    match step:
+        case Intervention():
+            return clip(step, first, end) if step.first < end and first < step.end else None
+        case Record():
+            spans = ((max(first, start), min(end, stop)) for start, stop in step.spans)
+            inside = tuple(span for span in spans if span[0] < span[1])
+            return replace(step, spans=inside) if inside else None
+        case Reinstate():
+            return step
 
 
 def _plan_rest(sequence: Sequence, num_layers: int) -> PassPlan:

@@ -1,156 +1,125 @@
-"""Running a planned step: one walk up the layers, segment by segment."""
+"""Running a planned step: everything is launched, nothing is waited for."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+import logging
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from app.breakpoints import Intervention
-from app.gpu.batch import Batch, make_batch
-from app.gpu.checkpoints import Captured, StoredTensor
-from app.gpu.edits import apply_edit
+from app.gpu.batch import Batch, place_batch
+from app.gpu.checkpoints import StoredTensor
+from app.gpu.edits import DeviceVectors
 from app.gpu.host_tensor import HostTensor
 from app.gpu.kv_pool import KVPool
+from app.gpu.launched_step import LaunchedStep, PartedStep, WholeStep
+from app.gpu.logprobs import log_probabilities
 from app.gpu.models.base import LayerStack
-from app.gpu.passes import Mark, Record, Reinstate
-from app.gpu.scheduler import StepPlan
-from app.gpu.segments import Row, Segment, cut_segments
+from app.gpu.outcome import Outcome
+from app.gpu.parts import PartSize, take_part
+from app.gpu.sampling import SampleRequest
+from app.gpu.segments import Row
+from app.gpu.staging import Download, Put, Staging
+from app.gpu.streams import DeviceStreams
+from app.gpu.walk import Walk, token_ids_of, whole_pass
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """`logits` is float32 `[outputs, vocab_size]`: for each row in order, those of its last `row.outputs` tokens.
-
-    `stopped` has the residual stream of each row that pauses, where it stopped.
-    """
-
-    logits: Tensor
-    stopped: dict[Row, HostTensor] = field(default_factory=dict)
+Decode = Callable[[Tensor, Batch], Tensor]
+"""Every layer and the head over a batch of one token per row, each of which needs logits: `[rows]` int64 token ids to
+float32 logits `[rows, vocab_size]`, which the caller may write to until the next call.
+"""
 
 
 class Runner:
     """Owns the model and the KV pool's tensor. Called from the engine thread, in inference mode."""
 
-    def __init__(self, stack: LayerStack, pool: KVPool) -> None:
+    def __init__(self, stack: LayerStack, pool: KVPool, streams: DeviceStreams, decode: Decode | None = None) -> None:
         self.stack = stack
         self.pool = pool
+        self._streams = streams
+        self._staging = Staging(streams, stack.device)
+        self._vectors = DeviceVectors(streams, stack.device)
+        self._decode = decode or partial(whole_pass, stack, pool)
+        self._part_size = PartSize()
 
     @torch.inference_mode()
     def predict(self, stored: StoredTensor, rows: tuple[int, int], top_k: int) -> list[list[tuple[int, float]]]:
         """Final norm and head on some rows of a residual stream: token ids with natural-log probabilities, best first
-        (the logit lens; nostalgebraist, 2020).
+        (the logit lens; nostalgebraist, 2020). Waits for the device.
         """
         assert isinstance(stored, HostTensor)
-        hidden = stored.tensor[rows[0] : rows[1]].to(self.stack.device)
-        values, ids = torch.log_softmax(self.stack.head(hidden), dim=-1).topk(top_k)
+        hidden = torch.empty((rows[1] - rows[0], stored.shape[1]), dtype=self.stack.dtype, device=self.stack.device)
+        stored.load(hidden, rows[0])
+        best, download = log_probabilities(self.stack.head(hidden)).topk(top_k), Download(self._streams)
+        values, ids = download.fetch(best.values), download.fetch(best.indices)
+        download.finish().synchronize()
         return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute every row's layers; the plan's block copies have been made."""
-        walk = _Walk(self.stack, self.pool, plan.rows)
-        for segment in cut_segments(plan.rows):
-            walk.run(segment)
-        stopped = {row: HostTensor.save(walk.hidden_of(row)) for row in plan.rows if row.way.pauses}
-        outputs = walk.outputs()
-        if not len(outputs):
-            return StepResult(walk.hidden.new_empty(0, self.stack.vocab_size), stopped)
-        return StepResult(self.stack.head(walk.hidden[outputs]), stopped)
+    def launch(self, rows: list[Row], requests: Seq[SampleRequest]) -> LaunchedStep:
+        """Launch the layers of at least one row, and then the sampling of those that sample, as `requests` has them.
 
+        Out of memory is a queue: what does not fit runs in smaller parts, one after the other. What is given up
+        half-way has left nothing but KV in its rows' own slots. The next attempt writes the same values there before it
+        reads them, and nobody else does: blocks are hashed and shared only once their row has been accounted for.
+        """
+        wanted = dict(zip((row for row in rows if row.samples), requests, strict=True))
+        waiting, parts, unfit = deque(rows), list[WholeStep](), set[Row]()
+        while waiting:
+            part = take_part(waiting, self._part_size.limit)
+            launched = self._try(part, [wanted[row.whole] for row in part if row.samples])
+            if launched is not None:
+                parts.append(launched)
+                self._part_size.note_fit()
+                continue
+            torch.cuda.empty_cache()  # nothing of the attempt is referred to any more
+            tokens = sum(row.length for row in part)
+            if tokens > 1:
+                self._part_size.shrink(tokens)
+                logger.warning("out of memory in %d tokens at once; going on with %d", tokens, self._part_size.limit)
+                waiting.extendleft(reversed(part))
+            else:
+                unfit.add(part[0].whole)
+                while waiting and waiting[0].whole is part[0].whole:
+                    waiting.popleft()
+        return parts[0] if len(parts) == 1 and not unfit else PartedStep(rows, parts, unfit)
 
-class _Walk:
-    """One step on its way up. `hidden` is the residual stream of all rows packed, `[tokens, hidden_size]`: each row's
-    part is at the boundary that the row has reached.
-    """
+    def _try(self, rows: list[Row], requests: Seq[SampleRequest]) -> WholeStep | None:
+        """None if memory is too short. An exception that was handled further out would keep the tensors of its frames
+        until then.
+        """
+        try:
+            return self._launch(rows, requests)
+        except torch.OutOfMemoryError:
+            return None
 
-    def __init__(self, stack: LayerStack, pool: KVPool, rows: list[Row]) -> None:
-        self._stack, self._pool, self._rows = stack, pool, rows
-        self._batches: dict[tuple[int, ...], Batch] = {}
-        self._starts: dict[Row, int] = {}
-        total = 0
-        for row in rows:
-            self._starts[row] = total
-            total += row.length
-        self.hidden = self._embed()
-        for row in rows:
-            if row.way.lo:
-                self._reinstate(row)
+    def _launch(self, rows: list[Row], requests: Seq[SampleRequest]) -> WholeStep:
+        self._staging.begin()
+        put = self._staging.put
+        outcome = Outcome(rows, requests, self.stack.vocab_size, self._streams, put)
+        if self._is_plain(rows):
+            compute = self._place_decode(rows, put)
+            self._staging.send()
+            outcome.launch(compute())
+            return WholeStep(rows, outcome)
+        walk = Walk(self.stack, self.pool, self._streams, rows, put, self._vectors)
+        self._staging.send()
+        outcome.launch(walk.run())
+        return WholeStep(rows, outcome, walk.stopped, walk.captured)
 
-    def run(self, segment: Segment) -> None:
-        """Take the segment's rows through its layers, and do what is marked at its upper end."""
-        members = [self._rows[index] for index in segment.rows]
-        batch = self._batches.get(segment.rows)
-        if batch is None:
-            batch = self._batches[segment.rows] = make_batch(
-                [(row.first, row.length) for row in members],
-                [row.sequence.blocks for row in members],
-                self._pool.block_size,
-                self._stack.device,
-            )
-        index = self._tokens(members)
-        part = self.hidden[index]
-        for layer in range(segment.lo, segment.hi):
-            part = self._stack.layer(layer, part, batch, self._pool.layer(layer))
-        self.hidden[index] = part
-        for row in members:
-            for mark in row.way.marks:
-                if mark.boundary == segment.hi:
-                    self._act(row, mark)
+    def _is_plain(self, rows: list[Row]) -> bool:
+        """Whether every row is one token that runs all layers, with nothing to do on the way, and samples."""
+        whole = (0, self.stack.num_layers)
+        return all(
+            row.length == 1 and row.samples and not row.way.marks and (row.way.lo, row.way.hi) == whole for row in rows
+        )
 
-    def hidden_of(self, row: Row) -> Tensor:
-        """The row's part of the residual stream, `[length, hidden_size]`; writing to it changes the row."""
-        return self.hidden[self._starts[row] : self._starts[row] + row.length]
-
-    def outputs(self) -> Tensor:
-        """Packed positions of the tokens that need logits, `[outputs]` int64."""
-        ends = [(self._starts[row] + row.length, row.outputs) for row in self._rows]
-        wanted = [index for end, outputs in ends for index in range(end - outputs, end)]
-        return torch.tensor(wanted, dtype=torch.int64, device=self.hidden.device)
-
-    def _embed(self) -> Tensor:
-        rows, device = self._rows, self._stack.device
-        token_ids = [t for row in rows for t in row.sequence.tokens[row.first : row.first + row.length]]
-        positions = [p for row in rows for p in range(row.first, row.first + row.length)]
-        return self._stack.embed(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device))
-
-    def _tokens(self, members: list[Row]) -> slice | Tensor:
-        """Where the rows' tokens are: a slice, which costs no copy, if they are neighbours."""
-        first, end = self._starts[members[0]], self._starts[members[-1]] + members[-1].length
-        if end - first == sum(row.length for row in members):
-            return slice(first, end)
-        wanted = [self._starts[row] + offset for row in members for offset in range(row.length)]
-        return torch.tensor(wanted, device=self.hidden.device)
-
-    def _reinstate(self, row: Row) -> None:
-        checkpoint = row.sequence.checkpoint
-        assert checkpoint is not None
-        assert isinstance(checkpoint.hidden, HostTensor)
-        began = time.perf_counter()
-        checkpoint.hidden.load(self.hidden_of(row))
-        checkpoint.restore_ms = (time.perf_counter() - began) * 1000
-
-    def _act(self, row: Row, mark: Mark) -> None:
-        hidden = self.hidden_of(row)
-        for step in mark.steps:
-            match step:
-                case Intervention():
-                    apply_edit(hidden[step.first - row.first : step.end - row.first], step.edit)
-                case Record():
-                    row.sequence.captures.add(_capture(row, step, hidden))
-                case Reinstate():
-                    self._reinstate(row)
-
-
-def _capture(row: Row, record: Record, hidden: Tensor) -> Captured:
-    positions = tuple(position for first, end in record.spans for position in range(first, end))
-    seen = torch.cat([hidden[first - row.first : end - row.first] for first, end in record.spans])
-    tokens = row.sequence.tokens
-    return Captured(
-        record.breakpoint,
-        record.boundary - 1,
-        positions,
-        tuple(tokens[position] for position in positions),
-        HostTensor.save(seen),
-    )
+    def _place_decode(self, rows: list[Row], put: Put) -> Callable[[], Tensor]:
+        spans = [(row.first, 1) for row in rows]
+        batch = place_batch(spans, [row.sequence.blocks for row in rows], self.pool.block_size, put)
+        token_ids = put(token_ids_of(rows))
+        return lambda: self._decode(token_ids, batch)

@@ -1,4 +1,4 @@
-"""From logits to tokens.
+"""From logits to tokens, where the logits are: nothing here waits for the device.
 
 Order of the steps, as the OpenAI and vLLM servers have it: log-probabilities are reported of the raw logits; then
 bias, the minimum length, and penalties change them; then temperature, `top_k`, `top_p` and `min_p`, each on what the
@@ -6,115 +6,104 @@ one before left, as Transformers chains its warpers; then one draw.
 
 The draw is a counter-based random number, Philox keyed by the request's seed at the position of the new token
 (Salmon et al., 2011): there is no generator state to keep, so a session that is rewound, forked, preempted or moved
-draws the same.
+draws the same. No row's token depends on the rows beside it, but for rounding: on CUDA the order of a sum changes with
+the number of rows, and a token at the very edge of `top_p`, or of what was drawn, may fall on either side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from app.domain import SamplingParams, TokenLogprobs
-from app.gpu.sampling import Sampled, SampleRequest
+from app.gpu.sampling_inputs import Draws, SamplingInputs
 
 CANDIDATES = 1024
-"""Tokens that are sorted first; nearly always enough to reach `top_p`, and 40 times cheaper than sorting a
-vocabulary.
-"""
+"""Tokens that a CPU sorts first; nearly always enough to reach `top_p`, and 40 times cheaper than sorting a vocabulary.
+Elsewhere looking whether they were enough would cost more than to sort all."""
 
 
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow float32."""
+def choose(logits: Tensor, inputs: SamplingInputs, *, on_host: bool) -> Tensor:
+    """One token per row, `[rows]` int64. `logits` is float32 `[rows, vocab_size]`, dense; it is changed in place.
 
-
-def sample(logits: Tensor, requests: Seq[SampleRequest]) -> list[Sampled]:
-    """Choose one token per row. `logits` is float32 `[len(requests), vocab_size]`; it is changed in place."""
-    reported = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
-    raw = torch.log_softmax(logits[reported], dim=-1) if reported else None
-    for row, request in zip(logits, requests, strict=True):
-        _adjust(row, request)
-    chosen = _argmax(logits)
-    for i, request in enumerate(requests):
-        if request.params.temperature >= GREEDY_BELOW:
-            chosen[i] = _draw(logits[i], request.params, position=len(request.tokens))
-    result = [Sampled(token, None) for token in chosen]
-    for i, row in zip(reported, raw if raw is not None else (), strict=True):
-        result[i] = Sampled(chosen[i], token_logprobs(row, chosen[i], requests[i].params.logprobs or 0))
-    return result
-
-
-def _argmax(logits: Tensor) -> list[int]:
-    """Largest logit of each row. On CPU through NumPy, which takes a tenth of PyTorch's time for it."""
-    found = logits.argmax(dim=-1) if logits.is_cuda else logits.numpy().argmax(axis=-1)
-    chosen: list[int] = found.tolist()
+    `on_host`: the device is the CPU.
+    """
+    _adjust(logits.view(-1), inputs)
+    chosen = _argmax(logits, on_host)
+    if inputs.free is not None:
+        chosen.index_copy_(0, inputs.free.rows, _draw_any(logits, inputs.free))
+    if inputs.truncated is not None:
+        chosen.index_copy_(0, inputs.truncated.rows, _draw_some(logits, inputs.truncated, on_host))
     return chosen
 
 
-def token_logprobs(log_probabilities: Tensor, token_id: int, top: int) -> TokenLogprobs:
-    """Report one position: `log_probabilities` is `[vocab_size]`, `top` the number of alternatives."""
-    values, ids = log_probabilities.topk(top)
-    alternatives = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(token_id, float(log_probabilities[token_id]), alternatives)
+def _argmax(logits: Tensor, on_host: bool) -> Tensor:
+    """Largest logit of each row. On a CPU through NumPy, which takes a tenth of PyTorch's time for it."""
+    return torch.from_numpy(logits.numpy().argmax(axis=-1)) if on_host else logits.argmax(dim=-1)
 
 
-def score_prompt(logits: Tensor, token_ids: Seq[int], top: int) -> list[TokenLogprobs]:
-    """Report prompt tokens: row i of `logits` `[len(token_ids), vocab_size]` predicts `token_ids[i]`."""
-    raw = torch.log_softmax(logits, dim=-1)
-    return [token_logprobs(row, token, top) for row, token in zip(raw, token_ids, strict=True)]
+def _adjust(logits: Tensor, inputs: SamplingInputs) -> None:
+    """Apply bias, minimum length and penalties to the flattened logits, in place."""
+    if inputs.bias is not None:
+        logits.index_add_(0, inputs.bias.tokens, inputs.bias.values)
+    if inputs.forbidden is not None:
+        logits.index_copy_(0, inputs.forbidden.tokens, inputs.forbidden.values)
+    if inputs.repetition is not None:
+        tokens, penalty = inputs.repetition.tokens, inputs.repetition.values
+        value = logits[tokens]
+        logits.index_copy_(0, tokens, torch.where(value > 0, value / penalty, value * penalty))
+    if inputs.counts is not None:
+        logits.index_add_(0, inputs.counts.tokens, inputs.counts.values, alpha=-1)
 
 
-def _adjust(row: Tensor, request: SampleRequest) -> None:
-    """Apply bias, minimum length and penalties to one row of logits, in place."""
-    params = request.params
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), device=row.device)
-        row[ids] += torch.tensor(list(params.logit_bias.values()), device=row.device)
-    if request.forbidden:
-        row[list(request.forbidden)] = -torch.inf
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(request.tokens)), device=row.device)
-        value = row[seen]
-        row[seen] = torch.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)
-    generated = request.tokens[request.prompt_tokens :]
-    if generated and (params.presence_penalty or params.frequency_penalty):
-        ids, counts = torch.tensor(generated, device=row.device).unique(return_counts=True)
-        row[ids] -= params.presence_penalty + params.frequency_penalty * counts
+def _draw_any(logits: Tensor, draws: Draws) -> Tensor:
+    """Draw from the whole vocabulary, `[draws]` int64."""
+    return _invert(_probabilities(logits, draws), draws.uniforms).clamp(max=logits.shape[1] - 1)[:, 0]
 
 
-def _draw(row: Tensor, params: SamplingParams, position: int) -> int:
-    """Draw one token from one adjusted row of logits by inverting the cumulative distribution."""
-    probabilities = torch.softmax(row / params.temperature, dim=-1)
-    uniform = np.random.Generator(np.random.Philox(key=params.seed, counter=position)).random()
-    if params.top_k or params.top_p < 1 or params.min_p:
-        values, ids = _candidates(probabilities, params)
-    else:
-        values, ids = probabilities, None
-    cumulative = values.double().cumsum(dim=-1)
-    index = int(torch.searchsorted(cumulative, uniform * float(cumulative[-1]), right=True))
-    index = min(index, len(values) - 1)
-    return index if ids is None else int(ids[index])
+def _draw_some(logits: Tensor, draws: Draws, on_host: bool) -> Tensor:
+    """Draw from the tokens that the requests' limits leave, `[draws]` int64."""
+    probabilities = _probabilities(logits, draws)
+    vocab_size = probabilities.shape[1]
+    if not on_host or vocab_size <= CANDIDATES:
+        return _draw_sorted(*probabilities.sort(descending=True), draws, vocab_size)
+    values, ids = probabilities.topk(CANDIDATES)
+    chosen = _draw_sorted(values, ids, draws, vocab_size)
+    short = (~_suffices(values, draws, vocab_size)).nonzero()[:, 0]
+    if len(short):
+        chosen[short] = _draw_sorted(*probabilities[short].sort(descending=True), _part(draws, short), vocab_size)
+    return chosen
 
 
-def _candidates(probabilities: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Tokens that `top_k`, `top_p` and `min_p` leave, most probable first: `(values, ids)`, never empty."""
-    vocab_size = len(probabilities)
-    if 0 < params.top_k < vocab_size:
-        values, ids = probabilities.topk(params.top_k)
-        values = values / values.sum()
-    else:
-        values, ids = probabilities.topk(min(vocab_size, CANDIDATES))
-        if len(values) < vocab_size and not _suffices(values, params):
-            values, ids = probabilities.sort(descending=True)
+def _draw_sorted(values: Tensor, ids: Tensor, draws: Draws, vocab_size: int) -> Tensor:
+    """Draw from candidates, most probable first: `values` and `ids` are `[draws, candidates]`."""
+    ranks = torch.arange(values.shape[1], device=values.device)
+    within = ranks < draws.top_k
+    values = torch.where(within, values, 0.0)
+    values = values / torch.where(draws.top_k < vocab_size, values.sum(-1, keepdim=True), 1.0)
     mass_before = values.cumsum(dim=-1) - values
-    keep = (mass_before < params.top_p) & (values >= params.min_p * values[0])
-    keep[0] = True
-    return values[keep], ids[keep]
+    keep = within & (mass_before < draws.top_p) & (values >= draws.min_p * values[:, :1])
+    keep[:, 0] = True
+    index = _invert(torch.where(keep, values, 0.0), draws.uniforms)
+    return ids.gather(1, torch.minimum(index, keep.sum(-1, keepdim=True) - 1))[:, 0]
 
 
-def _suffices(values: Tensor, params: SamplingParams) -> bool:
-    """Whether no token past the sorted ones could pass `top_p` and `min_p`."""
-    reached_top_p = params.top_p < 1 and float(values.sum()) >= params.top_p
-    return reached_top_p or float(values[-1]) < params.min_p * float(values[0])
+def _probabilities(logits: Tensor, draws: Draws) -> Tensor:
+    return torch.softmax(logits[draws.rows] / draws.temperatures, dim=-1)
+
+
+def _invert(values: Tensor, uniforms: Tensor) -> Tensor:
+    """Where the running sums of `values` `[draws, candidates]` pass that share of their total: `[draws, 1]` int64."""
+    cumulative = values.double().cumsum(dim=-1)
+    return torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+
+
+def _suffices(values: Tensor, draws: Draws, vocab_size: int) -> Tensor:
+    """Whether no token past the sorted ones could pass the limits, `[draws]` bool."""
+    reached_top_p = (draws.top_p < 1) & (values.sum(-1, keepdim=True) >= draws.top_p)
+    below_min_p = values[:, -1:] < draws.min_p * values[:, :1]
+    unlimited = draws.top_k >= vocab_size
+    return ((unlimited & (reached_top_p | below_min_p)) | (draws.top_k <= values.shape[1]))[:, 0]
+
+
+def _part(draws: Draws, index: Tensor) -> Draws:
+    return Draws(*(getattr(draws, name)[index] for name in Draws.__slots__))

@@ -19,6 +19,7 @@ class Row:
     """One sequence's part of a step: `length` tokens from position `first`, through the layers that `way` says.
 
     `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted.
+    Where memory is too short for a row, it runs in parts; the row is accounted for when the last of them has run.
     """
 
     sequence: Sequence
@@ -27,6 +28,23 @@ class Row:
     way: PassPlan
     samples: bool
     scores_prompt: bool
+    part_of: Row | None = None
+    """The row that this is a part of."""
+
+    @property
+    def whole(self) -> Row:
+        """The row as it was planned."""
+        return self if self.part_of is None else self.part_of
+
+    @property
+    def end(self) -> int:
+        """Position after the last."""
+        return self.first + self.length
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing of the planned row comes after it."""
+        return self.end == self.whole.end
 
     @property
     def outputs(self) -> int:

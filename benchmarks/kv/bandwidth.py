@@ -17,6 +17,7 @@ from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Move, MoveKind
 from app.gpu.kv_pool import KVPool
 from app.gpu.models.base import LayerStack
+from app.gpu.streams import PASSED, CpuStreams
 
 POOL_SESSIONS = 4
 """So many sessions fit in each pool: together they are larger than the caches, and ids can be far apart."""
@@ -70,7 +71,7 @@ class CopyBench:
         self._random = chooser
         pool_blocks = POOL_SESSIONS * blocks
         device = _device_pool(layout, pool_blocks)
-        host = HostPool(device, pool_blocks)
+        host = HostPool(device, pool_blocks, CpuStreams())
         self._mover = KVMover(host, KVIdentity("", 1, layout), disk=None)
         self._source, self._target = (np.empty((pool_blocks, layout.block_bytes), np.uint8) for _ in range(2))
         # The machine gives memory when it is first written, which must not be on the clock of the other copies.
@@ -105,7 +106,7 @@ class CopyBench:
     def _move(self, kind: MoveKind, choose: Callable[[], tuple[int, ...]]) -> float:
         move = Move(1, kind, SessionId("bench"), source=choose(), target=choose())
         begin = time.perf_counter()
-        report = self._mover.carry_out(move)
+        report = self._mover.carry_out(move, PASSED)
         seconds = time.perf_counter() - begin
         if report.error is not None:
             raise RuntimeError(f"the move failed: {report.error}")

@@ -23,9 +23,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The load and what may be off."""
     for flag, kind, default, text in (
         ("--agents", int, 200, "agents at once"),
-        ("--tokens", int, 40, "tokens of each turn"),
+        ("--tokens", int, 120, "tokens of each turn"),
         ("--ttft", float, 0.2, "seconds until the stub's first token"),
-        ("--gap", float, 0.1, "seconds from one of its tokens to the next"),
+        ("--gap", float, 0.2, "seconds from one of its tokens to the next"),
         ("--tolerance", float, 0.002, "seconds that a figure may be off"),
     ):
         parser.add_argument(flag, type=kind, default=default, metavar="N", help=f"{text} (default: {default:g})")

@@ -1,7 +1,8 @@
 """A server with known delays: `python -m loadgen.selfcheck.stub`.
 
 It speaks as much of OpenAI's protocol as the load generator needs. Every event of a completion has a fixed time after
-the arrival of its request, so that one that is late does not push back those that follow.
+the arrival of its request, so that one that is late does not push back those that follow. It answers from the event
+loop's own callbacks: what a web framework takes for itself would count as the load generator's error.
 """
 
 from __future__ import annotations
@@ -9,101 +10,153 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import sys
-import time
-from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+import h11
 
 MODEL = "stub"
 READY_LINE = "the stub listens on port "
 
 
+@dataclass(slots=True)
 class Stub:
     """Answers with the first token after `ttft_s` and each further one `gap_s` later.
 
-    `first_s` and `gaps_s` are what it really did: when it handed over each event, without the way through its socket.
+    `first_s` and `gaps_s` are what it really did: from a request's first bytes, or from the event before, to handing an
+    event to the socket.
     """
 
-    def __init__(self, ttft_s: float, gap_s: float) -> None:
-        self._ttft_s = ttft_s
-        self._gap_s = gap_s
-        self.first_s: list[float] = []
-        self.gaps_s: list[float] = []
-
-    def app(self) -> Starlette:
-        """The server."""
-        return Starlette(
-            routes=[
-                Route("/v1/models", self.models),
-                Route("/tokenize", self.tokenize, methods=["POST"]),
-                Route("/v1/completions", self.complete, methods=["POST"]),
-                Route("/done", self.done),
-            ]
-        )
-
-    async def models(self, _request: Request) -> Response:
-        """`GET /v1/models`."""
-        return JSONResponse({"data": [{"id": MODEL}]})
-
-    async def tokenize(self, request: Request) -> Response:
-        """`POST /tokenize`: a token per character."""
-        return JSONResponse({"tokens": [ord(character) for character in (await request.json())["prompt"]]})
-
-    async def complete(self, request: Request) -> Response:
-        """`POST /v1/completions`."""
-        arrived = time.perf_counter()
-        body = await request.json()
-        if not body.get("stream"):
-            return JSONResponse({"choices": [{"text": "a", "token_ids": [97]}]})
-        return StreamingResponse(self._events(arrived, body), media_type="text/event-stream")
-
-    async def done(self, _request: Request) -> Response:
-        """`GET /done`: what it really did."""
-        return JSONResponse({"first_s": self.first_s, "gaps_s": self.gaps_s})
-
-    async def _events(self, arrived: float, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        tokens = body["max_tokens"]
-        event = _event({"choices": [{"index": 0, "text": " token", "token_ids": [97], "finish_reason": None}]})
-        last = arrived
-        for number in range(tokens):
-            await asyncio.sleep(arrived + self._ttft_s + number * self._gap_s - time.perf_counter())
-            now = time.perf_counter()
-            (self.gaps_s if number else self.first_s).append(now - last)
-            last = now
-            yield event
-        yield _event({"choices": [], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": tokens}})
-        yield b"data: [DONE]\n\n"
+    ttft_s: float
+    gap_s: float
+    first_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
 
 
-def _event(content: dict[str, Any]) -> bytes:
+class Connection(asyncio.Protocol):
+    """One connection to the stub, with one request after the other."""
+
+    def __init__(self, stub: Stub) -> None:
+        self._stub = stub
+        self._loop = asyncio.get_running_loop()
+        self._http = h11.Connection(h11.SERVER)
+        self._target = b""
+        self._body = b""
+        self._arrived: float | None = None
+        self._last = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._arrived is None:
+            self._arrived = self._loop.time()
+        self._http.receive_data(data)
+        self._read()
+
+    def _read(self) -> None:
+        """Take in what has come; a request that is whole is answered."""
+        while True:
+            match self._http.next_event():
+                case h11.Request() as request:
+                    self._target, self._body = request.target, b""
+                case h11.Data() as part:
+                    self._body += part.data
+                case h11.EndOfMessage():
+                    self._answer()
+                case h11.ConnectionClosed():
+                    self._transport.close()
+                    return
+                case _:
+                    return
+
+    def _answer(self) -> None:
+        body = json.loads(self._body) if self._body else {}
+        match self._target:
+            case b"/v1/models":
+                self._answer_whole({"data": [{"id": MODEL}]})
+            case b"/tokenize":  # a token per character
+                self._answer_whole({"tokens": [ord(character) for character in body["prompt"]]})
+            case b"/v1/completions" if body.get("stream"):
+                self._answer_in_events(body["max_tokens"], len(body["prompt"]))
+            case b"/v1/completions":
+                self._answer_whole({"choices": [{"text": "a", "token_ids": [97]}]})
+            case b"/done":
+                self._answer_whole({"first_s": self._stub.first_s, "gaps_s": self._stub.gaps_s})
+            case _:
+                self._answer_whole({"detail": "Not Found"}, status=404)
+
+    def _answer_whole(self, content: dict[str, Any], status: int = 200) -> None:
+        text = json.dumps(content).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(text)))]
+        self._send(h11.Response(status_code=status, headers=headers), h11.Data(data=text), h11.EndOfMessage())
+        self._end()
+
+    def _answer_in_events(self, tokens: int, prompt_tokens: int) -> None:
+        assert self._arrived is not None
+        self._last = self._arrived
+        self._send(h11.Response(status_code=200, headers=[("Content-Type", "text/event-stream")]))
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
+        self._say_at(self._arrived + self._stub.ttft_s, tokens, usage)
+
+    def _say_at(self, due: float, left: int, usage: dict[str, int]) -> None:
+        self._timer = self._loop.call_at(due, self._say, due, left, usage)
+
+    def _say(self, due: float, left: int, usage: dict[str, int]) -> None:
+        """One event; the next comes when that is due, and after the last the end."""
+        now = self._loop.time()
+        kept = self._stub.first_s if self._last == self._arrived else self._stub.gaps_s
+        kept.append(now - self._last)
+        self._last = now
+        self._send(_event({"choices": [{"index": 0, "text": " token", "token_ids": [97], "finish_reason": None}]}))
+        if left > 1:
+            self._say_at(due + self._stub.gap_s, left - 1, usage)
+            return
+        self._send(_event({"choices": [], "usage": usage}), h11.Data(data=b"data: [DONE]\n\n"), h11.EndOfMessage())
+        self._end()
+
+    def _send(self, *events: h11.Event) -> None:
+        self._transport.write(b"".join(self._http.send(event) or b"" for event in events))
+
+    def _end(self) -> None:
+        """The next request may come on this connection, if the client keeps it."""
+        self._arrived = self._timer = None
+        if self._http.our_state is h11.MUST_CLOSE:
+            self._transport.close()
+        else:
+            self._http.start_next_cycle()
+
+
+def _event(content: dict[str, Any]) -> h11.Data:
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": MODEL}
-    return b"data: " + json.dumps(head | content).encode() + b"\n\n"
+    return h11.Data(data=b"data: " + json.dumps(head | content).encode() + b"\n\n")
 
 
-class _Announced(uvicorn.Server):
-    """Prints its port once it listens."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets)
-        print(f"{READY_LINE}{self.servers[0].sockets[0].getsockname()[1]}", flush=True)
+async def serve(stub: Stub) -> None:
+    """Listen on a free port of the loopback address and print it; for ever."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(stub), "127.0.0.1", 0, backlog=1024)
+    print(f"{READY_LINE}{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
 
 
 def main() -> int:
-    """Serve on a free port of the loopback address until SIGTERM."""
+    """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m loadgen.selfcheck.stub", description=__doc__)
     parser.add_argument("--ttft", type=float, required=True, metavar="SECONDS")
     parser.add_argument("--gap", type=float, required=True, metavar="SECONDS")
     options = parser.parse_args()
-    app = Stub(options.ttft, options.gap).app()
-    _Announced(uvicorn.Config(app, port=0, log_level="warning", access_log=False)).run()
+    asyncio.run(serve(Stub(options.ttft, options.gap)))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -9,6 +10,8 @@ from statistics import median
 from loadgen.histogram import Bucket, quantile
 from loadgen.stats import Distribution
 from loadgen.whitebox.findings import Arm, Findings, RoundTrip, Trial, Waited, Window
+
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,11 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Rates against each other, pair by pair: the middle of all pairs, and the two ends."""
+    """Rates against each other, pair by pair: the middle of all pairs, and the bounds of its 95 % confidence interval.
+
+    The bounds are the two pairs with so many below and above them as the sign test has it (Conover, Practical
+    Nonparametric Statistics, section 3.2). Fewer than six pairs are too few for it: the bounds are the two ends then.
+    """
 
     median: float
     low: float
@@ -70,7 +77,18 @@ class Ratio:
     @classmethod
     def of(cls, ratios: Sequence[float]) -> Ratio | None:
         """None if there are none."""
-        return cls(median(ratios), min(ratios), max(ratios), len(ratios)) if ratios else None
+        if not ratios:
+            return None
+        ordered, outside = sorted(ratios), _pairs_outside(len(ratios))
+        return cls(median(ordered), ordered[outside], ordered[-1 - outside], len(ordered))
+
+
+def _pairs_outside(pairs: int) -> int:
+    """How many pairs may be left out at each end, for the true median to be between the others with 95 %."""
+    outside, tail = 0, 1.0
+    while 2 * (tail := tail + math.comb(pairs, outside + 1)) <= (1 - CONFIDENCE) * 2**pairs:
+        outside += 1
+    return outside
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _rates(target: TargetReport) -> TextTable:
         for arm in ARMS
         if (ratio := target.summary.kept[arm]) is not None
     ]
-    return TextTable("Decode rate, of that without breakpoints", ("", "median", "lowest", "highest", "pairs"), rows)
+    return TextTable("Decode rate, of that without breakpoints", ("", "median", "from", "to", "pairs"), rows)
 
 
 def _windows(target: TargetReport) -> TextTable:

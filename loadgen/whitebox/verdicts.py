@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from client import MemoryMap
-from loadgen.verdicts import Verdict, verdict
+from loadgen.verdicts import Verdict, verdict, verdict_of_spread
 from loadgen.whitebox.findings import Arm, Findings
 from loadgen.whitebox.summary import Ratio, ServerLatency, Summary
 
@@ -47,8 +47,11 @@ def _divergence(summary: Summary) -> Verdict:
 
 
 def _kept(what: str, ratio: Ratio | None) -> Verdict:
-    measured = "" if ratio is None else f"{ratio.median:.2%} ({ratio.low:.2%} to {ratio.high:.2%})"
-    return verdict(what, f"at least {KEPT:.0%}", measured, None if ratio is None else ratio.median >= KEPT)
+    target = f"at least {KEPT:.0%}"
+    if ratio is None:
+        return verdict(what, target, "", None)
+    measured = f"{ratio.median:.2%} ({ratio.low:.2%} to {ratio.high:.2%})"
+    return verdict_of_spread(what, target, measured, met=ratio.median >= KEPT, could_be=ratio.high >= KEPT)
 
 
 def _undisturbed(findings: Findings) -> Verdict:

@@ -11,8 +11,9 @@ import torch
 from transformers import AutoConfig
 
 from app.domain import KVBudget, KVPolicy
-from app.gpu.attention import attention_for
+from app.gpu.attention import attention_named
 from app.gpu.engine import Engine
+from app.gpu.graphs import Recorder
 from app.gpu.loader import build_engine
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
@@ -26,6 +27,7 @@ FULL = "TESTS_FULL_SIZE" in os.environ
 """Whether to test at full size what is otherwise tested with fewer tokens. No name of Djinn's own settings."""
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {**CASES["gpt2"], "n_layer": 12},
+    "gpt2-three-layers": CASES["gpt2"],
     "mistral": {**CASES["mistral-window"], "sliding_window": None, "num_hidden_layers": 32},
     "llama": {**CASES["llama"], "num_hidden_layers": 4},
     "two-layers": {**CASES["llama"], "num_hidden_layers": 2},
@@ -56,11 +58,14 @@ class TinyModel:
         host_blocks: int = 0,
         policy: KVPolicy = KVPolicy.NONE,
         kv_dir: Path | None = None,
+        recorder: Recorder | None = None,
     ) -> Engine:
         """An engine of its own, with blocks of `BLOCK` tokens."""
         settings = EngineSettings(
             device="cpu",
             dtype="float32",
+            batch_invariant=False,
+            cuda_graphs=None,
             kv_device=KVBudget(sessions=1, tokens=blocks * BLOCK),
             kv_host=KVBudget(sessions=1, tokens=host_blocks * BLOCK),
             kv_disk=KVBudget(sessions=1, tokens=400 * BLOCK),
@@ -71,17 +76,17 @@ class TinyModel:
             max_running=16,
             max_model_len=None,
         )
-        return build_engine(self.resolved, self.stack, settings)
+        return build_engine(self.resolved, self.stack, settings, recorder)
 
 
-def make_tiny(shape: str, folder: Path) -> TinyModel:
-    """The model of one of `SHAPES`, written to `folder`."""
+def make_tiny(shape: str, folder: Path, attention: str = "cpu") -> TinyModel:
+    """The model of one of `SHAPES`, written to `folder`, on a CPU with the attention of that name."""
     config = AutoConfig.for_model(**SHAPES[shape])
     with torch.no_grad():
         oracle = build_model(config)
     save_model(oracle, folder)
     resolved, cpu = resolve(str(folder), cache_dir=folder), torch.device("cpu")
-    stack = load_stack(resolved, device=cpu, dtype=torch.float32, attention=attention_for(cpu), max_model_len=None)
+    stack = load_stack(resolved, device=cpu, dtype=torch.float32, attention=attention_named(attention))
     return TinyModel(resolved, stack, oracle)
 
 

@@ -32,6 +32,14 @@ def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 @pytest.fixture(scope="session")
+def torch_gpt2(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """3 layers, all of it in PyTorch: it needs no Numba, and what reads another place than it should reads no foreign
+    memory.
+    """
+    return make_tiny("gpt2-three-layers", tmp_path_factory.mktemp("gpt2"), attention="reference")
+
+
+@pytest.fixture(scope="session")
 def tiny_mistral(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """32 layers, as many as Mistral 7B has."""
     return make_tiny("mistral", tmp_path_factory.mktemp("mistral"))

@@ -10,6 +10,7 @@ from app.domain import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Move, Moved
+from app.gpu.streams import Event as DeviceEvent
 from app.memory_map import MemoryMap, SessionMemory
 from app.messages import Close, Command, Done, Event, Failed, Inspect, Open, Placed, Spent, Submit, Token, TurnFinished
 
@@ -23,15 +24,15 @@ class SteppedMover:
         self.threaded = mover
         """What the engine has had before."""
         self.identity = mover._identity
-        self.pending: list[Move] = []
+        self.pending: list[tuple[Move, DeviceEvent]] = []
 
     def submit(self, moves: Iterable[Move]) -> None:
-        self.pending += moves
+        self.pending += [(move, self.threaded.now()) for move in moves]
 
     def carry_out(self) -> list[Moved]:
         """Do all that has been ordered."""
-        moves, self.pending = self.pending, []
-        return [self.threaded.carry_out(move) for move in moves]
+        orders, self.pending = self.pending, []
+        return [self.threaded.carry_out(*order) for order in orders]
 
 
 class Driver:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -37,3 +38,9 @@ def buffers_for(header: KVFileHeader, count: int | None = None) -> list[memoryvi
 
 def same(one: KVFileHeader, other: KVFileHeader) -> bool:
     return replace(one, token_ids=tuple(one.token_ids)) == replace(other, token_ids=tuple(other.token_ids))
+
+
+def damage(path: Path, position: int, bits: int = 0xFF) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= bits
+    path.write_bytes(content)

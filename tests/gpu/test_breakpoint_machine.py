@@ -14,8 +14,9 @@ from app.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, Edit
 from app.domain import KVPolicy, Phase, SessionId
 from app.messages import Disarm, Rewind, SetPhase
 from tests.gpu.breaking import BreakDriver, Turn
-from tests.gpu.breaking_models import FULL
+from tests.gpu.breaking_models import FULL, TinyModel
 from tests.gpu.breaking_replay import Client, pick, tiny
+from tests.gpu.shortage import ShortOfMemory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,9 +45,13 @@ class BreakpointMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        engine = tiny().engine(blocks=13, max_step_tokens=7, host_blocks=self.HOST_BLOCKS, policy=self.POLICY)
+        engine = self.model().engine(blocks=13, max_step_tokens=7, host_blocks=self.HOST_BLOCKS, policy=self.POLICY)
         self.driver = BreakDriver(engine)
         self.clients: list[Client] = []
+
+    def model(self) -> TinyModel:
+        """What the engine runs."""
+        return tiny()
 
     def idle(self) -> list[Client]:
         return [client for client in self.clients if client.turn is None]
@@ -250,9 +255,26 @@ class TieredBreakpointMachine(BreakpointMachine):
 
 EXAMPLES = 1500 if FULL else 100
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+class ShortBreakpointMachine(BreakpointMachine):
+    """Now and then a layer finds too little memory, and its step goes on in parts."""
+
+    def __init__(self) -> None:
+        self.stack = ShortOfMemory(tiny().stack)
+        self.stack.chance = 0.05
+        super().__init__()
+        self.stack.active = True
+
+    def model(self) -> TinyModel:
+        return replace(tiny(), stack=self.stack)
+
+
 TestDropping = BreakpointMachine.TestCase
 TestDropping.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=SLOW
 )
 TestTiered = TieredBreakpointMachine.TestCase
 TestTiered.settings = TestDropping.settings
+TestShort = ShortBreakpointMachine.TestCase
+TestShort.settings = TestDropping.settings

@@ -14,7 +14,7 @@ from app.domain import SessionId
 from app.gpu.disk_store import DiskStore
 from app.gpu.kv_file import write_kv_file
 from app.gpu.kv_header import KVFileDamaged, KVFileMismatch, file_bytes
-from tests.gpu.test_kv_file import HEADER, IDENTITY, blocks_of, buffers_for, damage, same
+from tests.gpu.kv_files import HEADER, IDENTITY, blocks_of, buffers_for, damage, same
 
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
 

@@ -55,6 +55,8 @@ def make_engine(
     settings = EngineSettings(
         device="cpu",
         dtype="float32",
+        batch_invariant=False,
+        cuda_graphs=None,
         kv_device=KVBudget(bytes=blocks * BLOCK * per_token),
         kv_host=KVBudget(bytes=host_blocks * BLOCK * per_token),
         kv_disk=KVBudget(bytes=1 << 24),

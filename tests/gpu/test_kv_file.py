@@ -24,7 +24,7 @@ from app.gpu.kv_header import (
     KVIdentity,
     KVLayout,
 )
-from tests.gpu.kv_files import DIGEST, HEADER, IDENTITY, LAYOUT, blocks_of, buffers_for, same
+from tests.gpu.kv_files import DIGEST, HEADER, IDENTITY, LAYOUT, blocks_of, buffers_for, damage, same
 
 
 @pytest.fixture
@@ -96,12 +96,6 @@ def test_a_beginning_of_the_blocks_can_be_read_and_all_is_checked(path: Path) ->
         read_kv_file(path, IDENTITY, into)
     with pytest.raises(KVFileDamaged, match="checksum"):
         read_kv_file(path, IDENTITY)
-
-
-def damage(path: Path, position: int, bits: int = 0xFF) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= bits
-    path.write_bytes(content)
 
 
 def test_every_flipped_bit_is_found(path: Path) -> None:

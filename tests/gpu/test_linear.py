@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import Tensor
 
-from app.gpu.linear import make_linear
+from app.errors import FieldOutOfRange
+from app.gpu.linear import Linear, MakeLinear, TiledLinear, make_batch_invariant_linear, make_linear
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -19,12 +22,15 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (7, 5), (96, 64), (960, 576)])
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 33])
-def test_product(tokens: int, out_features: int, in_features: int, bias: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("make", [make_linear, make_batch_invariant_linear])
+def test_product(
+    make: MakeLinear, tokens: int, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+) -> None:
     weight = draw(out_features, in_features, dtype=dtype)
     offset = draw(out_features, dtype=dtype) if bias else None
     x = draw(tokens, in_features, dtype=dtype)
     with torch.inference_mode():
-        y = make_linear(weight, offset)(x)
+        y = make(weight, offset)(x)
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     assert y.dtype == dtype
     assert y.shape == (tokens, out_features)
@@ -39,6 +45,33 @@ def test_rows_need_not_be_contiguous(dtype: torch.dtype) -> None:
     torch.testing.assert_close(linear(x), linear(x.contiguous()), rtol=0, atol=0)
 
 
-def test_sizes_are_told() -> None:
-    linear = make_linear(draw(24, 16, dtype=torch.float32), draw(24, dtype=torch.float32))
+@pytest.mark.parametrize("make", [make_linear, make_batch_invariant_linear])
+def test_sizes_are_told(make: MakeLinear) -> None:
+    linear = make(draw(24, 16, dtype=torch.float32), draw(24, dtype=torch.float32))
     assert (linear.in_features, linear.out_features, linear.bytes) == (16, 24, (24 * 16 + 24) * 4)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (7, 5), (96, 64), (960, 576), (576, 1536)])
+def test_a_row_has_the_same_bits_in_any_batch(
+    out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+) -> None:
+    offset = draw(out_features, dtype=dtype) if bias else None
+    x = draw(70, in_features, dtype=dtype)
+    with torch.inference_mode():
+        linear = make_batch_invariant_linear(draw(out_features, in_features, dtype=dtype), offset)
+        alone = torch.cat([linear(row[None]) for row in x])
+        for batch in (2, 3, 8, 16, 17, 33, 70):
+            for first in range(0, 70 - batch, 9):
+                torch.testing.assert_close(
+                    linear(x[first : first + batch]), alone[first : first + batch], rtol=0, atol=0
+                )
+
+
+def test_a_product_in_which_places_differ_is_found_out_when_it_is_made() -> None:
+    uneven = Mock(in_features=4, out_features=3, bytes=48)
+    uneven.side_effect = lambda x: x[:, :3] + torch.arange(len(x))[:, None]
+    linear: Linear = uneven
+    with pytest.raises(FieldOutOfRange, match="batch_invariant"):
+        TiledLinear(linear, torch.float32)

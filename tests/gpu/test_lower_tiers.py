@@ -12,6 +12,7 @@ from app.gpu.checkpoints import Checkpoint
 from app.gpu.host_tensor import HostTensor
 from app.gpu.kv_moves import MoveKind
 from app.gpu.sequence import Sequence
+from app.gpu.streams import CpuStreams
 from tests.gpu.breaking_models import vector
 from tests.gpu.tiering import BLOCK_SIZE, Bench, tier_of
 
@@ -29,7 +30,7 @@ def paused_on_host(bench: Bench, computed: int) -> Sequence:
     assert sequence.turn is not None
     rest = LENGTH - computed
     bench.cache.reserve(sequence, rest)
-    hidden = HostTensor(vector(1, rest * 8).view(rest, 8))
+    hidden = HostTensor(vector(1, rest * 8).view(rest, 8), CpuStreams())
     sequence.checkpoint = Checkpoint(1, computed, rest, hidden, Pass.PREFILL, None, time.time())
     sequence.turn.paused = True
     bench.placement.end_turn(sequence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -17,8 +18,12 @@ from transformers.generation.logits_process import (
 )
 
 from app.domain import SamplingParams
-from app.gpu.sampler import sample, score_prompt
+from app.gpu.logprobs import Report, log_probabilities
+from app.gpu.outcome import Sampling
+from app.gpu.sampler import CANDIDATES
 from app.gpu.sampling import Sampled, SampleRequest
+from app.gpu.staging import Download
+from app.gpu.streams import CpuStreams
 
 VOCAB = 2000
 
@@ -34,6 +39,13 @@ def request(
     forbidden: frozenset[int] = frozenset(),
 ) -> SampleRequest:
     return SampleRequest(params, tokens, len(tokens) if prompt_tokens is None else prompt_tokens, forbidden)
+
+
+def sample(logits: torch.Tensor, requests: Sequence[SampleRequest], *, on_host: bool = True) -> list[Sampled]:
+    """One token per row; `on_host=False` as on a device whose results would have to be waited for."""
+    sampling = Sampling(requests, None, VOCAB, torch.from_numpy)
+    sampling.launch(logits, Download(CpuStreams()), on_host=on_host)
+    return sampling.read()
 
 
 def draw_many(logits: torch.Tensor, count: int, params: SamplingParams, tokens: list[int]) -> Counter[int]:
@@ -73,6 +85,34 @@ def test_only_tokens_that_transformers_would_leave_are_drawn(
     params = SamplingParams(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     drawn = draw_many(logits, 30, params, [1])
     assert set(drawn) <= allowed
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    limits=st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 40, CANDIDATES, CANDIDATES + 1, VOCAB, VOCAB + 1]),
+            st.sampled_from([1.0, 0.95, 0.5]),
+            st.sampled_from([0.0, 0.001, 0.2]),
+            st.sampled_from([0.0, 0.7, 5.0]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_a_row_draws_the_same_alone_and_in_company_on_a_cpu_and_elsewhere(
+    seed: int, limits: list[tuple[int, float, float, float]]
+) -> None:
+    logits = random_logits(seed, rows=len(limits))
+    requests = [
+        request(SamplingParams(seed=seed + i, top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature), [1, 2])
+        for i, (top_k, top_p, min_p, temperature) in enumerate(limits)
+    ]
+    together = sample(logits.clone(), requests)
+    alone = [sample(logits[i : i + 1].clone(), [each])[0] for i, each in enumerate(requests)]
+    assert together == alone
+    assert sample(logits.clone(), requests, on_host=False) == alone
 
 
 def test_draws_follow_the_softmax() -> None:
@@ -140,6 +180,6 @@ def test_rows_without_logprobs_stay_without() -> None:
 def test_prompt_scores_are_the_log_softmax_at_the_next_token() -> None:
     logits = random_logits(12, rows=3)
     expected = torch.log_softmax(logits, dim=-1)
-    scored = score_prompt(logits, [5, 6, 7], top=2)
+    scored = Report(log_probabilities(logits), torch.tensor([5, 6, 7]), [2, 2, 2], Download(CpuStreams())).read()
     assert [entry.logprob for entry in scored] == pytest.approx([float(expected[i, 5 + i]) for i in range(3)])
     assert [entry.top[0][0] for entry in scored] == expected.argmax(dim=-1).tolist()

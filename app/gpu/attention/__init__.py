@@ -13,8 +13,12 @@ from app.gpu.attention.base import Attention
 _BACKENDS = {
     "reference": "app.gpu.attention.reference:ReferenceAttention",
     "cpu": "app.gpu.attention.cpu:PagedCpuAttention",
+    "cpu-batch-invariant": "app.gpu.attention.cpu:batch_invariant_attention",
+    "cuda": "app.gpu.attention.cuda:CudaAttention",
+    "cuda-batch-invariant": "app.gpu.attention.cuda:batch_invariant_attention",
 }
-_FASTEST = {"cpu": "cpu"}
+_FASTEST = {"cpu": "cpu", "cuda": "cuda"}
+_BATCH_INVARIANT = {"cpu": "cpu-batch-invariant", "cuda": "cuda-batch-invariant"}
 
 
 def attention_named(name: str) -> Attention:
@@ -25,6 +29,11 @@ def attention_named(name: str) -> Attention:
     return cast("Attention", getattr(import_module(module), attribute)())
 
 
-def attention_for(device: torch.device) -> Attention:
-    """The fastest backend for `device`; one without a backend of its own runs the reference."""
-    return attention_named(_FASTEST.get(device.type, "reference"))
+def attention_for(device: torch.device, *, batch_invariant: bool = False) -> Attention:
+    """The fastest backend for `device`; one without a backend of its own runs the reference.
+
+    With `batch_invariant`, one under which no token's result depends on the others of its batch, nor on how its prompt
+    is cut into chunks.
+    """
+    name = _FASTEST.get(device.type, "reference")
+    return attention_named(_BATCH_INVARIANT.get(name, name) if batch_invariant else name)

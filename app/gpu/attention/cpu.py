@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,14 @@ NO_WINDOW = 1 << 40
 
 class PagedCpuAttention:
     """See `Attention`. The pool may hold float32, bfloat16 or float16, whatever the dtype of the model: queries attend
-    over keys and values as the pool has rounded them. The paged kernel computes in float32."""
+    over keys and values as the pool has rounded them. The paged kernel computes in float32.
+
+    `batch_invariant`: prompts attend in the paged kernel too, which is slower. The result of a token is then the same
+    to the bit in any batch, and however a prompt is cut into chunks.
+    """
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        self._paged_tokens = sys.maxsize if batch_invariant else PAGED_TOKENS
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
@@ -41,13 +49,18 @@ class PagedCpuAttention:
         kv[blocks, 1, :, offsets] = value[decodes:]
         for row, table in zip(batch.rows[decodes:], batch.block_tables[decodes:], strict=True):
             tokens = slice(row.start, row.start + row.length)
-            if row.length <= PAGED_TOKENS or spec.softcap is not None:
+            if row.length <= self._paged_tokens or spec.softcap is not None:
                 tables = table.expand(row.length, -1)
                 output[tokens] = _attend_paged(query[tokens], None, kv, tables, batch.positions[tokens], spec)
             else:
                 keys, values = _context(row, key[tokens], value[tokens], kv, table)
                 output[tokens] = _attend_dense(query[tokens], keys, values, row, spec)
         return output
+
+
+def batch_invariant_attention() -> PagedCpuAttention:
+    """The backend under which a token's result depends on nothing but itself and what it sees."""
+    return PagedCpuAttention(batch_invariant=True)
 
 
 def _attend_paged(

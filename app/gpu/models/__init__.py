@@ -6,6 +6,7 @@ import torch
 
 from app.errors import DjinnError, FieldOutOfRange
 from app.gpu.attention.base import Attention
+from app.gpu.linear import make_batch_invariant_linear, make_linear
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack
 from app.gpu.models.llama import LlamaStack
@@ -30,15 +31,21 @@ def load_stack(
     dtype: torch.dtype,
     attention: Attention,
     max_model_len: int | None = None,
+    batch_invariant: bool = False,
 ) -> LayerStack:
     """Load `model` onto `device` as `dtype`, for sequences of up to `max_model_len` tokens (None: the model's own).
 
     A model type without a stack of its own runs on Transformers' modules. Raises FieldOutOfRange for an architecture
     that cannot, or a length the model was not made for; BrokenModel if the weights do not fit the config.
+    `batch_invariant`, if the attention is so too: a token's bits do not depend on the batch. FieldOutOfRange where they
+    would.
     """
+    if batch_invariant:
+        _require_row_by_row(model, device)
     stack = _STACKS.get(model.config.model_type)
     if stack is not None:
-        return stack(model.config, weights_of(model, device, dtype), attention, _length(model, max_model_len))
+        linear = make_batch_invariant_linear if batch_invariant else make_linear
+        return stack(model.config, weights_of(model, device, dtype), attention, _length(model, max_model_len), linear)
     try:
         return load_transformers_stack(model, device, dtype, attention, _length(model, max_model_len))
     except DjinnError:
@@ -61,3 +68,18 @@ def _length(model: ResolvedModel, wanted: int | None) -> int:
             f"max_model_len must be between 2 and {own} for {model.name}; got {wanted}", param="max_model_len"
         )
     return own if wanted is None else wanted
+
+
+def _require_row_by_row(model: ResolvedModel, device: torch.device) -> None:
+    """Raise FieldOutOfRange unless what lies between matrix products and attention treats every row by itself.
+
+    PyTorch's activations on a CPU do not: the last few values of each thread's share take other instructions.
+    """
+    kind = model.config.model_type
+    if kind not in _STACKS:
+        wrong = f"{kind!r} runs on Transformers' modules, whose products depend on the batch"
+    elif device.type == "cpu" and getattr(model.config, "hidden_act", None) != "silu":
+        wrong = f"the activation of {kind!r} depends on the batch on a CPU"
+    else:
+        return
+    raise FieldOutOfRange(f"batch_invariant: {wrong}; models of the Llama family can be", param="batch_invariant")

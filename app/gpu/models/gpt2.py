@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.batch import Batch
-from app.gpu.linear import Linear, make_linear
+from app.gpu.linear import Linear, MakeLinear
 from app.gpu.weights import WeightSource, take_output_weight
 
 # Old checkpoints store the causal mask.
@@ -36,7 +36,9 @@ class _Norm:
 class _Gpt2Layer:
     """One layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
 
-    def __init__(self, index: int, config: PretrainedConfig, source: WeightSource, attention: Attention) -> None:
+    def __init__(
+        self, index: int, config: PretrainedConfig, source: WeightSource, attention: Attention, linear: MakeLinear
+    ) -> None:
         name, hidden = f"transformer.h.{index}", config.hidden_size
         inner = config.n_inner or 4 * hidden
         self._heads = config.num_attention_heads
@@ -44,11 +46,11 @@ class _Gpt2Layer:
         self._spec = AttentionSpec(scale=_scale(index, config))
         self._activation = _activation(config.activation_function)
         self._input_norm = _Norm(f"{name}.ln_1", config, source)
-        self._qkv = _conv1d(source, f"{name}.attn.c_attn", hidden, 3 * hidden)
-        self._output = _conv1d(source, f"{name}.attn.c_proj", hidden, hidden)
+        self._qkv = _conv1d(source, f"{name}.attn.c_attn", hidden, 3 * hidden, linear)
+        self._output = _conv1d(source, f"{name}.attn.c_proj", hidden, hidden, linear)
         self._mlp_norm = _Norm(f"{name}.ln_2", config, source)
-        self._up = _conv1d(source, f"{name}.mlp.c_fc", hidden, inner)
-        self._down = _conv1d(source, f"{name}.mlp.c_proj", inner, hidden)
+        self._up = _conv1d(source, f"{name}.mlp.c_fc", hidden, inner, linear)
+        self._down = _conv1d(source, f"{name}.mlp.c_proj", inner, hidden, linear)
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`."""
@@ -59,10 +61,10 @@ class _Gpt2Layer:
         return self._down(self._activation(self._up(self._mlp_norm(hidden)))).add_(hidden)
 
 
-def _conv1d(source: WeightSource, name: str, inputs: int, outputs: int) -> Linear:
+def _conv1d(source: WeightSource, name: str, inputs: int, outputs: int, linear: MakeLinear) -> Linear:
     """GPT-2 stores `[in, out]` (Transformers' `Conv1D`)."""
     weight = source.take(f"{name}.weight", (inputs, outputs)).t().contiguous()
-    return make_linear(weight, source.take(f"{name}.bias", (outputs,)))
+    return linear(weight, source.take(f"{name}.bias", (outputs,)))
 
 
 def _scale(index: int, config: PretrainedConfig) -> float:
@@ -87,6 +89,7 @@ class Gpt2Stack:
         source: WeightSource,
         attention: Attention,
         max_model_len: int,
+        linear: MakeLinear,
     ) -> None:
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
@@ -97,9 +100,9 @@ class Gpt2Stack:
         self._tokens = source.take("transformer.wte.weight", (self.vocab_size, self.hidden_size))
         self._positions = source.take("transformer.wpe.weight", (config.max_position_embeddings, self.hidden_size))
         self.dtype, self.device = self._tokens.dtype, self._tokens.device
-        self._layers = [_Gpt2Layer(i, config, source, attention) for i in range(self.num_layers)]
+        self._layers = [_Gpt2Layer(i, config, source, attention, linear) for i in range(self.num_layers)]
         self._norm = _Norm("transformer.ln_f", config, source)
-        self._lm_head = make_linear(take_output_weight(source, config, self._tokens))
+        self._lm_head = linear(take_output_weight(source, config, self._tokens))
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 

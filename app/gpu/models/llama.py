@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from app.gpu.attention.base import Attention
 from app.gpu.batch import Batch
-from app.gpu.linear import make_linear
+from app.gpu.linear import MakeLinear
 from app.gpu.models.llama_layer import LlamaLayer, RmsNorm
 from app.gpu.models.llama_variant import variant_of
 from app.gpu.models.rotary import Rotary
@@ -29,6 +29,7 @@ class LlamaStack:
         source: WeightSource,
         attention: Attention,
         max_model_len: int,
+        linear: MakeLinear,
     ) -> None:
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
@@ -40,9 +41,11 @@ class LlamaStack:
         self._embedding = source.take("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
         rotary = Rotary(config, max_model_len, self.device, self.dtype)
-        self._layers = [LlamaLayer(i, config, variant, source, rotary, attention) for i in range(self.num_layers)]
+        self._layers = [
+            LlamaLayer(i, config, variant, source, rotary, attention, linear) for i in range(self.num_layers)
+        ]
         self._norm = RmsNorm("model.norm", config, source)
-        self._lm_head = make_linear(take_output_weight(source, config, self._embedding))
+        self._lm_head = linear(take_output_weight(source, config, self._embedding))
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 

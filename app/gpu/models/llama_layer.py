@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.batch import Batch
 from app.gpu.elementwise import rms_norm, silu_mul
-from app.gpu.linear import Linear, make_linear
+from app.gpu.linear import Linear, MakeLinear
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary
 from app.gpu.weights import WeightSource
@@ -28,6 +28,7 @@ class _SelfAttention:
         source: WeightSource,
         rotary: Rotary,
         attention: Attention,
+        linear: MakeLinear,
     ) -> None:
         self._heads = config.num_attention_heads
         self._kv_heads = config.num_key_value_heads
@@ -39,8 +40,8 @@ class _SelfAttention:
         name, hidden = f"model.layers.{index}.self_attn", config.hidden_size
         width, kv_width = self._heads * self._head_dim, self._kv_heads * self._head_dim
         parts = {f"{name}.q_proj": width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
-        self._qkv = _fused(source, parts, hidden, variant.qkv_bias)
-        self._output = _fused(source, {f"{name}.o_proj": hidden}, width, variant.output_bias)
+        self._qkv = _fused(source, parts, hidden, variant.qkv_bias, linear)
+        self._output = _fused(source, {f"{name}.o_proj": hidden}, width, variant.output_bias, linear)
         self._qk_norm = self._take_qk_norm(name, source) if variant.qk_norm else None
 
     def _take_qk_norm(self, name: str, source: WeightSource) -> Tensor:
@@ -66,11 +67,14 @@ class _SelfAttention:
 class _Mlp:
     """`down(activation(gate(x)) * up(x))`, gate and up in one projection."""
 
-    def __init__(self, index: int, config: PretrainedConfig, variant: LlamaVariant, source: WeightSource) -> None:
+    def __init__(
+        self, index: int, config: PretrainedConfig, variant: LlamaVariant, source: WeightSource, linear: MakeLinear
+    ) -> None:
         name, hidden, inner = f"model.layers.{index}.mlp", config.hidden_size, config.intermediate_size
         self._activation = None if config.hidden_act == "silu" else ACT2FN[config.hidden_act]
-        self._gate_up = _fused(source, {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, variant.mlp_bias)
-        self._down = _fused(source, {f"{name}.down_proj": hidden}, inner, variant.mlp_bias)
+        gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
+        self._gate_up = _fused(source, gate_up, hidden, variant.mlp_bias, linear)
+        self._down = _fused(source, {f"{name}.down_proj": hidden}, inner, variant.mlp_bias, linear)
 
     def __call__(self, normed: Tensor) -> Tensor:
         """`[tokens, hidden]` to the same shape."""
@@ -81,12 +85,12 @@ class _Mlp:
         return self._down(self._activation(gate).mul_(up))
 
 
-def _fused(source: WeightSource, parts: dict[str, int], inputs: int, bias: bool) -> Linear:
+def _fused(source: WeightSource, parts: dict[str, int], inputs: int, bias: bool, linear: MakeLinear) -> Linear:
     """One layer over the stacked rows of `parts`: module name to output features."""
     weight = torch.cat([source.take(f"{name}.weight", (rows, inputs)) for name, rows in parts.items()])
     if not bias:
-        return make_linear(weight)
-    return make_linear(weight, torch.cat([source.take(f"{name}.bias", (rows,)) for name, rows in parts.items()]))
+        return linear(weight)
+    return linear(weight, torch.cat([source.take(f"{name}.bias", (rows,)) for name, rows in parts.items()]))
 
 
 class RmsNorm:
@@ -112,12 +116,13 @@ class LlamaLayer:
         source: WeightSource,
         rotary: Rotary,
         attention: Attention,
+        linear: MakeLinear,
     ) -> None:
         name = f"model.layers.{index}"
         self._input_norm = RmsNorm(f"{name}.input_layernorm", config, source)
-        self._attention = _SelfAttention(index, config, variant, source, rotary, attention)
+        self._attention = _SelfAttention(index, config, variant, source, rotary, attention, linear)
         self._mlp_norm = RmsNorm(f"{name}.post_attention_layernorm", config, source)
-        self._mlp = _Mlp(index, config, variant, source)
+        self._mlp = _Mlp(index, config, variant, source, linear)
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`. Each sum goes into the tensor that the projection has just made."""

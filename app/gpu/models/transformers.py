@@ -19,7 +19,7 @@ from app.gpu.models.transformers_attention import NAME, Paged
 
 _PROOF_TOKENS = 8
 _PREFILL = 4
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Relative L2 error of the logits that rounding may cause; a misread architecture is far above it."""
 
 
@@ -135,7 +135,7 @@ class TransformersStack:
                 hidden = self.layer(index, hidden, batch, pool[:, index])
             logits.append(self.head(hidden))
         error = float(torch.dist(torch.cat(logits), expected.float()) / expected.float().norm())
-        if not error < _TOLERANCE[self.dtype]:
+        if not error < TOLERANCE[self.dtype]:
             raise ValueError(f"run layer by layer, its logits are off by {error:.0%}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -134,6 +136,12 @@ def test_only_the_new_tokens_slots_of_this_layer_are_written() -> None:
 
 def test_a_device_without_a_backend_of_its_own_runs_the_reference() -> None:
     assert isinstance(attention_for(torch.device("meta")), ReferenceAttention)
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    program = "import sys; sys.modules['triton'] = None\nimport app.gpu.loader, torch\n"
+    program += "app.gpu.attention.attention_for(torch.device('cpu'))"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:

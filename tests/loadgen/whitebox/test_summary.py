@@ -93,3 +93,13 @@ def test_a_run_that_was_interrupted_at_once_has_a_summary() -> None:
     summary = summarize(Findings(interrupted=True))
     assert (summary.accuracy, summary.latency, summary.server, summary.divergence) == ([], [], {}, [])
     assert summary.kept_by_others is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "first", "last"), [(3, 1, 3), (6, 1, 6), (8, 1, 8), (9, 2, 8), (10, 2, 9), (15, 4, 12), (20, 6, 15)]
+)
+def test_the_bounds_of_a_median_are_those_of_the_tables(pairs: int, first: int, last: int) -> None:
+    """As they are printed, for 95 %, in tables of the sign test; up to five pairs have none, and get all."""
+    found = Ratio.of([float(number) for number in range(pairs, 0, -1)])
+    assert found is not None
+    assert (found.low, found.high) == (first, last)

@@ -64,3 +64,12 @@ def test_a_server_without_histograms_is_not_held_to_them() -> None:
     found = outcomes(replace(everything(), histograms={}))
     assert list(found.values()).count(Outcome.UNKNOWN) == 2
     assert Outcome.MISSED not in found.values()
+
+
+def test_a_rate_whose_bounds_have_the_target_between_them_is_neither_met_nor_missed() -> None:
+    rates = [Rates({Arm.PLAIN: 100.0, Arm.UNMATCHED: kept, Arm.STEERED: 80.0}) for kept in (90.0, 98.0, 106.0)]
+    found = outcomes(replace(everything(), rates=rates))
+    assert [what for what, outcome in found.items() if outcome is Outcome.UNDECIDED] == [
+        "decode rate kept with a breakpoint that never matches"
+    ]
+    assert Outcome.MISSED not in found.values()

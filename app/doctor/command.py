@@ -1,0 +1,23 @@
+"""What `djinn doctor` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from app.doctor.examination import examine
+from app.doctor.findings import Status
+from app.gpu.doctor.probe import MachineProbe
+
+FOUND_ERRORS = 1
+
+
+def diagnose(device: str, state_dir: Path | None, *, as_json: bool) -> int:
+    """Examine this machine and print the report; returns the exit status, 1 if anything is an error."""
+    report = examine(device, state_dir, MachineProbe())
+    if as_json:
+        print(report.to_json())
+    else:
+        report.print(Console())
+    return FOUND_ERRORS if report.status is Status.ERROR else 0

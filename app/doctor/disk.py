@@ -1,0 +1,71 @@
+"""The folder of the disk tier and the journal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from app.doctor.findings import Finding, error, ok, warning
+from app.doctor.units import GIB, size
+
+NAME = "disk"
+IN_MEMORY = ("tmpfs", "ramfs")
+OVER_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
+LEAST_FREE = GIB
+ELSEWHERE = "name another folder with --state-dir"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """state_dir: as given. folder: the part of it that exists. Sizes in bytes, of the file system it is on."""
+
+    state_dir: str
+    folder: str
+    writable: bool
+    file_system: str
+    free_bytes: int
+    total_bytes: int
+
+
+def read_disk(state_dir: Path) -> Disk:
+    """Changes nothing: a folder that is not there yet is judged by where it will be."""
+    path = state_dir.absolute()
+    folder = next(parent for parent in (path, *path.parents) if parent.exists())
+    usage = shutil.disk_usage(folder)
+    return Disk(
+        state_dir=str(state_dir),
+        folder=str(folder),
+        writable=folder.is_dir() and os.access(folder, os.W_OK | os.X_OK),
+        file_system=_file_system(folder),
+        free_bytes=usage.free,
+        total_bytes=usage.total,
+    )
+
+
+def _file_system(folder: Path) -> str:
+    """Its type: that of the innermost mount point around the folder. Empty where the system does not tell."""
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    place = folder.resolve()
+    return next((mounts[parent] for parent in (place, *place.parents) if parent in mounts), "")
+
+
+def check_disk(disk: Disk | None) -> Finding:
+    """`disk`: None where there is no disk tier."""
+    if disk is None:
+        return ok(NAME, "no state directory: KV is never on disk, and sessions do not survive a restart")
+    summary = f"{size(disk.free_bytes)} free of {size(disk.total_bytes)} for {disk.state_dir}"
+    if not disk.writable:
+        return error(NAME, f"{disk.state_dir}: {disk.folder} cannot be written", f"make it writable, or {ELSEWHERE}")
+    if disk.file_system in IN_MEMORY:
+        return warning(NAME, f"{summary}, which is memory ({disk.file_system}): gone after a restart", ELSEWHERE)
+    if disk.file_system in OVER_NETWORK:
+        return warning(
+            NAME, f"{summary}, over the network ({disk.file_system}), where SQLite's WAL is not safe", ELSEWHERE
+        )
+    if disk.free_bytes < LEAST_FREE:
+        return warning(NAME, f"{summary}: hardly any KV fits", f"make room, or {ELSEWHERE}")
+    return ok(NAME, summary)

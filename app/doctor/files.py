@@ -1,0 +1,29 @@
+"""Reading the kernel's own files, of which every kernel and every container lacks some."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def read(path: Path) -> str | None:
+    """The file's text without the space around it; None if it cannot be had."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def read_field(path: Path, name: str) -> str | None:
+    """The value of `name` in a file of "name: value" or "name value" lines; None if there is none."""
+    found = re.search(rf"^{re.escape(name)}\s*:?\s+(.+)$", read(path) or "", re.MULTILINE)
+    return found[1] if found else None
+
+
+def parse_list(text: str) -> frozenset[int]:
+    """The kernel's lists of CPUs and nodes: "0-2,8" is 0, 1, 2 and 8."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

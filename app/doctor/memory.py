@@ -1,0 +1,67 @@
+"""Free memory on the device and in the host tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from app.doctor.cgroup import MemoryLimit, read_memory_limit
+from app.doctor.findings import Finding, error, ok, warning
+from app.doctor.units import GIB, size
+from app.gpu.doctor.facts import GPU
+
+DEVICE = "device_memory"
+HOST = "host_memory"
+LEAST_FREE = GIB
+"""With less there is no room for any model and its KV."""
+DEVICE_SHARE = 0.9
+"""Of a GPU's memory that nobody else should be using; CUDA's own context takes a few hundred megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of the machine, and the container's limit if it has one."""
+
+    total_bytes: int
+    available_bytes: int
+    limit: MemoryLimit | None
+
+    @property
+    def free_bytes(self) -> int:
+        """What this process can have."""
+        return self.available_bytes if self.limit is None else min(self.available_bytes, self.limit.free_bytes)
+
+
+def read_host_memory(root: Path) -> HostMemory:
+    """As of now."""
+    memory = psutil.virtual_memory()
+    return HostMemory(memory.total, memory.available, read_memory_limit(root, memory.total))
+
+
+def check_device_memory(gpu: GPU | None) -> Finding:
+    """`gpu`: None where the device is a CPU."""
+    if gpu is None:
+        return ok(DEVICE, "the same as host memory")
+    summary = f"{size(gpu.free_bytes)} free of {size(gpu.total_bytes)}"
+    remedy = "nvidia-smi lists the processes that use this GPU: stop them"
+    if gpu.free_bytes < LEAST_FREE:
+        return error(DEVICE, summary, remedy)
+    if gpu.free_bytes < DEVICE_SHARE * gpu.total_bytes:
+        return warning(DEVICE, f"{summary}: others use it", remedy)
+    return ok(DEVICE, summary)
+
+
+def check_host_memory(memory: HostMemory) -> Finding:
+    """What weights, KV of sessions that wait, and on a CPU everything, must fit."""
+    summary = f"{size(memory.free_bytes)} free of {size(memory.total_bytes)}"
+    if memory.free_bytes < LEAST_FREE:
+        return error(HOST, summary, "stop other processes, or give the container more memory (docker run --memory)")
+    if memory.limit is not None and memory.limit.free_bytes < memory.available_bytes:
+        return warning(
+            HOST,
+            f"{summary}: this container may use {size(memory.limit.limit_bytes)}, but defaults go by the machine",
+            "give the container more memory, or set --kv-host, and on a CPU --kv-device, so that all fits",
+        )
+    return ok(HOST, summary)

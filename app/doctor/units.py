@@ -1,0 +1,17 @@
+"""Sizes and rates as people read them."""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def size(num_bytes: float) -> str:
+    """In MiB below one GiB: "8.0 MiB", "79.1 GiB"."""
+    unit, name = (GIB, "GiB") if num_bytes >= GIB else (MIB, "MiB")
+    return f"{num_bytes / unit:.1f} {name}"
+
+
+def rate(bytes_per_second: float) -> str:
+    """In powers of ten, as buses are sold: "55.2 GB/s"."""
+    return f"{bytes_per_second / 1e9:.1f} GB/s"

@@ -1,0 +1,38 @@
+"""The stages in the order of their importance: a run that is cut short has the first ones."""
+
+from dataclasses import dataclass
+
+_ENGINE = ("torch", "transformers", "psutil", "rich", "pydantic", "pydantic_settings")
+_HTTP = ("fastapi", "uvicorn", "orjson", "httpx", "httpx_sse", "prometheus_client")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`budget_s`: how long it may take; `least_s`: with less than that it is not begun. `needs` are modules that it
+    imports. `profiled`: whether it computes in its own process, where a profiler sees it.
+    """
+
+    name: str
+    title: str
+    budget_s: float
+    least_s: float
+    needs: tuple[str, ...]
+    profiled: bool = True
+
+    @property
+    def module(self) -> str:
+        """Where its `run` is."""
+        return f"benchmarks.gpu_check.stages.{self.name}"
+
+
+STAGES = (
+    Stage("doctor", "What `djinn doctor` says", 45, 10, _ENGINE, profiled=False),
+    Stage("copies", "Plain copies", 40, 10, ("torch", "numpy"), profiled=False),
+    Stage("swap", "Sessions that leave the device and come back", 60, 25, _ENGINE),
+    Stage("resume", "Back where a session was", 75, 30, _ENGINE),
+    Stage("decode", "Decode beside Transformers and the bytes limit", 160, 30, _ENGINE),
+    Stage("breakpoints", "What breakpoints cost", 80, 30, _ENGINE),
+    Stage("sessions", "More sessions than the device holds", 100, 40, _ENGINE),
+    Stage("density", "Eighty agents over HTTP", 150, 90, (*_ENGINE, *_HTTP), profiled=False),
+    Stage("cuda_tests", "CUDA tests", 90, 20, ("torch", "pytest", "pytest_asyncio", "pytest_timeout"), profiled=False),
+)

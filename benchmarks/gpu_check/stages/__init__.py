@@ -1,0 +1,1 @@
+"""One module for each stage, with `run(context)`. Nothing here is imported before its stage runs."""

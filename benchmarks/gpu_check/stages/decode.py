@@ -1,0 +1,89 @@
+"""Tokens a second of batches, beside Transformers' own generation and what the memory's bandwidth allows."""
+
+import gc
+from random import Random
+from statistics import mean
+
+import torch
+
+from app.domain import ModelInfo
+from benchmarks.figures import Target
+from benchmarks.gpu_check.away import random_tokens
+from benchmarks.gpu_check.context import StageContext
+from benchmarks.gpu_check.engines import load
+from benchmarks.gpu_check.live import LiveEngine
+from benchmarks.gpu_check.plan import DecodePlan
+from benchmarks.gpu_check.stages.copies import memory_bandwidth
+from benchmarks.gpu_check.transformers_generate import LEAST_S, Way, rates_of_transformers
+from benchmarks.gpu_check.windows import decode_rate
+from benchmarks.spread import Spread, full_range
+
+OF_LIMIT = Target(0.8, at_least=True)
+AHEAD = Target(1.0, at_least=True)
+CHART = "Decode"
+
+
+def run(context: StageContext) -> None:
+    """Djinn at every batch, then Transformers at every batch, as far as there is time."""
+    plan, device = context.plan.decode, context.plan.device
+    bandwidth = memory_bandwidth(device, plan.memory_bytes, rounds=3).median
+    room = f"{max(plan.batches) + 1}x{plan.prompt_tokens + plan.tokens + 16}"
+    own: dict[int, float] = {}
+    with load(context, plan.model, max_running=max(plan.batches), kv_device=room, kv_policy="none") as live:
+        for batch in plan.batches:
+            own[batch] = _measure(context, live, batch, bandwidth)
+    del live
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    if plan.beside_transformers:
+        _beside_transformers(context, plan, own)
+
+
+def _measure(context: StageContext, live: LiveEngine, batch: int, bandwidth: float) -> float:
+    journal, plan = context.journal, context.plan.decode
+    limit = bytes_limit(live.info, batch, plan.prompt_tokens + plan.tokens // 2, bandwidth)
+    random = Random(batch)
+    rates = [_rate(live, plan, batch, random) for _ in range(plan.rounds + 1)][1:]
+    spread = full_range(rates)
+    journal.samples(f"Djinn, batch {batch}, tok/s", rates)
+    journal.point(CHART, "Djinn", batch, spread.median)
+    journal.point(CHART, "bytes over bandwidth", batch, limit)
+    journal.figure(f"Djinn, batch {batch}", "tok/s", spread)
+    journal.value(f"Bytes over bandwidth, batch {batch}", "tok/s", limit)
+    share = Spread(spread.median / limit, spread.low / limit, spread.high / limit)
+    journal.figure(f"Djinn / bytes over bandwidth, batch {batch}", "×", share, OF_LIMIT if batch == 1 else None)
+    return spread.median
+
+
+def _rate(live: LiveEngine, plan: DecodePlan, batch: int, random: Random) -> float:
+    sessions = [live.open() for _ in range(batch)]
+    prompts = [random_tokens(random, plan.prompt_tokens) for _ in sessions]
+    turns = [live.submit(session, prompt, plan.tokens) for session, prompt in zip(sessions, prompts, strict=True)]
+    live.finish(*turns)
+    live.close(*sessions)
+    return decode_rate(turns)
+
+
+def bytes_limit(info: ModelInfo, batch: int, context: int, bandwidth: float) -> float:
+    """Tokens a second of a step that does nothing but read each weight once, and the KV of every session.
+
+    `bandwidth` is in GB/s; `context` is the sessions' mean length. Of the embedding only a row a token is read.
+    """
+    element = {"float32": 4}.get(info.dtype, 2)
+    weights = info.parameter_bytes - info.vocab_size * info.hidden_size * element
+    step_bytes = weights + batch * context * info.kv_bytes_per_token
+    return batch * bandwidth * 1e9 / step_bytes
+
+
+def _beside_transformers(context: StageContext, plan: DecodePlan, own: dict[int, float]) -> None:
+    best: dict[int, float] = {}
+    for way, batch, rates in rates_of_transformers(context, plan):
+        journal, name = context.journal, f"Transformers, {way}, batch {batch}"
+        journal.samples(f"{name}, tok/s", rates)
+        journal.point(CHART, f"Transformers, {way}", batch, mean(rates))
+        journal.figure(name, "tok/s", full_range(rates))
+        journal.value(f"Djinn / {name}", "×", own[batch] / mean(rates), AHEAD)
+        best[batch] = max(best.get(batch, 0.0), mean(rates))
+    if len(best) < len(plan.batches) or context.left_s < LEAST_S[Way.COMPILED]:
+        context.journal.note("There was no time for some of Transformers' batches.")

@@ -1,0 +1,99 @@
+"""Eighty agents over HTTP on a device that holds twenty: the load generator's `density`, at a multiple of the speed."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+
+from rich.console import Console
+
+from benchmarks.figures import Target
+from benchmarks.gpu_check.context import StageContext, StageFailed
+from benchmarks.gpu_check.plan import DensityPlan
+from loadgen.corpus import python_topics
+from loadgen.density.measuring import Plan
+from loadgen.density.report import DensityReport
+from loadgen.experiments.density import run_density
+from loadgen.measurement import Measurement
+from loadgen.peers.djinn import djinn_launch
+from loadgen.peers.launch import ROOT, without_folders
+from loadgen.peers.process import free_port, running_server
+from loadgen.reporting.files import result_path, write_result
+from loadgen.stats import Distribution, Summary
+from loadgen.targets import TargetSpec
+from loadgen.targets.access import RunningTarget
+from loadgen.think import Uniform
+from loadgen.workload import Workload, plan_trace
+
+NONE, ALL = Target(0.0), Target(1.0, at_least=True)
+TURN_TIMEOUT_S = 60.0
+
+
+def run(context: StageContext) -> None:
+    """One run of the trace on a server of its own."""
+    plan = context.plan.density
+    load = _workload(plan)
+    measured = Plan(load, plan_trace(load), python_topics(), Measurement(turn_timeout_s=TURN_TIMEOUT_S))
+    port = free_port()
+    launch, url = djinn_launch(_flags(context.plan.device, plan, port)), f"http://127.0.0.1:{port}"
+    command = without_folders(launch, [ROOT]).as_words()
+    with running_server(launch.command, launch.environment, url) as pid:
+        target = RunningTarget(TargetSpec("djinn", url, pid=pid, command=command))
+        report = asyncio.run(run_density([target], measured, Console(file=sys.stderr)))
+    context.journal.fact("server of the agents", " ".join(command))
+    context.journal.note(
+        f"The agents' arrivals and think times are {plan.time_scale:g} of those of real time ({plan.rate:g} a second, "
+        f"{plan.think[0]:g} to {plan.think[1]:g} s): the load is {1 / plan.time_scale:.1f} times as dense."
+    )
+    write_result(report, result_path(context.output, report.experiment, datetime.now(UTC), "json"))
+    _report(context, report)
+
+
+def _workload(plan: DensityPlan) -> Workload:
+    return Workload(
+        agents=plan.agents,
+        rate=plan.rate,
+        system_tokens=plan.system_tokens,
+        context=plan.context,
+        turns=plan.turns,
+        resume_tokens=plan.resume_tokens,
+        completion_tokens=plan.completion_tokens,
+        think=Uniform(*plan.think),
+        time_scale=plan.time_scale,
+        seed=plan.seed,
+    )
+
+
+def _flags(device: str, plan: DensityPlan, port: int) -> dict[str, str]:
+    return {
+        "--model": plan.model,
+        "--device": device,
+        "--port": str(port),
+        "--kv-device": plan.kv_device,
+        "--kv-host": plan.kv_host,
+        "--state-dir": "none",
+    }
+
+
+def _report(context: StageContext, report: DensityReport) -> None:
+    journal, found = context.journal, report.targets[0].summary
+    if not found.turns_completed:
+        raise StageFailed(f"no turn completed: {found.turn_errors | found.other_errors}")
+    journal.value("Turns that completed / planned", "×", found.turns_completed / found.turns_planned, ALL)
+    journal.value("Errors", "", sum(found.turn_errors.values()) + sum(found.other_errors.values()), NONE)
+    journal.value("Most agents at once", "", found.peak_agents)
+    journal.value("Tokens generated", "tok/s", found.tokens_per_s)
+    for label, times in _times(found).items():
+        if times is not None:
+            journal.value(f"{label}, p50", "ms", times.p50 * 1e3)
+            journal.value(f"{label}, p99", "ms", times.p99 * 1e3)
+    if found.recomputed_tokens is not None:
+        journal.value("Tokens computed again", "", found.recomputed_tokens)
+
+
+def _times(found: Summary) -> dict[str, Distribution | None]:
+    return {
+        "First token of a first turn": found.ttft_first_s,
+        "First token of a resumed turn": found.ttft_resumed_s,
+        "Wake-up of a resumed turn, in the server": found.wake_up_s,
+        "From token to token": found.inter_token_s,
+    }

@@ -1,0 +1,22 @@
+"""The form of the doctor's JSON, from its dataclasses: `python -m tests.doctor.schema > docs/doctor.schema.json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from pydantic import TypeAdapter
+
+from app.doctor.report import Report
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema_text() -> str:
+    """As it is published."""
+    schema = {"$schema": DIALECT, **TypeAdapter(Report).json_schema(mode="serialization")}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(schema_text())
