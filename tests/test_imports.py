@@ -47,6 +47,7 @@ ENGINE_MAY_IMPORT = (
     "app.memory_map",
     "app.messages",
     "app.errors",
+    "app.machine",
     "app.settings",
     "app.model_store",
 )

@@ -7,10 +7,10 @@ import platform
 import re
 from pathlib import Path
 
-from app.doctor.files import read, read_field
 from app.doctor.findings import Finding, error, ok, warning
 from app.errors import FieldOutOfRange
 from app.gpu.doctor.facts import GPU, TorchBuild
+from app.machine.files import read, read_field
 
 NAME = "device"
 NVIDIA = "0x10de"

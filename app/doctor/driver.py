@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.doctor.files import read
 from app.doctor.findings import Finding, error, ok
+from app.machine.files import read
 
 NAME = "driver"
 

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.doctor.files import read
 from app.doctor.findings import Finding, ok, warning
 from app.doctor.units import rate
+from app.machine.files import read
 
 NAME = "pcie_link"
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
-
-from app.doctor.cgroup import MemoryLimit, read_memory_limit
 from app.doctor.findings import Finding, error, ok, warning
 from app.doctor.units import GIB, size
 from app.gpu.doctor.facts import GPU
+from app.machine.memory import HostMemory
 
 DEVICE = "device_memory"
 HOST = "host_memory"
@@ -18,26 +13,6 @@ LEAST_FREE = GIB
 """With less there is no room for any model and its KV."""
 DEVICE_SHARE = 0.9
 """Of a GPU's memory that nobody else should be using; CUDA's own context takes a few hundred megabytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Bytes of the machine, and the container's limit if it has one."""
-
-    total_bytes: int
-    available_bytes: int
-    limit: MemoryLimit | None
-
-    @property
-    def free_bytes(self) -> int:
-        """What this process can have."""
-        return self.available_bytes if self.limit is None else min(self.available_bytes, self.limit.free_bytes)
-
-
-def read_host_memory(root: Path) -> HostMemory:
-    """As of now."""
-    memory = psutil.virtual_memory()
-    return HostMemory(memory.total, memory.available, read_memory_limit(root, memory.total))
 
 
 def check_device_memory(gpu: GPU | None) -> Finding:

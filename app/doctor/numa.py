@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.doctor.files import parse_list, read, read_field
 from app.doctor.findings import Finding, ok, warning
+from app.machine.files import parse_list, read, read_field
 
 NAME = "numa"
 

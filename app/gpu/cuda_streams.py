@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import Any, cast
 
-import psutil
 import torch
 from torch import Tensor
 
 from app.gpu.streams import PASSED, WHOLE, Event, Runs, Stream
 from app.gpu.zeroed import touch, zeroed
+from app.machine.memory import read_host_memory
 
 _PORTABLE = 1
 """`cudaHostRegisterPortable` of the CUDA runtime API: pinned for every device."""
@@ -65,7 +65,7 @@ class CudaStreams:
         """See `DeviceStreams.host_slab`. Pinned where it is: PyTorch's own pinned memory comes in powers of two."""
         slab = zeroed(shape, torch.uint8, torch.device("cpu"))
         if slab.numel():
-            if slab.nbytes > psutil.virtual_memory().available:
+            if slab.nbytes > read_host_memory().free_bytes:
                 raise MemoryError("more than is free")  # the system would end the process, not refuse
             touch(slab)
             cudart: Any = torch.cuda.cudart()

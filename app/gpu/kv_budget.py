@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from app.domain import KVBudget, KVPolicy
 from app.errors import FieldOutOfRange
 from app.gpu.model_size import GIB
+from app.machine.memory import read_host_memory
 from app.settings import EngineSettings
 
 HOST_SHARE = 0.25
@@ -43,7 +43,7 @@ def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int |
         budget = KVBudget(bytes=max(0, int(default_bytes))) if asked is None else asked
         return budget.blocks(block_bytes, settings.block_size)
 
-    free = psutil.virtual_memory().available
+    free = read_host_memory().free_bytes
     on_device = blocks(settings.kv_device, free * HOST_SHARE if device_room is None else device_room)
     if on_device < 1:
         found = "" if settings.kv_device is not None else f"; beside weights and steps {device_room} bytes are left"
@@ -61,7 +61,7 @@ def allocating(name: str, size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OSError, torch.OutOfMemoryError) as error:
-        free = psutil.virtual_memory().available / GIB
+        free = read_host_memory().free_bytes / GIB
         message = f"{name}: {size / GIB:.2f} GiB cannot be had ({error}); {free:.2f} GiB of host memory are free"
         raise FieldOutOfRange(message, param=name) from error
 

@@ -12,7 +12,7 @@ from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured, OtherLoadError, check_load
 from loadgen.peers.process import ServerFailedError
 
-MAX_TRIES = 3
+MAX_TRIES = 6
 
 
 class RoundRunner:

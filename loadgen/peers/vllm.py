@@ -58,6 +58,8 @@ class VllmPeer:
         if settings.kv_tokens is not None:
             blocks = settings.kv_tokens // (CUDA_BLOCK_TOKENS if cuda else CPU_BLOCK_TOKENS)
             flags["--num-gpu-blocks-override"] = str(blocks)
+        if settings.context_tokens is not None:  # vLLM does not start without KV for the longest context that it takes
+            flags["--max-model-len"] = str(settings.context_tokens)
         if self.offload_gib is not None:
             flags["--kv-offloading-size"] = str(self.offload_gib)
         server = [str(_environment().python), "-m", "vllm.entrypoints.openai.api_server"]

@@ -46,7 +46,7 @@ def make_page(report: ResumeReport) -> Page:
 
 def _sections(target: TargetReport) -> tuple[Section, ...]:
     server, findings = target.server, target.findings
-    text = []
+    text = [f"Started with {server.started}."] if server.started else []
     if findings.offload:
         text.append(f"The hand-written offload ran on {findings.offload}.")
     parted = {length: first for length, first in findings.passes.items() if first}

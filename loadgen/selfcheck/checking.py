@@ -77,11 +77,11 @@ def serving(delays: Delays) -> Iterator[str]:
 
 
 def plan_load(delays: Delays, agents: int, tokens: int) -> Workload:
-    """Two turns of each agent. All have come after a quarter of the first, so that they run at once."""
+    """Two turns of each agent. All have come after half of the first, so that they run at once."""
     return Workload(
         agents=agents,
         arrivals=Arrivals.CONSTANT,
-        rate=agents / ((delays.ttft_s + tokens * delays.gap_s) / 4),
+        rate=agents / ((delays.ttft_s + tokens * delays.gap_s) / 2),
         context=256,
         turns=2,
         completion_tokens=tokens,

@@ -8,10 +8,10 @@ from app.doctor.facts import DeviceFacts, Facts
 from app.doctor.findings import Status
 from app.doctor.link import Link
 from app.doctor.memlock import Pinned
-from app.doctor.memory import HostMemory
 from app.doctor.numa import Numa
 from app.doctor.report import Report
 from app.doctor.versions import Package, Versions
+from app.machine.memory import HostMemory
 from tests.doctor.machines import CUDA_TORCH, GIB, H100, copies
 
 OF_A_GPU = (

@@ -5,9 +5,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from app.doctor.cgroup import MemoryLimit, read_memory_limit
 from app.doctor.findings import Status
-from app.doctor.memory import HostMemory, check_device_memory, check_host_memory, read_host_memory
+from app.doctor.memory import check_device_memory, check_host_memory
+from app.machine.cgroup import MemoryLimit, read_memory_limit
+from app.machine.memory import HostMemory, read_host_memory
 from tests.doctor.machines import GIB, H100, Kernel
 
 

@@ -70,6 +70,12 @@ def test_vllm_keeps_its_own_kv_size_unless_told(settings: ServerSettings) -> Non
     assert "--num-gpu-blocks-override" not in flags("vllm", replace(settings, kv_tokens=None))
 
 
+def test_vllm_takes_conversations_as_long_as_they_become(settings: ServerSettings) -> None:
+    """It does not start without KV for one context of the model's whole length, unless told of a shorter one."""
+    assert "--max-model-len" not in flags("vllm", replace(settings, context_tokens=None))
+    assert flags("vllm", replace(settings, context_tokens=1728))["--max-model-len"] == "1728"
+
+
 @pytest.mark.usefixtures("on_cpu")
 def test_offloading_needs_cuda(settings: ServerSettings) -> None:
     assert not find_peer("vllm+offload").is_installed()

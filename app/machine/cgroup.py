@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from app.doctor.files import read, read_field
+from app.machine.files import read, read_field
 
 
 @dataclass(frozen=True, slots=True)

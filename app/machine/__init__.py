@@ -1,0 +1,1 @@
+"""What the operating system says of this machine, and of what this process may have of it."""
