@@ -14,7 +14,7 @@ from loadgen.peers.environment import Environment
 
 ROUTE = "/v1/completions"
 LOST_AFTER_S = 1.0
-"""When the row that is lost is due, after the one before: at the same time it would be sent more often."""
+"""When the row that is lost is due, after the one before: late enough to disturb no other."""
 BODY = {"temperature": 0}
 """Added to every request: greedy."""
 
@@ -41,9 +41,9 @@ class GuideLLM:
 
 
 def _rows(load: Load, seed: int) -> list[dict[str, float]]:
-    """The load's requests, and one to lose: in replay GuideLLM 0.8 takes up the last row and mostly does not send it.
+    """The load's requests, and one to lose: in replay GuideLLM 0.8 mostly ends without the last row's answer.
 
-    A run in which it does is another load, and is discarded.
+    A run in which it does not is of another load, and is discarded.
     """
     lengths = {"input_length": load.prompt_tokens, "output_length": load.completion_tokens}
     times = [agent.arrival_s for agent in load.trace(seed)]
