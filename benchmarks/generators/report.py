@@ -20,7 +20,8 @@ neither. Two loads: `steady`, which the server keeps up with, and `burst`, which
 - GuideLLM runs one worker process instead of its ten, because they share the server's cores; it asks for the usage in
   every chunk, and sends text that the server tokenizes; loadgen sends token ids.
 - GuideLLM mostly loses its last answer: its scheduler ends on a timeout that falls between the note that all is done
-  and the answer itself. It is given one request more, a second after the others, to lose. A pair of runs in which one measured another load than was asked for is measured again.
+  and the answer itself. It is given one request more, a second after the others, to lose. A pair of runs in which one
+  measured another load than was asked for is measured again.
 - The ratio is ours to GuideLLM's, the median over rounds of each round's. They agree within {TOLERANCE:.0%}.
 """
 
