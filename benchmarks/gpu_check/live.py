@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -92,7 +93,7 @@ class LiveEngine:
     def close(self, *sessions: SessionId) -> None:
         """Close them."""
         for session in sessions:
-            self._do(lambda ticket, session=session: Close(ticket, session))  # type: ignore[misc]
+            self._do(partial(Close, session=session))
 
     def arm(self, session: SessionId, breakpoint: Breakpoint) -> None:
         """Add a breakpoint."""

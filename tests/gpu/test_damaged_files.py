@@ -15,7 +15,7 @@ from app.messages import SetPhase
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens as expected
-from tests.gpu.test_engine import make_engine, model, oracle, prompt
+from tests.gpu.tiny_engine import make_engine, model, oracle, prompt
 
 __all__ = ["model", "oracle"]
 

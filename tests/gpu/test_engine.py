@@ -2,82 +2,20 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from app.domain import FinishReason, KVBudget, KVPolicy, SamplingParams, StopRule, Ticket
-from app.errors import ContextTooLong, EngineError, MalformedRequest, NotFound, WrongState
-from app.gpu.engine import Engine
-from app.gpu.loader import load_engine
-from app.messages import Cancel, Close, Event, Failed, Fork, PromptScored, Rewind, Submit, TurnFinished
-from app.model_store.resolve import ResolvedModel, resolve
-from app.model_store.shapes import shape_config
-from app.settings import EngineSettings
-from tests.gpu.driving import GREEDY, Driver
+from app.domain import FinishReason, KVPolicy, SamplingParams
+from app.errors import ContextTooLong, MalformedRequest, NotFound, WrongState
+from app.messages import Cancel, Close, Fork, PromptScored, Rewind
+from app.model_store.resolve import ResolvedModel
+from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens as expected
+from tests.gpu.tiny_engine import BLOCK, driver, make_engine, model, oracle, prompt
 
-BLOCK = 4
-T = TypeVar("T")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ResolvedModel:
-    """A tiny Llama whose weights Transformers has made."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(shape_config("tiny-llama"), dtype=torch.float32).save_pretrained(folder)
-    return resolve(str(folder), cache_dir=folder)
-
-
-@pytest.fixture(scope="module")
-def oracle(model: ResolvedModel) -> Any:
-    assert model.folder is not None
-    return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
-
-
-def make_engine(
-    model: ResolvedModel,
-    blocks: int = 200,
-    max_step_tokens: int = 16,
-    host_blocks: int = 0,
-    policy: KVPolicy = KVPolicy.NONE,
-    kv_dir: Path | None = None,
-) -> Engine:
-    config = model.config
-    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
-    settings = EngineSettings(
-        device="cpu",
-        dtype="float32",
-        batch_invariant=False,
-        cuda_graphs=None,
-        kv_device=KVBudget(bytes=blocks * BLOCK * per_token),
-        kv_host=KVBudget(bytes=host_blocks * BLOCK * per_token),
-        kv_disk=KVBudget(bytes=1 << 24),
-        kv_dir=kv_dir,
-        kv_policy=policy,
-        block_size=BLOCK,
-        max_step_tokens=max_step_tokens,
-        max_running=8,
-        max_model_len=None,
-    )
-    return load_engine(model, settings)
-
-
-@pytest.fixture
-def driver(model: ResolvedModel) -> Driver:
-    return Driver(make_engine(model))
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    tokens: list[int] = torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return tokens
+__all__ = ["driver", "model", "oracle"]
 
 
 def test_one_after_the_other(driver: Driver, oracle: Any) -> None:
@@ -282,69 +220,3 @@ def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
     with pytest.raises(NotFound):
         driver.submit(session, [1], 1)
     assert driver.memory().kv_owned_bytes == 0
-
-
-def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
-    driver: Driver, oracle: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = driver.open()
-    first = driver.submit(session, prompt(3, 6), 4)
-    driver.finish(first)
-    before = prompt(3, 6) + driver.tokens(first)
-    turn = driver.submit(session, prompt(9, 6), 10)
-    with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._runner.stack, "layer", lambda *_: 1 / 0)
-        [failed] = driver.engine.step()[-1:]
-    assert "division" in str(failed)
-    assert turn not in [event for event in driver.events if driver.ended(event)]
-    again = driver.submit(session, [4], 5, GREEDY)
-    driver.finish(again)
-    assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
-
-
-def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_running(
-    model: ResolvedModel, oracle: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = Driver(make_engine(model))
-    engine, session = driver.engine, driver.open()
-    first = driver.submit(session, prompt(3, 6), 4)
-    driver.finish(first)
-    engine._mover = driver.mover.threaded
-    before = prompt(3, 6) + driver.tokens(first)
-    plan, failures = engine._scheduler.plan, iter([True])
-    monkeypatch.setattr(engine._scheduler, "plan", lambda: 1 / 0 if next(failures, False) else plan())
-    others = [driver.open() for _ in range(2)]
-    said: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    failing = [Ticket(1000 + number) for number in range(3)]
-    for ticket, name in zip(failing, [session, *others], strict=True):
-        engine.send(Submit(ticket, name, tuple(prompt(9, 6)), GREEDY, StopRule(10)))
-
-    def deliver(events: Sequence[Event]) -> None:
-        for event in events:
-            said.put(event)
-
-    thread = threading.Thread(target=engine.run, args=[deliver])
-    thread.start()
-    try:
-        errors = {each.ticket: each.error for each in take(said, Failed, 3)}
-        again = Ticket(2000)
-        engine.send(Submit(again, session, (4,), GREEDY, StopRule(5)))
-        [end] = take(said, TurnFinished, 1)
-    finally:
-        engine.stop()
-        thread.join(timeout=20)
-    assert set(errors) == set(failing)
-    assert all(isinstance(error, EngineError) and "division" in error.message for error in errors.values())
-    assert end.history_tokens == len(before) + 1 + 5
-    [sequence] = [each for each in engine._handler.sequences if each.session == session]
-    assert sequence.tokens == [*before, 4, *expected(oracle, [*before, 4], 5)]
-
-
-def take(said: queue.SimpleQueue[Event], kind: type[T], count: int) -> list[T]:
-    """The next events of this kind; others are passed over."""
-    found: list[T] = []
-    while len(found) < count:
-        event = said.get(timeout=20)
-        if isinstance(event, kind):
-            found.append(event)
-    return found

@@ -14,7 +14,7 @@ from app.messages import Close, Fork, Rewind, SetPhase
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens as expected
-from tests.gpu.test_engine import BLOCK, make_engine, model, oracle, prompt
+from tests.gpu.tiny_engine import BLOCK, make_engine, model, oracle, prompt
 
 __all__ = ["model", "oracle"]
 

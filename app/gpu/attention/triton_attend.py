@@ -149,17 +149,13 @@ def _attend(
     lowest = begin + tl.program_id(2) * count
     highest = tl.minimum(lowest + count, tl.cdiv(end, tile_keys))
     keys_at = pool + tl.program_id(1) * head_stride
+    table = tables + sequence * table_stride
     peak = tl.full([tile_rows], float("-inf"), tl.float32)
     total = tl.zeros([tile_rows], tl.float32)
     sum_ = tl.zeros([tile_rows, tile_dims], tl.float32)
     for tile in range(lowest, highest):
         key = tile * tile_keys + tl.arange(0, tile_keys)
-        block = tl.load(tables + sequence * table_stride + key // block_size, mask=key < end, other=0)
-        at = block.to(tl.int64) * block_stride + key % block_size * head_dim
-        in_context = (key < end)[:, None] & (dim < head_dim)[None, :]
-        tile_at = keys_at + at[:, None] + dim[None, :]
-        keys = tl.load(tile_at, mask=in_context, other=0.0)
-        values = tl.load(tile_at + value_offset, mask=in_context, other=0.0)
+        keys, values = _load_tile(keys_at, table, key, end, dim, value_offset, block_stride, head_dim, block_size)
         scores = _scores(queries, keys, scale, softcap, capped)
         seen = key[None, :] <= position[:, None]
         if window:
@@ -176,6 +172,28 @@ def _attend(
     else:
         attended = sum_ / tl.where(total == 0, 1.0, total)[:, None]
         tl.store(output + at[:, None] * head_dim + dim[None, :], attended, mask=in_tile)
+
+
+@triton.jit
+def _load_tile(
+    keys_at: tl.tensor,
+    table: tl.tensor,
+    key: tl.tensor,
+    end: tl.tensor,
+    dim: tl.tensor,
+    value_offset: tl.tensor,
+    block_stride: tl.tensor,
+    head_dim: tl.constexpr,
+    block_size: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Keys and values at positions `key` of one kv head, `[tile_keys, tile_dims]`; zeros from `end` on."""
+    block = tl.load(table + key // block_size, mask=key < end, other=0)
+    at = block.to(tl.int64) * block_stride + key % block_size * head_dim
+    in_context = (key < end)[:, None] & (dim < head_dim)[None, :]
+    tile_at = keys_at + at[:, None] + dim[None, :]
+    keys = tl.load(tile_at, mask=in_context, other=0.0)
+    values = tl.load(tile_at + value_offset, mask=in_context, other=0.0)
+    return keys, values
 
 
 @triton.jit

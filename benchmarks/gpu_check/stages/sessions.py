@@ -1,6 +1,7 @@
 """More sessions than the device holds: all of them end, and say what they would have said alone."""
 
 import time
+from functools import partial
 from random import Random
 
 from app.domain import Phase
@@ -56,10 +57,13 @@ class Crowd:
             turns.append(self._live.submit(session, text[number], self._plan.reply))
         running = list(range(len(self.turns)))
         while running:
-            self._live.wait(lambda left=tuple(running): any(self.turns[each][number].is_over for each in left))  # type: ignore[misc]
+            self._live.wait(partial(self._any_is_over, tuple(running), number))
             for over in [each for each in running if self.turns[each][number].is_over]:
                 running.remove(over)
                 self._live.set_phase(self._sessions[over], Phase.IO_WAIT)
+
+    def _any_is_over(self, sessions: tuple[int, ...], number: int) -> bool:
+        return any(self.turns[session][number].is_over for session in sessions)
 
     @property
     def complete(self) -> list[int]:

@@ -1,0 +1,88 @@
+"""A step that goes wrong ends its turns, and nothing else."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from app.domain import StopRule, Ticket
+from app.errors import EngineError
+from app.messages import Event, Failed, Submit, TurnFinished
+from app.model_store.resolve import ResolvedModel
+from tests.gpu.driving import GREEDY, Driver
+from tests.gpu.oracle import greedy_tokens as expected
+from tests.gpu.tiny_engine import driver, make_engine, model, oracle, prompt
+
+__all__ = ["driver", "model", "oracle"]
+
+T = TypeVar("T")
+
+
+def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
+    driver: Driver, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = driver.open()
+    first = driver.submit(session, prompt(3, 6), 4)
+    driver.finish(first)
+    before = prompt(3, 6) + driver.tokens(first)
+    turn = driver.submit(session, prompt(9, 6), 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.engine._runner.stack, "layer", lambda *_: 1 / 0)
+        [failed] = driver.engine.step()[-1:]
+    assert "division" in str(failed)
+    assert turn not in [event for event in driver.events if driver.ended(event)]
+    again = driver.submit(session, [4], 5, GREEDY)
+    driver.finish(again)
+    assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
+
+
+def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_running(
+    model: ResolvedModel, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_engine(model))
+    engine, session = driver.engine, driver.open()
+    first = driver.submit(session, prompt(3, 6), 4)
+    driver.finish(first)
+    engine._mover = driver.mover.threaded
+    before = prompt(3, 6) + driver.tokens(first)
+    plan, failures = engine._scheduler.plan, iter([True])
+    monkeypatch.setattr(engine._scheduler, "plan", lambda: 1 / 0 if next(failures, False) else plan())
+    others = [driver.open() for _ in range(2)]
+    said: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    failing = [Ticket(1000 + number) for number in range(3)]
+    for ticket, name in zip(failing, [session, *others], strict=True):
+        engine.send(Submit(ticket, name, tuple(prompt(9, 6)), GREEDY, StopRule(10)))
+
+    def deliver(events: Sequence[Event]) -> None:
+        for event in events:
+            said.put(event)
+
+    thread = threading.Thread(target=engine.run, args=[deliver])
+    thread.start()
+    try:
+        errors = {each.ticket: each.error for each in take(said, Failed, 3)}
+        again = Ticket(2000)
+        engine.send(Submit(again, session, (4,), GREEDY, StopRule(5)))
+        [end] = take(said, TurnFinished, 1)
+    finally:
+        engine.stop()
+        thread.join(timeout=20)
+    assert set(errors) == set(failing)
+    assert all(isinstance(error, EngineError) and "division" in error.message for error in errors.values())
+    assert end.history_tokens == len(before) + 1 + 5
+    [sequence] = [each for each in engine._handler.sequences if each.session == session]
+    assert sequence.tokens == [*before, 4, *expected(oracle, [*before, 4], 5)]
+
+
+def take(said: queue.SimpleQueue[Event], kind: type[T], count: int) -> list[T]:
+    """The next events of this kind; others are passed over."""
+    found: list[T] = []
+    while len(found) < count:
+        event = said.get(timeout=20)
+        if isinstance(event, kind):
+            found.append(event)
+    return found

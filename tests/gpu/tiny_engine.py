@@ -1,0 +1,73 @@
+"""Engines over a tiny Llama, and what Transformers says of it: fixtures for test files to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from app.domain import KVBudget, KVPolicy
+from app.gpu.engine import Engine
+from app.gpu.loader import load_engine
+from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.shapes import shape_config
+from app.settings import EngineSettings
+from tests.gpu.driving import Driver
+
+BLOCK = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ResolvedModel:
+    """A tiny Llama whose weights Transformers has made."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(shape_config("tiny-llama"), dtype=torch.float32).save_pretrained(folder)
+    return resolve(str(folder), cache_dir=folder)
+
+
+@pytest.fixture(scope="module")
+def oracle(model: ResolvedModel) -> Any:
+    assert model.folder is not None
+    return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
+
+
+def make_engine(
+    model: ResolvedModel,
+    blocks: int = 200,
+    max_step_tokens: int = 16,
+    host_blocks: int = 0,
+    policy: KVPolicy = KVPolicy.NONE,
+    kv_dir: Path | None = None,
+) -> Engine:
+    config = model.config
+    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
+    settings = EngineSettings(
+        device="cpu",
+        dtype="float32",
+        batch_invariant=False,
+        cuda_graphs=None,
+        kv_device=KVBudget(bytes=blocks * BLOCK * per_token),
+        kv_host=KVBudget(bytes=host_blocks * BLOCK * per_token),
+        kv_disk=KVBudget(bytes=1 << 24),
+        kv_dir=kv_dir,
+        kv_policy=policy,
+        block_size=BLOCK,
+        max_step_tokens=max_step_tokens,
+        max_running=8,
+        max_model_len=None,
+    )
+    return load_engine(model, settings)
+
+
+@pytest.fixture
+def driver(model: ResolvedModel) -> Driver:
+    return Driver(make_engine(model))
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    tokens: list[int] = torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return tokens
