@@ -47,7 +47,9 @@ class Choices:
         open_session: OpenSession,
         cleanup: AsyncExitStack,
     ) -> None:
-        """`cleanup` must be unwound when nobody reads any more: it ends what still runs and closes the sessions."""
+        """`cleanup` ends what still runs and closes the sessions. It is unwound once every choice has finished, and must
+        be when nobody reads any more.
+        """
         self._registry = registry
         self._tokens = tokens
         self._ask = ask
@@ -87,6 +89,7 @@ class Choices:
                 if item.reason is FinishReason.CANCELLED:
                     raise self._cancelled()
             yield index, item
+        await self._cleanup.aclose()  # a client's next call, which its answer lets it make, finds the sessions closed
 
     def _start_choice(self, index: int) -> None:
         prompt, number = divmod(index, self._ask.n)

@@ -51,6 +51,13 @@ def test_as_many_choices_as_there_is_room_for_are_taken(small: httpx.Client, pro
     assert len(answer.json()["choices"]) == prompts * n
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_room_of_a_call_is_free_once_it_is_answered(small: httpx.Client, stream: bool) -> None:
+    for _ in range(20):
+        answer = small.post(PATH, json={**ASKED, "prompt": "a", "n": 5, "stream": stream})
+        assert answer.status_code == 200, answer.text
+
+
 def test_a_stream_whose_sessions_there_is_no_room_for_now_does_not_begin(small: httpx.Client) -> None:
     sessions = [small.post("/v1/sessions").json()["id"] for _ in range(2)]
     response = small.post(PATH, json={**ASKED, "prompt": "a", "n": 5, "stream": True})
