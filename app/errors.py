@@ -17,6 +17,7 @@ DjinnError
 ├── Draining              503  the server is shutting down
 ├── NotDurable            500  done, but not written down: it would not survive a restart
 └── EngineError           500  a bug or a device failure
+    └── WeightsLost       500  weights that are streamed cannot be read any more, or are not what was stored
 """
 
 from __future__ import annotations
@@ -133,3 +134,7 @@ class NotDurable(DjinnError):
 
 class EngineError(DjinnError):
     code = "engine_error"
+
+
+class WeightsLost(EngineError):
+    code = "weights_lost"

@@ -9,6 +9,18 @@ from app.domain import Tier
 
 
 @dataclass(frozen=True, slots=True)
+class TextUse:
+    """Weights, `total_bytes` of them. The device has `kept_bytes` that stay and `ring_bytes` through which the others
+    are streamed, `streamed_bytes` since the start; on a device that keeps all there is no ring.
+    """
+
+    total_bytes: int
+    kept_bytes: int
+    ring_bytes: int = 0
+    streamed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SessionMemory:
     """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
 
@@ -78,7 +90,7 @@ class MemoryMap:
     `from_disk`.
     """
 
-    text_bytes: int
+    text: TextUse
     kv_total_bytes: int
     kv_owned_bytes: int
     kv_cached_bytes: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from app.domain import Tier
-from app.memory_map import MemoryMap, MoveTotals
+from app.memory_map import MemoryMap, MoveTotals, TextUse
 
 MOVE_FIGURES: dict[str, tuple[str, Callable[[MoveTotals], float]]] = {
     "djinn_kv_moves": ("Moves of KV", lambda totals: totals.moves),
@@ -24,7 +24,7 @@ def memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
     used = memory.kv_owned_bytes / memory.kv_total_bytes
     yield GaugeMetricFamily("djinn_kv_usage_ratio", "Share of the device's KV pool that sessions hold", used)
     yield _bytes(memory)
-    yield GaugeMetricFamily("djinn_text_bytes", "Bytes of weights", memory.text_bytes)
+    yield from _text(memory.text)
     stack = memory.stack
     yield GaugeMetricFamily("djinn_turns_paused", "Turns that stand at a breakpoint", stack.checkpoints)
     yield GaugeMetricFamily("djinn_checkpoint_bytes", "Residual streams of paused turns", stack.checkpoint_bytes)
@@ -45,6 +45,15 @@ def _bytes(memory: MemoryMap) -> Metric:
         for kind, figure in zip(("total", "owned", "cached"), figures, strict=True):
             found.add_metric([tier, kind], figure)
     return found
+
+
+def _text(text: TextUse) -> Iterator[Metric]:
+    found = GaugeMetricFamily("djinn_text_bytes", "Bytes of weights, and what the device has for them", labels=["kind"])
+    for kind, figure in (("total", text.total_bytes), ("kept", text.kept_bytes), ("ring", text.ring_bytes)):
+        found.add_metric([kind], figure)
+    yield found
+    streamed = "Bytes of weights that were brought to the device, step after step"
+    yield CounterMetricFamily("djinn_text_streamed_bytes", streamed, text.streamed_bytes)
 
 
 def _moves(memory: MemoryMap) -> Iterator[Metric]:

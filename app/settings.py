@@ -32,6 +32,12 @@ class EngineSettings:
     batch_invariant: bool
     cuda_graphs: bool | None
     """None: where the device is a GPU."""
+    weights_device: int | None
+    """None: all of them if they fit."""
+    weights_dir: Path
+    """Where a CPU's host copy of weights that are streamed is kept."""
+    chunk_bytes: int
+    """Of one copy to the device."""
     kv_device: KVBudget | None
     """None, here and for the next two: from what is free."""
     kv_host: KVBudget | None
@@ -47,6 +53,10 @@ class EngineSettings:
 
 def _none_or_path(value: object) -> object:
     return None if value == "none" else value
+
+
+def _none_if_auto(value: object) -> object:
+    return None if value == "auto" else value
 
 
 def _parse_budget(value: object) -> KVBudget | None:
@@ -106,6 +116,14 @@ class Settings(BaseSettings):
     )
     cuda_graphs: bool | None = Field(
         None, description="decode as one CUDA graph where no session is being debugged (default: yes, on a GPU)"
+    )
+    weights_device: Annotated[ByteSize | None, BeforeValidator(_none_if_auto)] = Field(
+        None,
+        description="weights on the device, such as 2GiB; the others are streamed through it each step, layer by "
+        "layer. auto: all of them if they fit",
+    )
+    chunk_size: ByteSize = Field(
+        ByteSize(64 << 20), ge=1 << 20, le=512 << 20, description="most bytes of one copy of weights that are streamed"
     )
     kv_device: Budget = Field(
         None, description="KV on the device: bytes such as 2GiB, sessions such as 20x1024, or auto: from what is free"
@@ -175,6 +193,9 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             batch_invariant=self.batch_invariant,
             cuda_graphs=self.cuda_graphs,
+            weights_device=self.weights_device,
+            weights_dir=self.cache_dir.expanduser() / "weights",
+            chunk_bytes=int(self.chunk_size),
             kv_device=self.kv_device,
             kv_host=self.kv_host,
             kv_disk=self.kv_disk,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,8 @@ from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.cpu import PagedCpuAttention
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.batch import make_batch
-from app.gpu.linear import DenseLinear, Linear, make_linear
+from app.gpu.linear import DenseLinear, Linear, MakeLinear, linear_maker
+from app.gpu.weights.weight import Weight
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
@@ -53,9 +55,15 @@ def compare_linears(rows: list[int], repeats: int) -> None:
     stacks: dict[str, list[Linear]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         shapes = LAYER_SHAPES * LAYERS + [(VOCABULARY, HIDDEN)]
-        weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
-        stacks[f"{dtype} plain".removeprefix("torch.")] = [DenseLinear(weight, None) for weight in weights]
-        stacks[f"{dtype} packed".removeprefix("torch.")] = [make_linear(weight) for weight in weights]
+        weights = [Weight(torch.randn(shape).mul_(0.02).to(dtype)) for shape in shapes]
+        make = partial(linear_maker, torch.device("cpu"), dtype, batch_invariant=False)
+        makers: dict[str, MakeLinear] = {
+            "plain": DenseLinear,
+            "packed": make(streamed=False),
+            "streamed": make(streamed=True),
+        }
+        for name, maker in makers.items():
+            stacks[f"{dtype} {name}".removeprefix("torch.")] = [maker(weight) for weight in weights]
     print_row("rows", list(stacks))
     for count in rows:
         variants = {name: _step(stack, count, name) for name, stack in stacks.items()}

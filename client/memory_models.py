@@ -61,6 +61,17 @@ class Counts(Answer):
     late_restores: int
 
 
+class Text(Answer):
+    """Weights, `total_bytes` of them. The device has `kept_bytes` that stay and `ring_bytes` through which the others
+    are streamed, `streamed_bytes` since the start; on a device that keeps all there is no ring.
+    """
+
+    total_bytes: int
+    kept_bytes: int
+    ring_bytes: int
+    streamed_bytes: int
+
+
 class MemoryMap(Answer):
     """The server's memory: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV
     moves and how fast it has, and who uses it.
@@ -68,7 +79,7 @@ class MemoryMap(Answer):
     `sessions_by_tier` counts the sessions that have KV.
     """
 
-    text_bytes: int
+    text: Text
     data: Data
     stack: Stack
     policy: Literal["signal", "lru", "none"]

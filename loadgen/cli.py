@@ -21,6 +21,7 @@ from loadgen.commands import (
     resume_latency,
     schema,
     selfcheck,
+    weights,
     whitebox,
 )
 from loadgen.commands.common import EXIT_INTERRUPTED, EXIT_UNUSABLE
@@ -49,6 +50,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "oversubscribe": (oversubscribe, "sessions that grow until they are several times what the device holds"),
     "kv": (kv, "what a session's KV is made of, and what it costs to keep and to move"),
     "migrate": (migrate, "sessions that go from one server to another"),
+    "weights": (weights, "a model that is several times larger than the memory for its weights"),
     "report": (report, "results of density once more, one or several side by side"),
     "schema": (schema, "the form of a result file"),
     "selfcheck": (selfcheck, "whether the load generator itself tells the time right"),

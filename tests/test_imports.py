@@ -39,6 +39,10 @@ PLANNING = (
     "transfers.py",
     "turns.py",
     "commands.py",
+    "weights/ring.py",
+    "weights/plan.py",
+    "weights/arena.py",
+    "weights/loan.py",
 )
 ENGINE_MAY_IMPORT = (
     "app.gpu",

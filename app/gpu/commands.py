@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from app.domain import FinishReason, Residency, SessionId
@@ -18,6 +18,7 @@ from app.gpu.sequence import Sequence
 from app.gpu.transfers import Transfers
 from app.gpu.turn_handler import TurnHandler
 from app.gpu.turns import Turns
+from app.memory_map import TextUse
 from app.messages import (
     BreakpointCommand,
     CheckpointCommand,
@@ -44,17 +45,25 @@ class CommandHandler:
     """Knows every open session's sequence. A command either is carried out whole or raises and changes nothing."""
 
     def __init__(
-        self, scheduler: Scheduler, turns: Turns, checkpoints: CheckpointHandler, *, text_bytes: int, files: FilesFound
+        self,
+        scheduler: Scheduler,
+        turns: Turns,
+        checkpoints: CheckpointHandler,
+        *,
+        text: Callable[[], TextUse],
+        files: FilesFound,
     ) -> None:
         self._scheduler = scheduler
         self._placement = scheduler.placement
         self._turns = turns
         self._checkpoints = checkpoints
         self._turn_handler = TurnHandler(scheduler, turns)
-        self._inspector = Inspector(scheduler, text_bytes)
+        self._inspector = Inspector(scheduler, text)
         self._transfers = Transfers(scheduler.placement, turns.max_model_len)
         self._saved = SavedFiles(scheduler.placement, files)
         self._sequences: dict[SessionId, Sequence] = {}
+        self._own_blocks = scheduler.cache.pool.num_blocks
+        """Device blocks without those that weights lend, and take back."""
 
     @property
     def sequences(self) -> Collection[Sequence]:
@@ -131,12 +140,11 @@ class CommandHandler:
         """Raise `Busy` unless one more session can have a full context set aside, and one context be left for all
         others.
         """
-        pool = self._scheduler.cache.pool
-        context = pool.blocks_for(self._turns.max_model_len)
+        context = self._scheduler.cache.pool.blocks_for(self._turns.max_model_len)
         reserved = sum(sequence.guaranteed for sequence in self.sequences)
-        if (reserved + 2) * context > pool.num_blocks:
+        if (reserved + 2) * context > self._own_blocks:
             raise Busy(
-                f"the device has room to guarantee {max(0, pool.num_blocks // context - 1)} sessions of "
+                f"the device has room to guarantee {max(0, self._own_blocks // context - 1)} sessions of "
                 f"{self._turns.max_model_len} tokens, and {reserved} are open",
                 retry_after_s=RETRY_AFTER_S,
                 param="residency",

@@ -56,6 +56,7 @@ class CudaStreams:
         self.to_host: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
         self.to_device: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
         self.saves: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
+        self.weights: Stream = CudaStream(torch.cuda.Stream(device), patient=True)
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `DeviceStreams.host_tensor`. PyTorch keeps what is freed for the next of its size."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from app.domain import ModelInfo, SessionId
-from app.errors import DjinnError, Draining, EngineError, FieldOutOfRange
+from app.errors import DjinnError, Draining, EngineError, FieldOutOfRange, WeightsLost
 from app.gpu.commands import CommandHandler
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Moved
@@ -23,6 +23,7 @@ from app.gpu.scheduler import Scheduler
 from app.gpu.segments import Row
 from app.gpu.sequence import Sequence as EngineSequence
 from app.gpu.turns import Turns, sample_request
+from app.gpu.weights.loan import KVLoans
 from app.messages import Command, Event, Failed, Inspect, Restored, Started
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,10 @@ class Engine:
         turns: Turns,
         handler: CommandHandler,
         mover: KVMover,
+        loans: KVLoans | None = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
+        """`loans` move memory between KV and weights; None: weights keep theirs. `close` is called when `run` ends."""
         self.info = info
         self._scheduler = scheduler
         self._placement = scheduler.placement
@@ -47,6 +51,8 @@ class Engine:
         self._turns = turns
         self._handler = handler
         self._mover = mover
+        self._loans = loans
+        self._close = close
         self._inbox: queue.SimpleQueue[Command | Moved | None] = queue.SimpleQueue()
         """None asks the engine to stop."""
         self._messages: deque[Command | Moved] = deque()
@@ -97,6 +103,7 @@ class Engine:
         events += self._handle_messages()  # those that have waited for the last step
         tell([*events, *self._fail(self._handler.sequences, Draining("the server is shutting down"))])
         self._mover.stop()
+        self._close()
 
     def handle(self, command: Command | Moved) -> list[Event]:
         """Carry out one command, or account for a move; whatever goes wrong with a command is its answer."""
@@ -120,6 +127,8 @@ class Engine:
         theirs may be handled.
         """
         try:
+            if self._loans is not None:
+                self._loans.settle(idle=False)
             plan = self._scheduler.plan()
         except Exception as error:
             logger.exception("a step could not be planned")
@@ -186,6 +195,8 @@ class Engine:
         while self._messages and self._session_of(self._messages[0]) not in running:
             events += self.handle(self._messages.popleft())
         self._placement.phases.tick()
+        if self._loans is not None and self._step is None and not self._scheduler.has_work:
+            self._loans.settle(idle=True)
         self._mover.submit(self._placement.take_orders())
         return events
 
@@ -222,7 +233,8 @@ class Engine:
 
     def _fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
         logger.error("a step of %d rows failed", len(rows), exc_info=error)
-        return self._fail((row.sequence for row in rows), EngineError(f"the step failed: {error}"))
+        reason = error if isinstance(error, WeightsLost) else EngineError(f"the step failed: {error}")
+        return self._fail((row.sequence for row in rows), reason)
 
     def _fail(self, sequences: Iterable[EngineSequence], error: DjinnError) -> list[Event]:
         return [self._turns.fail(sequence, error) for sequence in sequences if sequence.turn is not None]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.scheduler import Scheduler
 from app.gpu.sequence import Sequence
-from app.memory_map import MemoryMap, SessionMemory, StackUse, TierUse
+from app.memory_map import MemoryMap, SessionMemory, StackUse, TextUse, TierUse
 
 
 class Inspector:
     """Reads the engine's book-keeping; changes nothing. Sizes in bytes."""
 
-    def __init__(self, scheduler: Scheduler, text_bytes: int) -> None:
+    def __init__(self, scheduler: Scheduler, text: Callable[[], TextUse]) -> None:
         self._scheduler = scheduler
         self._placement = scheduler.placement
-        self._text_bytes = text_bytes
+        self._text = text
         self._block_bytes = scheduler.placement.tiers.block_bytes
 
     def session(self, sequence: Sequence) -> SessionMemory:
@@ -41,7 +41,7 @@ class Inspector:
         device, host = self._scheduler.cache.pool, self._scheduler.cache.host
         lower, size = self._placement.lower, self._block_bytes
         return MemoryMap(
-            text_bytes=self._text_bytes,
+            text=self._text(),
             kv_total_bytes=device.num_blocks * size,
             kv_owned_bytes=device.owned * size,
             kv_cached_bytes=device.cached * size,

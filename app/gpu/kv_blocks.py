@@ -5,13 +5,16 @@ A block is in exactly one of three places:
     free    nobody holds it and its content means nothing
     owned   one or more sequences hold it (reference count above 0)
     cached  nobody holds it, but its content is a published prefix: first in, first evicted
+
+Blocks come and go at the top, so free ones are given out from the bottom.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 BlockId = int
@@ -35,7 +38,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._refs = [0] * num_blocks
-        self._free: deque[BlockId] = deque(range(num_blocks))
+        self._free: list[BlockId] = list(range(num_blocks))
+        """A heap: the lowest is taken first."""
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
         self._hash_of: dict[BlockId, BlockHash] = {}
         self._by_hash: dict[BlockHash, BlockId] = {}
@@ -64,6 +68,36 @@ class BlockPool:
         if count > self.available:
             raise RuntimeError(f"{count} blocks asked, {self.available} available")
         return [self._take() for _ in range(count)]
+
+    def grow(self, count: int) -> None:
+        """Add `count` free blocks at the top."""
+        added = range(self.num_blocks, self.num_blocks + count)
+        self._refs.extend([0] * count)
+        self._free.extend(added)  # above all others, and ascending: it is still a heap
+        self.num_blocks += count
+
+    def shrink(self, count: int) -> dict[BlockId, BlockId] | None:
+        """Give up the top `count` blocks: cached ones are evicted, owned ones move further down.
+
+        Returns where each owned block moves to: before anything else is done with the pool its content must be copied,
+        and all of its holders hold the other. None, and nothing is changed, if too many are owned.
+        """
+        end = self.num_blocks - count
+        if self.owned > end:
+            return None
+        owned = []
+        for block in range(end, self.num_blocks):
+            if self._refs[block] > 0:
+                owned.append(block)
+            elif block in self._cached:
+                del self._cached[block]
+                self.unpublish(block)
+        self._free = [block for block in self._free if block < end]
+        heapq.heapify(self._free)
+        moved = {block: self._take_over(block) for block in owned}
+        del self._refs[end:]
+        self.num_blocks = end
+        return moved
 
     def share(self, blocks: Iterable[BlockId]) -> None:
         """Add one holder to each block; a cached block becomes owned again."""
@@ -120,15 +154,24 @@ class BlockPool:
 
     def _take(self) -> BlockId:
         if self._free:
-            block = self._free.popleft()
+            block = heapq.heappop(self._free)
         else:
             block, _ = self._cached.popitem(last=False)
             self.unpublish(block)
         self._refs[block] = 1
         return block
 
+    def _take_over(self, source: BlockId) -> BlockId:
+        """Take a block that has the holders and the prefix of `source` from now on."""
+        target = self._take()
+        self._refs[target] = self._refs[source]
+        if source in self._hash_of:
+            self._hash_of[target] = self._hash_of.pop(source)
+            self._by_hash[self._hash_of[target]] = target
+        return target
+
     def _park(self, block: BlockId) -> None:
         if block in self._hash_of:
             self._cached[block] = None
         else:
-            self._free.append(block)
+            heapq.heappush(self._free, block)

@@ -5,6 +5,7 @@ Nothing here may be done to a sequence whose KV is moving: `KVTiers` sees to tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 
 from app.domain import SessionId
@@ -121,6 +122,18 @@ class KVCache:
             interventions=sequence.interventions.copy(),
             checkpoint=shared_checkpoint,
         )
+
+    def shrink(self, count: int, sequences: Iterable[Sequence]) -> list[tuple[BlockId, BlockId]] | None:
+        """Give up the top `count` device blocks. `sequences` are all that hold any, and no move does.
+
+        Returns block copies (source, target) to make before anything else. None if too many blocks are owned.
+        """
+        moved = self.pool.shrink(count)
+        if moved is None:
+            return None
+        for sequence in sequences:
+            sequence.blocks = [moved.get(block, block) for block in sequence.blocks]
+        return list(moved.items())
 
     def release_blocks(self, sequence: Sequence, keep: int) -> None:
         """Give up the sequence's device blocks from index `keep` on."""

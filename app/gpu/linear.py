@@ -1,9 +1,13 @@
 """Dense layers `y = x W^T + b`, with the weight held in whichever layout the device multiplies fastest.
 
-On CPUs the weight is reordered once into oneDNN's blocked layout. Measured over the linears of a 135M Llama on an
-AVX-512 machine (`python -m benchmarks.kernels linear`), the reordered weight is faster than `F.linear` at every row
+On CPUs a weight that stays is reordered once into oneDNN's blocked layout. Measured over the linears of a 135M Llama on
+an AVX-512 machine (`python -m benchmarks.kernels linear`), the reordered weight is faster than `F.linear` at every row
 count, one row included, so it is the only copy that is kept: about 2x up to 64 rows, 1.2x at 1,000. The price is an
 output projection that is tied to the embedding: its rows are looked up as well, so there it is a second copy.
+
+A weight that is streamed is multiplied as it is stored, by the same kernels of oneDNN: reordering it each time would
+cost more than the product of a few rows. From two rows on they give the same bits for either layout; for a single row
+they sum in another order. So one row is multiplied as two, and where a weight lives never shows in a result.
 
 Libraries choose how to sum by the number of rows, so a row's last bits depend on its company. Where that may not be,
 every product is made in tiles of one size.
@@ -11,6 +15,7 @@ every product is made in tiles of one size.
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -18,46 +23,89 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.errors import FieldOutOfRange
+from app.gpu.weights.weight import Weight
 
 
 class Linear(Protocol):
-    """A dense layer. `bytes` is what its tensors occupy."""
+    """A dense layer."""
 
     in_features: int
     out_features: int
-    bytes: int
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype of the weight."""
         ...
 
 
+class MakeLinear(Protocol):
+    """How a model's dense layers are made."""
+
+    def __call__(self, weight: Weight, bias: Weight | None = None) -> Linear:
+        """The layer for `weight` `[out, in]` and `bias` `[out]`."""
+        ...
+
+
+def linear_maker(device: torch.device, dtype: torch.dtype, *, streamed: bool, batch_invariant: bool) -> MakeLinear:
+    """The fastest layers for weights of `dtype` that stay on `device`, or are `streamed` to it: then a layer may be
+    made while its weight is on `meta`.
+
+    With `batch_invariant` they give a row the same bits in any batch; making one raises FieldOutOfRange where that
+    cannot be.
+    """
+    if device.type == "cuda":
+        return TritonLinear if batch_invariant else DenseLinear
+    fastest: MakeLinear = DenseLinear
+    if _onednn_multiplies(dtype):
+        fastest = StoredLinear if streamed else PackedLinear
+    return tiled_maker(fastest) if batch_invariant else fastest
+
+
+def tiled_maker(make: MakeLinear) -> MakeLinear:
+    """Layers of `make` in tiles, as `TiledLinear` has it. Making one raises FieldOutOfRange where `make`'s do not treat
+    the rows of a tile alike; each shape is tried once.
+    """
+    require_rows_alike = cache(partial(_require_rows_alike, make))
+
+    def make_tiled(weight: Weight, bias: Weight | None = None) -> Linear:
+        require_rows_alike(tuple(weight.tensor.shape), weight.tensor.dtype)
+        return TiledLinear(make(weight, bias))
+
+    return make_tiled
+
+
 class DenseLinear:
     """`F.linear` on the weight as it came from the checkpoint."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self.bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
+        self.out_features, self.in_features = weight.tensor.shape
         self._weight = weight
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return F.linear(x, self._weight.tensor, _tensor(self._bias))
 
 
-class PackedLinear:
-    """oneDNN on a weight in its blocked layout; holds no other copy of the weight."""
+class StoredLinear:
+    """oneDNN on a weight in the layout in which it is stored."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self.bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight.default(weight)
+    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
+        self.out_features, self.in_features = weight.tensor.shape
+        self._weight = weight
         self._bias = bias
-        self._linear = torch.ops.mkldnn._linear_pointwise.default
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = self._linear(x, self._weight, self._bias, "none", [], "")
-        return y
+        count = x.shape[0]
+        rows = torch.cat((x, x)) if count == 1 else x
+        y: Tensor = self._multiply(rows, self._weight.tensor, _tensor(self._bias), "none", [], "")
+        return y[:1] if count == 1 else y
+
+
+class PackedLinear(StoredLinear):
+    """The same bits from a weight in oneDNN's blocked layout; holds no other copy of it."""
+
+    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
+        super().__init__(Weight(torch.ops.mkldnn._reorder_linear_weight.default(weight.tensor)), bias)
 
 
 TILE_ROWS = 16
@@ -70,11 +118,9 @@ class TiledLinear:
     whatever rows are beside it, and wherever it is among them.
     """
 
-    def __init__(self, linear: Linear, dtype: torch.dtype) -> None:
-        """Raises FieldOutOfRange where the library that multiplies does not treat the rows of a tile alike."""
-        self.in_features, self.out_features, self.bytes = linear.in_features, linear.out_features, linear.bytes
+    def __init__(self, linear: Linear) -> None:
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self._linear = linear
-        self._prove(torch.randn(TILE_ROWS, self.in_features, generator=torch.Generator().manual_seed(0)).to(dtype))
 
     def __call__(self, x: Tensor) -> Tensor:
         y = x.new_empty(x.shape[0], self.out_features)
@@ -85,57 +131,47 @@ class TiledLinear:
             y[first : first + count] = self._linear(padded)[:count]
         return y
 
-    def _prove(self, tile: Tensor) -> None:
-        """Compare the result of every row with that of the same row one place further down."""
-        moved = self._linear(F.pad(tile[:-1], (0, 0, 1, 0)))
-        if not torch.equal(moved[1:], self._linear(tile)[:-1]):
-            raise FieldOutOfRange(
-                "batch_invariant: on this machine the result of a matrix product depends on where in it a row is",
-                param="batch_invariant",
-            )
-
 
 class TritonLinear:
     """Our own kernel, whose products are made in tiles of one size."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
         from app.gpu.triton_linear import matmul  # Triton is where CUDA is
 
         self._matmul = matmul
-        self.out_features, self.in_features = weight.shape
-        self.bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.out_features, self.in_features = weight.tensor.shape
         self._weight = weight
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._matmul(x, self._weight, self._bias)
+        return self._matmul(x, self._weight.tensor, _tensor(self._bias))
 
 
-class MakeLinear(Protocol):
-    """How a model's dense layers are made."""
-
-    def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The layer for `weight` `[out, in]` and `bias` `[out]`, on the device where they are."""
-        ...
+def _tensor(weight: Weight | None) -> Tensor | None:
+    return None if weight is None else weight.tensor
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """See `MakeLinear`: the fastest layer."""
-    return PackedLinear(weight, bias) if _packs(weight) else DenseLinear(weight, bias)
+def _require_rows_alike(make: MakeLinear, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise FieldOutOfRange unless the result of every row of a tile is that of the same row one place further down.
+
+    Values are our own: a weight that is streamed is not there yet, and how a library sums depends on shapes alone.
+    """
+    generator = torch.Generator().manual_seed(0)
+    linear = make(Weight(torch.empty(shape, dtype=dtype).normal_(generator=generator)))
+    tile = torch.empty(TILE_ROWS, shape[1], dtype=dtype).normal_(generator=generator)
+    moved = linear(F.pad(tile[:-1], (0, 0, 1, 0)))
+    if not torch.equal(moved[1:], linear(tile)[:-1]):
+        raise FieldOutOfRange(
+            "batch_invariant: on this machine the result of a matrix product depends on where in it a row is",
+            param="batch_invariant",
+        )
 
 
-def make_batch_invariant_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """See `MakeLinear`: a layer that gives a row the same bits in any batch."""
-    if weight.is_cuda:
-        return TritonLinear(weight, bias)
-    return TiledLinear(make_linear(weight, bias), weight.dtype)
-
-
-def _packs(weight: Tensor) -> bool:
-    """Whether this machine's oneDNN multiplies this dtype in its blocked layout."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+def _onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether this machine's oneDNN multiplies `dtype` in its blocked layout."""
+    if not torch.backends.mkldnn.is_available():
         return False
-    match weight.dtype:
+    match dtype:
         case torch.float32:
             return True
         case torch.bfloat16:

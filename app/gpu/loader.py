@@ -30,8 +30,7 @@ from app.gpu.kv_mover import KVMover
 from app.gpu.kv_pool import KVPool
 from app.gpu.kv_tiers import KVTiers
 from app.gpu.memory_profile import MemoryPlan, plan_memory
-from app.gpu.model_size import GIB, check_weights_fit
-from app.gpu.models import load_stack
+from app.gpu.model_size import GIB
 from app.gpu.models.base import LayerStack
 from app.gpu.openmp import release_threads
 from app.gpu.placement import Placement
@@ -40,6 +39,9 @@ from app.gpu.saved_files import FilesFound, SavedKV
 from app.gpu.scheduler import Scheduler
 from app.gpu.streams import streams_of
 from app.gpu.turns import Turns
+from app.gpu.weights.arena import Arena
+from app.gpu.weights.loading import LoadedModel, load_model
+from app.gpu.weights.loan import KVLoans, LoanBook
 from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -55,27 +57,24 @@ def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    recorder = choose_recorder(settings.cuda_graphs, device)
-    check_weights_fit(model, device, dtype)
     logger.info("loading %s as %s on %s", model.name, str(dtype).removeprefix("torch."), device)
-    stack = load_stack(
-        model,
-        device=device,
-        dtype=dtype,
-        attention=attention_for(device, batch_invariant=settings.batch_invariant),
-        max_model_len=settings.max_model_len,
-        batch_invariant=settings.batch_invariant,
-    )
-    engine = build_engine(model, stack, settings, recorder)
+    attention = attention_for(device, batch_invariant=settings.batch_invariant)
+    loaded = load_model(model, settings, device, dtype, attention)
+    try:
+        engine = build_engine(model, loaded, settings)
+    except BaseException:
+        loaded.close()
+        raise
     release_threads()  # the engine will run on a thread of its own
     return engine
 
 
 def build_engine(
-    model: ResolvedModel, stack: LayerStack, settings: EngineSettings, recorder: Recorder | None = None
+    model: ResolvedModel, loaded: LoadedModel, settings: EngineSettings, recorder: Recorder | None = None
 ) -> Engine:
     """An engine around a loaded model. `recorder` records decode steps; None: what device and settings ask for."""
-    recorder = recorder or choose_recorder(settings.cuda_graphs, stack.device)
+    stack = loaded.stack
+    recorder = recorder or choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
     layout = KVLayout(
         stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, str(stack.dtype).removeprefix("torch.")
     )
@@ -85,8 +84,7 @@ def build_engine(
     if plan is not None:
         plan.check(budgets.device * layout.block_bytes)
     streams = streams_of(stack.device)
-    with allocating("kv_device", budgets.device * layout.block_bytes):
-        pool = KVPool(stack, budgets.device, settings.block_size)
+    pool, arena = _allocate_device(loaded, budgets.device, settings.block_size, layout.block_bytes)
     with allocating("kv_host", budgets.host * layout.block_bytes):
         host = HostPool(pool, budgets.host, streams)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
@@ -99,6 +97,9 @@ def build_engine(
         )
     cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
     placement = Placement(KVTiers(cache, layout.block_bytes), settings.kv_policy, budgets.disk, time.monotonic)
+    loans = None
+    if arena is not None and loaded.streamed is not None:
+        loans = KVLoans(LoanBook(arena), placement, loaded.streamed.text, pool.copy_blocks)
     scheduler = Scheduler(
         placement,
         num_layers=stack.num_layers,
@@ -114,9 +115,22 @@ def build_engine(
         scheduler,
         runner,
         turns,
-        CommandHandler(scheduler, turns, checkpoints, text_bytes=stack.parameter_bytes, files=_find_files(disk)),
+        CommandHandler(scheduler, turns, checkpoints, text=loaded.text, files=_find_files(disk)),
         KVMover(host, identity, disk),
+        loans,
+        loaded.close,
     )
+
+
+def _allocate_device(
+    loaded: LoadedModel, blocks: int, block_size: int, block_bytes: int
+) -> tuple[KVPool, Arena | None]:
+    """KV's memory: its own, or beside weights that lend theirs to it."""
+    if loaded.streamed is None:
+        with allocating("kv_device", blocks * block_bytes):
+            return KVPool(loaded.stack, blocks, block_size), None
+    arena, memory = loaded.streamed.share(blocks, block_bytes)
+    return KVPool(loaded.stack, arena.most_blocks, block_size, memory), arena
 
 
 def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder | None) -> MemoryPlan | None:
@@ -187,11 +201,18 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def choose_recorder(wanted: bool | None, device: torch.device) -> Recorder | None:
-    """None is yes on CUDA. Raises FieldOutOfRange for graphs on a device that has none."""
-    if wanted and device.type != "cuda":
-        raise FieldOutOfRange(f"cuda_graphs: the device is {device}, which has no CUDA graphs", param="cuda_graphs")
-    return None if wanted is False or device.type != "cuda" else CudaRecorder(device)
+def choose_recorder(wanted: bool | None, device: torch.device, *, streamed: bool) -> Recorder | None:
+    """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, or of weights that are
+    streamed: a graph's operations read the same addresses each time.
+    """
+    reason = None
+    if device.type != "cuda":
+        reason = f"the device is {device}, which has no CUDA graphs"
+    elif streamed:
+        reason = "weights_device does not hold all weights, and those that are streamed have no place of their own"
+    if wanted and reason is not None:
+        raise FieldOutOfRange(f"cuda_graphs: {reason}", param="cuda_graphs")
+    return None if wanted is False or reason is not None else CudaRecorder(device)
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_token: int) -> ModelInfo:

@@ -1,4 +1,4 @@
-"""Whether a model's weights fit, said before the first of them is allocated."""
+"""How much memory a model's weights need, and whether it is there, said before the first of them is allocated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,25 @@ from app.model_store.resolve import ResolvedModel
 GIB = 1 << 30
 
 
-def check_weights_fit(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `FieldOutOfRange` if the weights are larger than the memory that is free on `device`."""
+def weight_bytes(model: ResolvedModel, dtype: torch.dtype) -> int:
+    """Bytes of all parameters as `dtype`."""
     with torch.device("meta"):
-        parameters = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model.config).parameters())
-    needed = parameters * dtype.itemsize
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_host_memory().free_bytes
+        parameters: int = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model.config).parameters())
+    return parameters * dtype.itemsize
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of the device's memory that nobody has."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_host_memory().free_bytes
+
+
+def check_weights_fit(model: ResolvedModel, needed: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `FieldOutOfRange` if `needed` bytes of weights are more than is free on `device`."""
+    free = free_bytes(device)
     if needed > free:
         raise FieldOutOfRange(
-            f"{model.name} has {parameters / 1e9:.1f} billion parameters, which take {needed / GIB:.1f} GiB as "
-            f"{str(dtype).removeprefix('torch.')}; {free / GIB:.1f} GiB are free on {device}",
-            param="model",
+            f"{model.name} has {needed / dtype.itemsize / 1e9:.1f} billion parameters, which take {needed / GIB:.1f} "
+            f"GiB as {str(dtype).removeprefix('torch.')}; {free / GIB:.1f} GiB are free on {device}: lower "
+            "weights_device, and what is not on the device is streamed through it",
+            param="weights_device",
         )

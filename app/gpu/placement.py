@@ -44,6 +44,8 @@ class Placement:
         """Sessions that have a turn."""
         self.headroom: Callable[[], int] = lambda: 0
         """Device blocks that the sessions that run will still need; a prefetch leaves them alone."""
+        self.borrow: Callable[[int], bool] = lambda blocks: False
+        """Get at least so many device blocks more from weights; whether they are there now."""
         self.phases = Phases(self, clock)
         self._clock = clock
         self._pool = tiers.cache.pool
@@ -136,14 +138,14 @@ class Placement:
         """Whether `needed` device blocks are available for a session now, after others without a turn have given way.
 
         Some may only be on their way out then: ask again when a move has ended. A `prefetch` sends nobody away who
-        returns before it. Where there cannot be that many nobody gives way, except with `or_some`. Nothing is taken
-        from the session itself in any tier.
+        returns before it. Where they are too few, weights make up for it, but not for a `prefetch`. Where there cannot
+        be that many nobody gives way, except with `or_some`. Nothing is taken from the session itself in any tier.
         """
         if self._pool.available >= needed:
             return True
         victims = self._victims(for_sequence if prefetch else None)
         most = self._pool.available + self.tiers.freeing + sum(len(victim.blocks) for victim in victims)
-        if most < needed and not or_some:
+        if most < needed and (prefetch or not self.borrow(needed - most)) and not or_some:
             return False
         for victim in victims:
             if self._pool.available + self.tiers.freeing >= needed:

@@ -1,10 +1,11 @@
 """What a device does in which order: streams of work, events that mark a point in one, memory that both sides reach.
 
 `compute` is where PyTorch's operations of the engine thread run. KV moves have a stream each way, `to_host` and
-`to_device`, and activations one of their own, `saves`: they must not queue behind a session's whole KV. Streams know
-nothing of each other; whoever needs what another stream does, waits for its event.
+`to_device`, and activations one of their own, `saves`: they must not queue behind a session's whole KV. Neither must
+they queue behind `weights`, where those that are streamed come to the device. Streams know nothing of each other;
+whoever needs what another stream does, waits for its event.
 
-On a CPU an operation has been done when its call returns, so every event has passed.
+On a CPU an operation has been done when its call returns, so every event that a stream records has passed.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class DeviceStreams(Protocol):
     to_host: Stream
     to_device: Stream
     saves: Stream
+    weights: Stream
     on_host: bool
     """Whether the device's memory is the host's and its work is done when a call returns."""
 
@@ -98,7 +100,10 @@ class CpuStream:
         return PASSED
 
     def wait(self, event: Event) -> None:
-        """See `Stream.wait`."""
+        """See `Stream.wait`. The calling thread does this stream's work, so it is the one that waits: an event of the
+        thread that reads weights from a file need not have passed.
+        """
+        event.synchronize()
 
     def copy(self, target: Tensor, source: Tensor, runs: Runs = WHOLE) -> None:
         """See `Stream.copy`. On the calling thread, as PyTorch's own are busy with the model, and without the GIL."""
@@ -117,6 +122,7 @@ class CpuStreams:
         self.to_host: Stream = CpuStream()
         self.to_device: Stream = CpuStream()
         self.saves: Stream = CpuStream()
+        self.weights: Stream = CpuStream()
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `DeviceStreams.host_tensor`."""

@@ -22,14 +22,14 @@ def install_once(folder: Path, build: Callable[[Path], None]) -> bool:
     if folder.is_dir():
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_name(f".{folder.name}.lock")):
+    with exclusively(folder.with_name(f".{folder.name}.lock")):
         if folder.is_dir():
             return False
         scratch = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         try:
-            with _disk_full_named(folder.parent):
+            with disk_full_named(folder.parent):
                 build(scratch)
             scratch.rename(folder)
         finally:
@@ -45,7 +45,7 @@ def require_free_space(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def exclusively(path: Path) -> Iterator[None]:
     """An exclusive lock between processes and threads; the kernel drops it when its holder dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -53,7 +53,8 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _disk_full_named(folder: Path) -> Iterator[None]:
+def disk_full_named(folder: Path) -> Iterator[None]:
+    """Within this context a full disk, which is that of `folder`, raises StoreFull."""
     try:
         yield
     except OSError as error:

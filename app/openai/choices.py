@@ -47,8 +47,8 @@ class Choices:
         open_session: OpenSession,
         cleanup: AsyncExitStack,
     ) -> None:
-        """`cleanup` ends what still runs and closes the sessions. It is unwound once every choice has finished, and must
-        be when nobody reads any more.
+        """`cleanup` ends what still runs and closes the sessions. It is unwound once every choice has finished, and
+        must be when nobody reads any more.
         """
         self._registry = registry
         self._tokens = tokens

@@ -94,6 +94,17 @@ class StackView(BaseModel):
     capture_bytes: int
 
 
+class TextView(BaseModel):
+    """Weights, `total_bytes` of them. The device has `kept_bytes` that stay and `ring_bytes` through which the others
+    are streamed, `streamed_bytes` since the start; on a device that keeps all there is no ring.
+    """
+
+    total_bytes: int
+    kept_bytes: int
+    ring_bytes: int
+    streamed_bytes: int
+
+
 class MemoryView(BaseModel):
     """The memory map: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV moves
     and how fast it has, and who uses it.
@@ -101,7 +112,7 @@ class MemoryView(BaseModel):
     `sessions_by_tier` counts the sessions that have KV.
     """
 
-    text_bytes: int
+    text: TextView
     data: DataView
     stack: StackView
     policy: KVPolicy
@@ -116,7 +127,7 @@ class MemoryView(BaseModel):
     def of(cls, memory: MemoryMap, policy: KVPolicy) -> Self:
         """The wire form of the engine's map."""
         return cls(
-            text_bytes=memory.text_bytes,
+            text=TextView(**asdict(memory.text)),
             data=DataView.of(memory),
             stack=StackView(**asdict(memory.stack)),
             policy=policy,

@@ -15,6 +15,7 @@ from app.gpu.batch import Batch
 from app.gpu.loader import build_engine
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.weights.loading import LoadedModel
 from app.messages import Close, Command, Event, Failed, Open, Paused, Placed, Resume, Spent, Submit, Token, TurnFinished
 from app.model_store.resolve import resolve
 from app.settings import Settings
@@ -51,7 +52,7 @@ class BenchEngine:
             resolved, device=cpu, dtype=getattr(torch, DTYPE), attention=attention_for(cpu), max_model_len=None
         )
         self._stack = TimedStack(stack)
-        self._engine = build_engine(resolved, cast("LayerStack", self._stack), settings.engine())
+        self._engine = build_engine(resolved, LoadedModel(cast("LayerStack", self._stack)), settings.engine())
         self.num_layers = stack.num_layers
         self._tickets = map(Ticket, itertools.count(1))
         self._names = map("session-{}".format, itertools.count())

@@ -9,6 +9,7 @@ from app.gpu.engine import Engine
 from app.gpu.loader import build_engine, choose_device, choose_dtype, load_engine
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.weights.loading import LoadedModel
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
 from benchmarks.gpu_check.context import StageContext
@@ -46,7 +47,7 @@ def load_layers(context: StageContext, model: str) -> LayerStack:
 def build(context: StageContext, model: str, stack: LayerStack, **changed: object) -> LiveEngine:
     """An engine around a loaded model."""
     settings = make_settings(context.plan.device, model, **changed)
-    return live(context, build_engine(find_model(model), stack, settings.engine()))
+    return live(context, build_engine(find_model(model), LoadedModel(stack), settings.engine()))
 
 
 def live(context: StageContext, engine: Engine) -> LiveEngine:

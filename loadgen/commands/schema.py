@@ -15,6 +15,7 @@ from loadgen.oversubscribe.report import OversubscribeReport
 from loadgen.reporting.files import Result
 from loadgen.reporting.schema import schema_text
 from loadgen.resume.report import ResumeReport
+from loadgen.weights.report import WeightsReport
 from loadgen.whitebox.report import WhiteboxReport
 
 RESULTS: dict[str, type[Result]] = {
@@ -23,6 +24,7 @@ RESULTS: dict[str, type[Result]] = {
     "migrate": MigrateReport,
     "oversubscribe": OversubscribeReport,
     "resume-latency": ResumeReport,
+    "weights": WeightsReport,
     "whitebox": WhiteboxReport,
 }
 """What each experiment writes; its schema is published as docs/schemas/EXPERIMENT.json."""

@@ -63,4 +63,10 @@ STAGES = (
         full="--target from=djinn --target to=djinn",
         quick="--target from=djinn --target to=djinn --quick",
     ),
+    Stage(
+        "weights",
+        "How fast is a model that is six times larger than the memory for its weights?",
+        full="--cold",
+        quick="--quick",
+    ),
 )

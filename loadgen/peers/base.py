@@ -40,17 +40,12 @@ class ServerSettings:
     cores: tuple[int, ...] = field(default_factory=available_cores)
 
 
-class Peer(Protocol):
-    """One kind of server."""
+class Installable(Protocol):
+    """What can be made ready to run."""
 
     @property
     def name(self) -> str:
         """What it is called on the command line and in reports."""
-        ...
-
-    @property
-    def served_model(self) -> str | None:
-        """What to ask for in OpenAI's protocol; None of a server that is spoken to as Djinn."""
         ...
 
     def is_installed(self) -> bool:
@@ -64,10 +59,19 @@ class Peer(Protocol):
         """
         ...
 
-    def launch(self, settings: ServerSettings, port: int) -> Launch:
-        """How to start it on the loopback address. Raises `LoadgenError` if it cannot run with these settings."""
-        ...
-
     def versions(self) -> dict[str, str]:
         """Versions by package of what decides about its speed; it must be installed."""
+        ...
+
+
+class Peer(Installable, Protocol):
+    """One kind of server."""
+
+    @property
+    def served_model(self) -> str | None:
+        """What to ask for in OpenAI's protocol; None of a server that is spoken to as Djinn."""
+        ...
+
+    def launch(self, settings: ServerSettings, port: int) -> Launch:
+        """How to start it on the loopback address. Raises `LoadgenError` if it cannot run with these settings."""
         ...

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
@@ -19,10 +20,11 @@ def djinn_launch(flags: dict[str, str]) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class DjinnPeer:
-    """Djinn with its defaults but for `policy`, and in no state folder that an operator's own server may use."""
+    """Djinn with its defaults but for `policy` and `flags`, and in no state folder that an operator uses."""
 
     name: str
     policy: str
+    flags: Mapping[str, str] = field(default_factory=dict)
     served_model: None = None
 
     def is_installed(self) -> bool:
@@ -45,7 +47,7 @@ class DjinnPeer:
         }
         if settings.kv_tokens is not None:
             flags["--kv-device"] = f"1x{settings.kv_tokens}"
-        return djinn_launch(flags)
+        return djinn_launch({**flags, **self.flags})
 
     def versions(self) -> dict[str, str]:
         """See `Peer`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from loadgen.errors import LoadgenError
-from loadgen.peers.base import Peer
+from loadgen.peers.base import Installable, Peer
 from loadgen.peers.baselines import RayPeer, TransformersPeer
+from loadgen.peers.deepspeed import DeepSpeed
 from loadgen.peers.djinn import DjinnPeer
 from loadgen.peers.llamacpp import LlamaCppPeer
 from loadgen.peers.vllm import VllmPeer
@@ -22,6 +23,9 @@ PEERS: tuple[Peer, ...] = (
     RayPeer(),
 )
 
+LIBRARIES: tuple[Installable, ...] = (DeepSpeed(),)
+"""No servers: an experiment runs a program in their environments."""
+
 
 def find_peer(name: str) -> Peer:
     """The peer of that name. Raises `LoadgenError`, which lists the names there are."""
@@ -29,3 +33,9 @@ def find_peer(name: str) -> Peer:
         if peer.name == name:
             return peer
     raise LoadgenError(f"there is no peer {name!r}, only {', '.join(peer.name for peer in PEERS)}")
+
+
+def find_installable(name: str) -> Installable:
+    """The peer or library of that name. Raises `LoadgenError` as `find_peer` does."""
+    found = next((library for library in LIBRARIES if library.name == name), None)
+    return found or find_peer(name)

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
 
 from client import MemoryMap
 from client.models import Model
+from loadgen.line_process import LineProcess, line_process
 from loadgen.prompts import TokenIds
 from loadgen.resume.errors import OffloadFailed
 from loadgen.resume.findings import Sample, Way
 from loadgen.resume.plan import Cell
 
 PROGRAM = Path(__file__).with_name("pinned_offload.py")
-LINE_LIMIT = 1 << 20
-SPIN_COUNT = "4000"
-"""How long the script's OpenMP threads spin for more work, as `djinn serve` has it for its own: by default they do so
-for milliseconds, and with the server on the same cores a copy takes a time slice of the scheduler."""
-
-LOG_CHARACTERS = 500
 BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -70,22 +60,21 @@ def _read_shape(folder: Path) -> tuple[int, int, int]:
 class HandWrittenOffload:
     """The running script. Everything raises `OffloadFailed` if it has ended."""
 
-    def __init__(self, process: Process, log: IO[bytes]) -> None:
+    def __init__(self, process: LineProcess) -> None:
         self._process = process
-        self._log = log
 
     async def describe(self, shape: Shape) -> str:
         """Tell it of the model; what it runs on."""
-        answer = await self._ask(asdict(shape))
+        answer = await self._process.ask(asdict(shape))
         return f"{answer['device']}, {answer['threads']} threads"
 
     async def prepare(self, history: TokenIds, first: int, layers: Sequence[int]) -> None:
         """Have it hold the session of that history whose last pass begins at position `first`."""
-        await self._ask({"token_ids": history, "first": first, "after": list(layers)})
+        await self._process.ask({"token_ids": history, "first": first, "after": list(layers)})
 
     async def restore(self, cell: Cell, repeat: int) -> Sample:
         """Bring back what was there after the cell's layer, of the session prepared last."""
-        found = await self._ask({"layer": cell.layer})
+        found = await self._process.ask({"layer": cell.layer})
         return Sample(
             Way.OFFLOAD,
             cell.length,
@@ -97,42 +86,9 @@ class HandWrittenOffload:
             bytes=found["bytes"],
         )
 
-    async def _ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        source, sink = self._process.stdout, self._process.stdin
-        assert source is not None
-        assert sink is not None
-        with suppress(ConnectionError):
-            sink.write(json.dumps(what).encode() + b"\n")
-            await sink.drain()
-        line = await source.readline()
-        if not line:
-            await self._process.wait()
-            raise OffloadFailed(f"it ended with status {self._process.returncode}: {self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-LOG_CHARACTERS:].strip()
-
 
 @asynccontextmanager
 async def hand_written_offload() -> AsyncIterator[HandWrittenOffload]:
-    """The script, until the block ends. In a session of its own: Ctrl-C is for the load generator, which ends it."""
-    with TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(PROGRAM),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=log,
-            limit=LINE_LIMIT,
-            env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
-            start_new_session=True,
-        )
-        try:
-            yield HandWrittenOffload(process, log)
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    """The script, until the block ends."""
+    async with line_process([sys.executable, str(PROGRAM)], OffloadFailed) as process:
+        yield HandWrittenOffload(process)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
 
 from loadgen.resume.findings import Findings, Sample, Way
 from loadgen.resume.plan import Cell, checked_cells, depth_of
+from loadgen.spread import Spread
 
 
 class Measure(StrEnum):
@@ -17,22 +17,6 @@ class Measure(StrEnum):
     STANDING = "stands again"
     """The model is at the layer, with all KV in place."""
     TOKEN = "next token"
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The middle of `count` values, and the two ends."""
-
-    median: float
-    low: float
-    high: float
-    count: int
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Of the values that there are; None if there are none."""
-        known = [value for value in values if value is not None]
-        return cls(median(known), min(known), max(known), len(known)) if known else None
 
 
 @dataclass(frozen=True, slots=True)

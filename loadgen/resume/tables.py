@@ -9,8 +9,9 @@ from loadgen.reporting.tables import TextTable
 from loadgen.resume.findings import Way
 from loadgen.resume.plan import depth_of
 from loadgen.resume.report import TargetReport
-from loadgen.resume.summary import Measure, Row, Spread
+from loadgen.resume.summary import Measure, Row
 from loadgen.resume.verdicts import from_layer, times
+from loadgen.spread import Spread
 from loadgen.verdicts import verdict_table
 
 SPREAD = "Median, and from lowest to highest of the repeats."

@@ -17,6 +17,7 @@ from app.gpu.graphs import Recorder
 from app.gpu.loader import build_engine
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.weights.loading import LoadedModel, Streamed
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import EngineSettings
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, save_model
@@ -41,6 +42,8 @@ class TinyModel:
     resolved: ResolvedModel
     stack: LayerStack
     oracle: Any
+    streamed: Streamed | None = None
+    """What moves the weights of `stack`, for one engine at a time; None: they stay."""
 
     @property
     def num_layers(self) -> int:
@@ -66,6 +69,9 @@ class TinyModel:
             dtype="float32",
             batch_invariant=False,
             cuda_graphs=None,
+            weights_device=None,
+            weights_dir=Path(),
+            chunk_bytes=1 << 20,
             kv_device=KVBudget(sessions=1, tokens=blocks * BLOCK),
             kv_host=KVBudget(sessions=1, tokens=host_blocks * BLOCK),
             kv_disk=KVBudget(sessions=1, tokens=400 * BLOCK),
@@ -76,7 +82,7 @@ class TinyModel:
             max_running=16,
             max_model_len=None,
         )
-        return build_engine(self.resolved, self.stack, settings, recorder)
+        return build_engine(self.resolved, LoadedModel(self.stack, self.streamed), settings, recorder)
 
 
 def make_tiny(shape: str, folder: Path, attention: str = "cpu") -> TinyModel:

@@ -96,13 +96,14 @@ class DeferredDevice(TorchDispatchMode):
         """`late` is the stream that runs only when all others have nothing to do, or wait for it."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._random = random.Random(seed)
-        self._streams = [DeferredStream(self) for _ in range(4)]
+        self._streams = [DeferredStream(self) for _ in range(5)]
         self._compute = self._streams[0]
         self.compute: Stream
         self.to_host: Stream
         self.to_device: Stream
         self.saves: Stream
-        self.compute, self.to_host, self.to_device, self.saves = self._streams
+        self.weights: Stream
+        self.compute, self.to_host, self.to_device, self.saves, self.weights = self._streams
         self._late = None if late is None else getattr(self, late)
         self._idle = self._random.choice([0.0, 0.1, 0.5])
         """How much the device does that nobody waits for."""

@@ -90,7 +90,7 @@ def test_what_cannot_be_recorded_takes_no_memory(tiny: TinyModel) -> None:
 
 def test_graphs_that_are_asked_for_need_a_gpu() -> None:
     with pytest.raises(FieldOutOfRange, match="cuda_graphs: the device is cpu") as error:
-        choose_recorder(True, CPU)
+        choose_recorder(True, CPU, streamed=False)
     assert error.value.param == "cuda_graphs"
-    assert choose_recorder(None, CPU) is None
-    assert choose_recorder(False, CPU) is None
+    assert choose_recorder(None, CPU, streamed=False) is None
+    assert choose_recorder(False, CPU, streamed=False) is None

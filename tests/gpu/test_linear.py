@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
-
 import pytest
 import torch
 from torch import Tensor
 
 from app.errors import FieldOutOfRange
-from app.gpu.linear import Linear, MakeLinear, TiledLinear, make_batch_invariant_linear, make_linear
+from app.gpu.linear import DenseLinear, Linear, linear_maker, tiled_maker
+from app.gpu.weights.weight import Weight
 
+CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+SHAPES = [(1, 1), (7, 5), (96, 64), (960, 576), (576, 1536)]
 
 
 def draw(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
+def make(weight: Tensor, bias: Tensor | None = None, *, streamed: bool = False, invariant: bool = False) -> Linear:
+    """The layer of a weight that stays, or of one that has come after the layer was made."""
+    maker = linear_maker(CPU, weight.dtype, streamed=streamed, batch_invariant=invariant)
+    if not streamed:
+        return maker(Weight(weight), None if bias is None else Weight(bias))
+    cells = [Weight(tensor.to("meta")) for tensor in (weight, bias) if tensor is not None]
+    linear = maker(*cells)
+    for cell, tensor in zip(cells, (weight, bias), strict=False):
+        assert tensor is not None
+        cell.tensor = tensor
+    return linear
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (7, 5), (96, 64), (960, 576)])
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES[:-1])
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 33])
-@pytest.mark.parametrize("make", [make_linear, make_batch_invariant_linear])
+@pytest.mark.parametrize("invariant", [False, True])
 def test_product(
-    make: MakeLinear, tokens: int, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    invariant: bool, tokens: int, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
 ) -> None:
     weight = draw(out_features, in_features, dtype=dtype)
     offset = draw(out_features, dtype=dtype) if bias else None
     x = draw(tokens, in_features, dtype=dtype)
     with torch.inference_mode():
-        y = make(weight, offset)(x)
+        y = make(weight, offset, invariant=invariant)(x)
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     assert y.dtype == dtype
     assert y.shape == (tokens, out_features)
@@ -38,29 +52,62 @@ def test_product(
     torch.testing.assert_close(y.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("out_features", "in_features"), [*SHAPES, (3072, 576), (1000, 48), (64, 48), (13, 1536)])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_streamed_weight_gives_the_bits_of_one_that_stays(
+    invariant: bool, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+) -> None:
+    weight = draw(out_features, in_features, dtype=dtype)
+    offset = draw(out_features, dtype=dtype) if bias else None
+    with torch.inference_mode():
+        stays = make(weight, offset, invariant=invariant)
+        streamed = make(weight, offset, streamed=True, invariant=invariant)
+        for tokens in (0, 1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 64, 100, 257):
+            x = draw(tokens, in_features, dtype=dtype)
+            assert torch.equal(streamed(x), stays(x)), f"{tokens} tokens"
+
+
+def test_a_streamed_weight_is_that_which_is_there_when_it_multiplies() -> None:
+    weight, x = Weight(torch.empty(24, 16, device="meta")), draw(3, 16, dtype=torch.float32)
+    linear = linear_maker(CPU, torch.float32, streamed=True, batch_invariant=False)(weight)
+    ring = torch.empty(24, 16)
+    for seed in range(3):
+        weight.tensor = ring.normal_(generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(linear(x), x @ ring.T)
+    del weight.tensor
+    with pytest.raises(AttributeError):
+        linear(x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_need_not_be_contiguous(dtype: torch.dtype) -> None:
-    linear = make_linear(draw(24, 16, dtype=dtype))
-    x = draw(5, 40, dtype=dtype)[:, 8:24]
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_rows_need_not_be_contiguous(tokens: int, streamed: bool, dtype: torch.dtype) -> None:
+    linear = make(draw(24, 16, dtype=dtype), streamed=streamed)
+    x = draw(tokens, 40, dtype=dtype)[:, 8:24]
     torch.testing.assert_close(linear(x), linear(x.contiguous()), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("make", [make_linear, make_batch_invariant_linear])
-def test_sizes_are_told(make: MakeLinear) -> None:
-    linear = make(draw(24, 16, dtype=torch.float32), draw(24, dtype=torch.float32))
-    assert (linear.in_features, linear.out_features, linear.bytes) == (16, 24, (24 * 16 + 24) * 4)
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_sizes_are_told(invariant: bool, streamed: bool) -> None:
+    weight, bias = draw(24, 16, dtype=torch.float32), draw(24, dtype=torch.float32)
+    linear = make(weight, bias, streamed=streamed, invariant=invariant)
+    assert (linear.in_features, linear.out_features) == (16, 24)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (7, 5), (96, 64), (960, 576), (576, 1536)])
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 def test_a_row_has_the_same_bits_in_any_batch(
     out_features: int, in_features: int, bias: bool, dtype: torch.dtype
 ) -> None:
     offset = draw(out_features, dtype=dtype) if bias else None
     x = draw(70, in_features, dtype=dtype)
     with torch.inference_mode():
-        linear = make_batch_invariant_linear(draw(out_features, in_features, dtype=dtype), offset)
+        linear = make(draw(out_features, in_features, dtype=dtype), offset, invariant=True)
         alone = torch.cat([linear(row[None]) for row in x])
         for batch in (2, 3, 8, 16, 17, 33, 70):
             for first in range(0, 70 - batch, 9):
@@ -70,8 +117,9 @@ def test_a_row_has_the_same_bits_in_any_batch(
 
 
 def test_a_product_in_which_places_differ_is_found_out_when_it_is_made() -> None:
-    uneven = Mock(in_features=4, out_features=3, bytes=48)
-    uneven.side_effect = lambda x: x[:, :3] + torch.arange(len(x))[:, None]
-    linear: Linear = uneven
+    class Uneven(DenseLinear):
+        def __call__(self, x: Tensor) -> Tensor:
+            return super().__call__(x) + torch.arange(len(x))[:, None]
+
     with pytest.raises(FieldOutOfRange, match="batch_invariant"):
-        TiledLinear(linear, torch.float32)
+        tiled_maker(Uneven)(Weight(torch.empty(3, 4, device="meta")))

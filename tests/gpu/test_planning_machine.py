@@ -30,6 +30,7 @@ from app.gpu.sampling import Sampled
 from app.gpu.saved_files import FilesFound
 from app.gpu.scheduler import Scheduler
 from app.gpu.turns import Turns
+from app.memory_map import TextUse
 from app.messages import (
     Cancel,
     Close,
@@ -80,7 +81,8 @@ class PlanningMachine(RuleBasedStateMachine):
         )
         self.turns = Turns(self.scheduler, self.MAX_LEN)
         checkpoints = CheckpointHandler(self.placement, nobody_pauses, nobody_pauses)
-        self.handler = CommandHandler(self.scheduler, self.turns, checkpoints, text_bytes=0, files=FilesFound())
+        text = TextUse(0, 0)
+        self.handler = CommandHandler(self.scheduler, self.turns, checkpoints, text=lambda: text, files=FilesFound())
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))
         self.names = (SessionId(f"s{i}") for i in itertools.count())

@@ -6,12 +6,13 @@ import torch
 
 from app.errors import DjinnError, FieldOutOfRange
 from app.gpu.attention.base import Attention
-from app.gpu.linear import make_batch_invariant_linear, make_linear
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack
 from app.gpu.models.llama import LlamaStack
 from app.gpu.models.transformers_modules import load_transformers_stack
-from app.gpu.weights import weights_of
+from app.gpu.weights.resident import ResidentText
+from app.gpu.weights.source import WeightSource, weights_of
+from app.gpu.weights.text import Text
 from app.model_store.resolve import ResolvedModel
 
 _STACKS: dict[str, type[LlamaStack | Gpt2Stack]] = {
@@ -33,7 +34,8 @@ def load_stack(
     max_model_len: int | None = None,
     batch_invariant: bool = False,
 ) -> LayerStack:
-    """Load `model` onto `device` as `dtype`, for sequences of up to `max_model_len` tokens (None: the model's own).
+    """Load all of `model` onto `device` as `dtype`, for sequences of up to `max_model_len` tokens (None: the model's
+    own).
 
     A model type without a stack of its own runs on Transformers' modules. Raises FieldOutOfRange for an architecture
     that cannot, or a length the model was not made for; BrokenModel if the weights do not fit the config.
@@ -41,11 +43,10 @@ def load_stack(
     would.
     """
     if batch_invariant:
-        _require_row_by_row(model, device)
-    stack = _STACKS.get(model.config.model_type)
-    if stack is not None:
-        linear = make_batch_invariant_linear if batch_invariant else make_linear
-        return stack(model.config, weights_of(model, device, dtype), attention, _length(model, max_model_len), linear)
+        require_row_by_row(model, device)
+    if model.config.model_type in _STACKS:
+        text = ResidentText(device, dtype, batch_invariant=batch_invariant)
+        return build_stack(model, weights_of(model, device, dtype), text, attention, max_model_len)
     try:
         return load_transformers_stack(model, device, dtype, attention, _length(model, max_model_len))
     except DjinnError:
@@ -60,6 +61,22 @@ def load_stack(
         ) from error
 
 
+def build_stack(
+    model: ResolvedModel, source: WeightSource, text: Text, attention: Attention, max_model_len: int | None
+) -> LayerStack:
+    """The stack of `model` whose weights come from `source` and are kept by `text`. Raises as `load_stack`, and
+    FieldOutOfRange for a model type without a stack of its own.
+    """
+    kind = model.config.model_type
+    if kind not in _STACKS:
+        raise FieldOutOfRange(
+            f"weights_device: {kind!r} runs on Transformers' modules, whose weights cannot be streamed. "
+            f"Those of {', '.join(sorted(_STACKS))} can",
+            param="weights_device",
+        )
+    return _STACKS[kind](model.config, source, attention, _length(model, max_model_len), text)
+
+
 def _length(model: ResolvedModel, wanted: int | None) -> int:
     """The longest sequence; FieldOutOfRange if `wanted` is more than the model has positions for."""
     own: int = model.config.get_text_config().max_position_embeddings
@@ -70,7 +87,7 @@ def _length(model: ResolvedModel, wanted: int | None) -> int:
     return own if wanted is None else wanted
 
 
-def _require_row_by_row(model: ResolvedModel, device: torch.device) -> None:
+def require_row_by_row(model: ResolvedModel, device: torch.device) -> None:
     """Raise FieldOutOfRange unless what lies between matrix products and attention treats every row by itself.
 
     PyTorch's activations on a CPU do not: the last few values of each thread's share take other instructions.

@@ -13,8 +13,10 @@ from transformers.activations import ACT2FN
 
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.batch import Batch
-from app.gpu.linear import Linear, MakeLinear
-from app.gpu.weights import WeightSource, take_output_weight
+from app.gpu.linear import Linear
+from app.gpu.models.head import Head
+from app.gpu.weights.source import WeightSource, take_output_weight
+from app.gpu.weights.text import Bundle, Text
 
 # Old checkpoints store the causal mask.
 _NOT_NEEDED = re.compile(r"\.attn\.(masked_)?bias$")
@@ -23,21 +25,21 @@ _NOT_NEEDED = re.compile(r"\.attn\.(masked_)?bias$")
 class _Norm:
     """LayerNorm with weight and bias over the last axis."""
 
-    def __init__(self, name: str, config: PretrainedConfig, source: WeightSource) -> None:
+    def __init__(self, name: str, config: PretrainedConfig, source: WeightSource, bundle: Bundle) -> None:
         self._shape = (config.hidden_size,)
         self._eps = config.layer_norm_epsilon
-        self._weight = source.take(f"{name}.weight", self._shape)
-        self._bias = source.take(f"{name}.bias", self._shape)
+        self._weight = bundle.hold(source.take(f"{name}.weight", self._shape))
+        self._bias = bundle.hold(source.take(f"{name}.bias", self._shape))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+        return F.layer_norm(x, self._shape, self._weight.tensor, self._bias.tensor, self._eps)
 
 
 class _Gpt2Layer:
     """One layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
 
     def __init__(
-        self, index: int, config: PretrainedConfig, source: WeightSource, attention: Attention, linear: MakeLinear
+        self, index: int, config: PretrainedConfig, source: WeightSource, attention: Attention, bundle: Bundle
     ) -> None:
         name, hidden = f"transformer.h.{index}", config.hidden_size
         inner = config.n_inner or 4 * hidden
@@ -45,12 +47,12 @@ class _Gpt2Layer:
         self._attention = attention
         self._spec = AttentionSpec(scale=_scale(index, config))
         self._activation = _activation(config.activation_function)
-        self._input_norm = _Norm(f"{name}.ln_1", config, source)
-        self._qkv = _conv1d(source, f"{name}.attn.c_attn", hidden, 3 * hidden, linear)
-        self._output = _conv1d(source, f"{name}.attn.c_proj", hidden, hidden, linear)
-        self._mlp_norm = _Norm(f"{name}.ln_2", config, source)
-        self._up = _conv1d(source, f"{name}.mlp.c_fc", hidden, inner, linear)
-        self._down = _conv1d(source, f"{name}.mlp.c_proj", inner, hidden, linear)
+        self._input_norm = _Norm(f"{name}.ln_1", config, source, bundle)
+        self._qkv = _conv1d(source, f"{name}.attn.c_attn", hidden, 3 * hidden, bundle)
+        self._output = _conv1d(source, f"{name}.attn.c_proj", hidden, hidden, bundle)
+        self._mlp_norm = _Norm(f"{name}.ln_2", config, source, bundle)
+        self._up = _conv1d(source, f"{name}.mlp.c_fc", hidden, inner, bundle)
+        self._down = _conv1d(source, f"{name}.mlp.c_proj", inner, hidden, bundle)
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`."""
@@ -61,10 +63,10 @@ class _Gpt2Layer:
         return self._down(self._activation(self._up(self._mlp_norm(hidden)))).add_(hidden)
 
 
-def _conv1d(source: WeightSource, name: str, inputs: int, outputs: int, linear: MakeLinear) -> Linear:
+def _conv1d(source: WeightSource, name: str, inputs: int, outputs: int, bundle: Bundle) -> Linear:
     """GPT-2 stores `[in, out]` (Transformers' `Conv1D`)."""
     weight = source.take(f"{name}.weight", (inputs, outputs)).t().contiguous()
-    return linear(weight, source.take(f"{name}.bias", (outputs,)))
+    return bundle.linear(weight, source.take(f"{name}.bias", (outputs,)))
 
 
 def _scale(index: int, config: PretrainedConfig) -> float:
@@ -89,7 +91,7 @@ class Gpt2Stack:
         source: WeightSource,
         attention: Attention,
         max_model_len: int,
-        linear: MakeLinear,
+        text: Text,
     ) -> None:
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
@@ -97,23 +99,33 @@ class Gpt2Stack:
         self.kv_heads: int = config.num_attention_heads
         self.head_dim = self.hidden_size // self.kv_heads
         self.max_model_len = max_model_len
-        self._tokens = source.take("transformer.wte.weight", (self.vocab_size, self.hidden_size))
-        self._positions = source.take("transformer.wpe.weight", (config.max_position_embeddings, self.hidden_size))
-        self.dtype, self.device = self._tokens.dtype, self._tokens.device
-        self._layers = [_Gpt2Layer(i, config, source, attention, linear) for i in range(self.num_layers)]
-        self._norm = _Norm("transformer.ln_f", config, source)
-        self._lm_head = linear(take_output_weight(source, config, self._tokens))
+        self.dtype, self.device = text.dtype, text.device
+        self._text = text
+        self._layers = []
+        for index in range(self.num_layers):
+            with text.bundle() as bundle:
+                self._layers.append(_Gpt2Layer(index, config, source, attention, bundle))
+        layer_elements = source.nbytes // self.num_layers // self.dtype.itemsize
+        positions = source.take("transformer.wpe.weight", (config.max_position_embeddings, self.hidden_size))
+        self._positions = text.table(positions)
+        tokens = source.take("transformer.wte.weight", (self.vocab_size, self.hidden_size))
+        self._tokens = text.table(tokens)
+        with text.bundle() as bundle:
+            norm = _Norm("transformer.ln_f", config, source, bundle)
+        output = take_output_weight(source, config, tokens)
+        self._head = Head(norm, output, layer_elements, text, self.num_layers)
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """See `LayerStack.embed`."""
-        return F.embedding(token_ids, self._tokens).add_(F.embedding(positions, self._positions))
+        return self._tokens.rows(token_ids).add_(self._positions.rows(positions))
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`."""
-        return self._layers[index](hidden, batch, kv)
+        with self._text.using(index):
+            return self._layers[index](hidden, batch, kv)
 
     def head(self, hidden: Tensor) -> Tensor:
         """See `LayerStack.head`."""
-        return self._lm_head(self._norm(hidden)).float()
+        return self._head(hidden)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from app.gpu.attention.base import Attention
 from app.gpu.batch import Batch
-from app.gpu.linear import MakeLinear
+from app.gpu.models.head import Head
 from app.gpu.models.llama_layer import LlamaLayer, RmsNorm
 from app.gpu.models.llama_variant import variant_of
 from app.gpu.models.rotary import Rotary
-from app.gpu.weights import WeightSource, take_output_weight
+from app.gpu.weights.source import WeightSource, take_output_weight
+from app.gpu.weights.text import Text
 
 # Old checkpoints store the rotary frequencies.
 _NOT_NEEDED = re.compile(r"rotary_emb\.inv_freq$")
@@ -29,7 +29,7 @@ class LlamaStack:
         source: WeightSource,
         attention: Attention,
         max_model_len: int,
-        linear: MakeLinear,
+        text: Text,
     ) -> None:
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
@@ -38,25 +38,32 @@ class LlamaStack:
         variant = variant_of(config)
         self.head_dim = variant.head_dim
         self.max_model_len = max_model_len
-        self._embedding = source.take("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
-        self.dtype, self.device = self._embedding.dtype, self._embedding.device
+        self.dtype, self.device = text.dtype, text.device
+        self._text = text
         rotary = Rotary(config, max_model_len, self.device, self.dtype)
-        self._layers = [
-            LlamaLayer(i, config, variant, source, rotary, attention, linear) for i in range(self.num_layers)
-        ]
-        self._norm = RmsNorm("model.norm", config, source)
-        self._lm_head = linear(take_output_weight(source, config, self._embedding))
+        self._layers = []
+        for index in range(self.num_layers):
+            with text.bundle() as bundle:
+                self._layers.append(LlamaLayer(index, config, variant, source, rotary, attention, bundle))
+        layer_elements = source.nbytes // self.num_layers // self.dtype.itemsize
+        embedding = source.take("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
+        self._embedding = text.table(embedding)
+        with text.bundle() as bundle:
+            norm = RmsNorm("model.norm", config, source, bundle)
+        output = take_output_weight(source, config, embedding)
+        self._head = Head(norm, output, layer_elements, text, self.num_layers)
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """See `LayerStack.embed`."""
-        return F.embedding(token_ids, self._embedding)
+        return self._embedding.rows(token_ids)
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`."""
-        return self._layers[index](hidden, batch, kv)
+        with self._text.using(index):
+            return self._layers[index](hidden, batch, kv)
 
     def head(self, hidden: Tensor) -> Tensor:
         """See `LayerStack.head`."""
-        return self._lm_head(self._norm(hidden)).float()
+        return self._head(hidden)

@@ -11,10 +11,11 @@ from transformers.activations import ACT2FN
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.batch import Batch
 from app.gpu.elementwise import rms_norm, silu_mul
-from app.gpu.linear import Linear, MakeLinear
+from app.gpu.linear import Linear
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary
-from app.gpu.weights import WeightSource
+from app.gpu.weights.source import WeightSource
+from app.gpu.weights.text import Bundle
 
 
 class _SelfAttention:
@@ -28,7 +29,7 @@ class _SelfAttention:
         source: WeightSource,
         rotary: Rotary,
         attention: Attention,
-        linear: MakeLinear,
+        bundle: Bundle,
     ) -> None:
         self._heads = config.num_attention_heads
         self._kv_heads = config.num_key_value_heads
@@ -40,9 +41,9 @@ class _SelfAttention:
         name, hidden = f"model.layers.{index}.self_attn", config.hidden_size
         width, kv_width = self._heads * self._head_dim, self._kv_heads * self._head_dim
         parts = {f"{name}.q_proj": width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
-        self._qkv = _fused(source, parts, hidden, variant.qkv_bias, linear)
-        self._output = _fused(source, {f"{name}.o_proj": hidden}, width, variant.output_bias, linear)
-        self._qk_norm = self._take_qk_norm(name, source) if variant.qk_norm else None
+        self._qkv = _fused(source, parts, hidden, variant.qkv_bias, bundle)
+        self._output = _fused(source, {f"{name}.o_proj": hidden}, width, variant.output_bias, bundle)
+        self._qk_norm = bundle.hold(self._take_qk_norm(name, source)) if variant.qk_norm else None
 
     def _take_qk_norm(self, name: str, source: WeightSource) -> Tensor:
         """`[heads + kv_heads, head_dim]`: the weight of every query and key head's norm."""
@@ -56,7 +57,7 @@ class _SelfAttention:
         qkv = self._qkv(normed).view(-1, rotated + self._kv_heads, self._head_dim)
         qk, value = torch.split(qkv, [rotated, self._kv_heads], dim=1)
         if self._qk_norm is not None:
-            qk = F.rms_norm(qk, (self._head_dim,), None, self._eps).mul_(self._qk_norm)
+            qk = F.rms_norm(qk, (self._head_dim,), None, self._eps).mul_(self._qk_norm.tensor)
         if self._rotary is not None:
             qk = self._rotary(qk, batch.positions)
         query, key = torch.split(qk, [self._heads, self._kv_heads], dim=1)
@@ -68,13 +69,13 @@ class _Mlp:
     """`down(activation(gate(x)) * up(x))`, gate and up in one projection."""
 
     def __init__(
-        self, index: int, config: PretrainedConfig, variant: LlamaVariant, source: WeightSource, linear: MakeLinear
+        self, index: int, config: PretrainedConfig, variant: LlamaVariant, source: WeightSource, bundle: Bundle
     ) -> None:
         name, hidden, inner = f"model.layers.{index}.mlp", config.hidden_size, config.intermediate_size
         self._activation = None if config.hidden_act == "silu" else ACT2FN[config.hidden_act]
         gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
-        self._gate_up = _fused(source, gate_up, hidden, variant.mlp_bias, linear)
-        self._down = _fused(source, {f"{name}.down_proj": hidden}, inner, variant.mlp_bias, linear)
+        self._gate_up = _fused(source, gate_up, hidden, variant.mlp_bias, bundle)
+        self._down = _fused(source, {f"{name}.down_proj": hidden}, inner, variant.mlp_bias, bundle)
 
     def __call__(self, normed: Tensor) -> Tensor:
         """`[tokens, hidden]` to the same shape."""
@@ -85,24 +86,24 @@ class _Mlp:
         return self._down(self._activation(gate).mul_(up))
 
 
-def _fused(source: WeightSource, parts: dict[str, int], inputs: int, bias: bool, linear: MakeLinear) -> Linear:
+def _fused(source: WeightSource, parts: dict[str, int], inputs: int, bias: bool, bundle: Bundle) -> Linear:
     """One layer over the stacked rows of `parts`: module name to output features."""
     weight = torch.cat([source.take(f"{name}.weight", (rows, inputs)) for name, rows in parts.items()])
     if not bias:
-        return linear(weight)
-    return linear(weight, torch.cat([source.take(f"{name}.bias", (rows,)) for name, rows in parts.items()]))
+        return bundle.linear(weight)
+    return bundle.linear(weight, torch.cat([source.take(f"{name}.bias", (rows,)) for name, rows in parts.items()]))
 
 
 class RmsNorm:
     """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) over the last axis."""
 
-    def __init__(self, name: str, config: PretrainedConfig, source: WeightSource) -> None:
+    def __init__(self, name: str, config: PretrainedConfig, source: WeightSource, bundle: Bundle) -> None:
         self._eps = config.rms_norm_eps
-        self._weight = source.take(f"{name}.weight", (config.hidden_size,))
+        self._weight = bundle.hold(source.take(f"{name}.weight", (config.hidden_size,)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[tokens, hidden]` to the same shape."""
-        return rms_norm(x, self._weight, self._eps)
+        return rms_norm(x, self._weight.tensor, self._eps)
 
 
 class LlamaLayer:
@@ -116,13 +117,13 @@ class LlamaLayer:
         source: WeightSource,
         rotary: Rotary,
         attention: Attention,
-        linear: MakeLinear,
+        bundle: Bundle,
     ) -> None:
         name = f"model.layers.{index}"
-        self._input_norm = RmsNorm(f"{name}.input_layernorm", config, source)
-        self._attention = _SelfAttention(index, config, variant, source, rotary, attention, linear)
-        self._mlp_norm = RmsNorm(f"{name}.post_attention_layernorm", config, source)
-        self._mlp = _Mlp(index, config, variant, source, linear)
+        self._input_norm = RmsNorm(f"{name}.input_layernorm", config, source, bundle)
+        self._attention = _SelfAttention(index, config, variant, source, rotary, attention, bundle)
+        self._mlp_norm = RmsNorm(f"{name}.post_attention_layernorm", config, source, bundle)
+        self._mlp = _Mlp(index, config, variant, source, bundle)
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`. Each sum goes into the tensor that the projection has just made."""

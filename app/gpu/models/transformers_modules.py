@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 from app.gpu.attention.base import Attention
 from app.gpu.models.rotary import require_fixed_rope
 from app.gpu.models.transformers import TransformersStack
-from app.gpu.weights import RandomWeights
+from app.gpu.weights.source import RandomWeights
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 

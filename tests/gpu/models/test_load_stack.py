@@ -13,7 +13,7 @@ from app.errors import FieldOutOfRange
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights import RandomWeights
+from app.gpu.weights.source import RandomWeights
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.models.driving import Drive, assert_agrees

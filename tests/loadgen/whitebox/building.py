@@ -12,7 +12,7 @@ def memory(owned: int = 0, checkpoint: int = 0, sessions: int = 0) -> MemoryMap:
     tier = {"total_bytes": 1 << 20, "owned_bytes": 0, "cached_bytes": 0}
     return MemoryMap.model_validate(
         {
-            "text_bytes": 0,
+            "text": {"total_bytes": 0, "kept_bytes": 0, "ring_bytes": 0, "streamed_bytes": 0},
             "data": {
                 "device": {**tier, "owned_bytes": owned},
                 "host": tier,

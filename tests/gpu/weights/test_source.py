@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights import RandomWeights, SafetensorsFolder
+from app.gpu.weights.source import RandomWeights, SafetensorsFolder
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.models.driving import Drive, assert_agrees

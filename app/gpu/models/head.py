@@ -1,0 +1,49 @@
+"""What turns the residual stream into logits: the final norm, then the output projection in chunks of its rows.
+
+The output projection is a model's largest matrix, often larger than a layer. In chunks it does not decide how much of a
+device a model takes whose weights are streamed. Chunks follow from the model's shape alone, so that logits are the same
+wherever its weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from app.gpu.weights.text import Text
+
+Norm = Callable[[Tensor], Tensor]
+"""`[rows, hidden]` to the same shape."""
+
+_TILE = 64
+"""A chunk has a multiple of this many rows: whole tiles of a library's products."""
+
+
+class Head:
+    """The last bundles of a model: the norm is one, and so is every chunk."""
+
+    def __init__(self, norm: Norm, weight: Tensor, layer_elements: int, text: Text, norm_index: int) -> None:
+        """`norm` is the bundle that has just been made, `norm_index`; `weight` is `[vocab, hidden]`. A chunk of it has
+        at most as many elements as a layer, which has `layer_elements`, but never less than 64 rows.
+        """
+        self._text = text
+        self._norm, self._norm_index = norm, norm_index
+        self._vocab, hidden = weight.shape
+        self._chunks = []
+        for rows in weight.split(max(_TILE, layer_elements // hidden // _TILE * _TILE)):
+            with text.bundle() as bundle:
+                self._chunks.append(bundle.linear(rows))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """See `LayerStack.head`."""
+        with self._text.using(self._norm_index):
+            normed = self._norm(hidden)
+        logits = torch.empty(hidden.shape[0], self._vocab, dtype=torch.float32, device=hidden.device)
+        end = 0
+        for index, chunk in enumerate(self._chunks, self._norm_index + 1):
+            begin, end = end, end + chunk.out_features
+            with self._text.using(index):
+                logits[:, begin:end] = chunk(normed)
+        return logits

@@ -1,0 +1,147 @@
+"""A model's bundles and tables in one safetensors file, and what shows that it still holds what was stored.
+
+    8 bytes    length of the header, little-endian
+    header     JSON, padded to a page: each tensor's dtype, shape and place; `__metadata__` says what they belong to
+    bundle.0   U8 [nbytes], laid out as `BundleLayout` says; and so on, in the order of use, each from a new page on
+    table.0    [rows, width]; and so on
+
+It is read with `preadv`, never mapped: where somebody truncates a mapped file, the next look at it is a SIGBUS, which
+ends the server; where he does that to this one, a read comes up short, and a turn fails with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.errors import WeightsLost
+from app.gpu.weights.bundle_header import (
+    BundleContents,
+    BundleFileUnusable,
+    Section,
+    file_bytes,
+    match_header,
+    sections_of,
+)
+from app.gpu.weights.read_ahead import read_ahead
+
+_MAX_HEADER_BYTES = 100_000_000
+"""As the safetensors library has it."""
+_CLOCK_NS = 2_000_000_000
+"""The coarsest clock that file systems have. A file that changed so lately can change again and bear the same time."""
+_SCRATCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What changes with the file's content: whoever writes changes both times, and can set only the first one back."""
+
+    size: int
+    modified_ns: int
+    changed_ns: int
+    settled: bool = field(compare=False)
+    """Whether a change after this would show."""
+
+
+class BundleFile:
+    """The open file. A section is proven while the file has not changed since its checksum was compared.
+
+    The descriptor is the file, whatever becomes of its name. Any thread may call, but one at a time for a section.
+    """
+
+    def __init__(self, path: Path, contents: BundleContents) -> None:
+        """Raises `BundleFileUnusable` if it has not the `contents`, `OSError`. Checksums are not compared."""
+        self.path = path
+        self.contents = contents
+        self._file = path.open("rb", buffering=0)
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        try:
+            checksums = match_header(self._read_lead(), contents)
+            self.sections = sections_of(contents)
+            if self.state().size != file_bytes(contents):
+                raise BundleFileUnusable(f"it has {self.state().size} bytes, its header says {file_bytes(contents)}")
+        except BaseException:
+            self._file.close()
+            raise
+        self._checksums = {section.name: found for section, found in zip(self.sections, checksums, strict=True)}
+        self._proven: dict[str, FileState] = {}
+        self.bundles = self.sections[: len(contents.layouts)]
+        self.tables = self.sections[len(contents.layouts) :]
+
+    def state(self) -> FileState:
+        """As of now."""
+        try:
+            found = os.fstat(self._file.fileno())
+        except OSError as error:
+            raise WeightsLost(f"{self.path} cannot be looked at: {error}") from error
+        age = time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns)
+        return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, age > _CLOCK_NS)
+
+    def read(self, section: Section, start: int, into: memoryview) -> None:
+        """Fill `into` with the section's bytes from `start` on. Raises `WeightsLost` if they are not there.
+
+        They are what was stored only if the section `is_proven` to have stood still, or they are proven themselves.
+        """
+        done = 0
+        while done < len(into):
+            try:
+                count = os.preadv(self._file.fileno(), [into[done:]], section.offset + start + done)
+            except OSError as error:
+                raise self.lost(section, str(error)) from error
+            if not count:
+                raise self.lost(section, f"the file ends {start + done} bytes into its {section.nbytes}")
+            done += count
+
+    def checksum(self, section: Section) -> int:
+        """Of what the section holds now. Raises `WeightsLost` if it cannot be read."""
+        scratch = memoryview(bytearray(min(_SCRATCH_BYTES, section.nbytes)))
+        found = 0
+        for start in range(0, section.nbytes, _SCRATCH_BYTES):
+            part = scratch[: section.nbytes - start]
+            self.read(section, start, part)
+            found = zlib.crc32(part, found)
+        return found
+
+    def is_proven(self, section: Section, before: FileState) -> bool:
+        """Whether what was read of the section since `before` is what was stored."""
+        return before == self._proven.get(section.name) == self.state()
+
+    def prove(self, section: Section, checksum: int, before: FileState) -> bool:
+        """Compare the checksum of all of the section, read since `before`; `WeightsLost` if it is another.
+
+        Returns whether the file has stood still since `before`. Then the section is proven, if a change would show.
+        (Stores through a mapping to a page that is dirty already do not, until the page is written back.)
+        """
+        if checksum != self._checksums[section.name]:
+            raise self.lost(section, "its checksum does not match its content")
+        if self.state() != before:
+            return False
+        if before.settled:
+            self._proven[section.name] = before
+        return True
+
+    def read_ahead(self, section: Section) -> None:
+        """Have the system read what it has not in memory, and do not wait for it."""
+        read_ahead(self._file.fileno(), section.offset, section.nbytes)
+
+    def lost(self, section: Section, reason: str) -> WeightsLost:
+        """The error that says so."""
+        return WeightsLost(
+            f"{section.name} of the weights in {self.path} is lost: {reason}. Delete the file and start the server "
+            "again: it is then written anew"
+        )
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        self._file.close()
+
+    def _read_lead(self) -> bytes:
+        """The bytes before the tensors."""
+        start = os.pread(self._file.fileno(), 8, 0)
+        length = int.from_bytes(start, "little")
+        if not 0 < length <= min(_MAX_HEADER_BYTES, self.state().size - 8):
+            raise BundleFileUnusable("it does not begin with the length of its header")
+        return start + os.pread(self._file.fileno(), length, 8)

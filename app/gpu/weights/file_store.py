@@ -1,0 +1,147 @@
+"""Bundles that come from a file, by way of the system's page cache: what a CPU's ring is filled from."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from app.errors import WeightsLost
+from app.gpu.streams import Event
+from app.gpu.weights.bundle_file import BundleFile
+from app.gpu.weights.chunks import chunks
+from app.gpu.weights.host_bytes import host_bytes
+from app.gpu.weights.verification import verify
+
+_CLOSED = "the server is about to end: no weights are loaded any more"
+_ATTEMPTS = 2
+"""A file that changes all the time is not read more often to gather the same rows."""
+
+
+class FileStore:
+    """See `BundleStore`. One thread of its own reads, without the GIL; it is what a copy stream is on a GPU.
+
+    Whatever happens to the file, the bytes that arrive are those that were stored, or `WeightsLost` is raised.
+    """
+
+    def __init__(self, file: BundleFile, chunk_bytes: int) -> None:
+        """Takes over `file`, and reads all of it once, against bytes that went bad while nobody looked: `WeightsLost`
+        names the bundle and says what to do.
+        """
+        try:
+            verify(file)
+        except WeightsLost:
+            file.close()
+            raise
+        self._file = file
+        self._chunk_bytes = chunk_bytes
+        self._closed = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "djinn-weights")
+        self._ordered = self._ended = 0
+        self._last = -1
+        self._followers: dict[int, int] = {}
+        """Which bundle was loaded next the last time: some are kept on the device and are not loaded again."""
+
+    def load(self, index: int, target: Tensor, after: Sequence[Event]) -> Event:
+        """See `BundleStore.load`."""
+        if target.nbytes != self._file.bundles[index].nbytes:
+            raise ValueError(f"bundle {index} has {self._file.bundles[index].nbytes} bytes, not {target.nbytes}")
+        try:
+            future = self._thread.submit(self._load, index, target, after)
+        except RuntimeError:
+            if not self._closed.is_set():
+                raise
+            future = Future()
+            future.cancel()
+        self._ordered += 1
+        return _Loaded(future)
+
+    def rows(self, table: int, ids: Tensor) -> Tensor:
+        """See `BundleStore.rows`. Raises IndexError for a row that the table has not."""
+        stored = self._file.contents.tables[table]
+        count, width = stored.shape
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+            raise IndexError(f"table {table} has {count} rows")
+        rows = torch.empty(len(ids), width, dtype=stored.dtype)
+        section, found = self._file.tables[table], ids.tolist()
+        for _ in range(_ATTEMPTS):
+            self._check_open()
+            before = self._file.state()
+            self._gather(table, found, rows)
+            if self._file.is_proven(section, before):
+                return rows
+            if self._file.prove(section, self._file.checksum(section), before):
+                return rows
+        raise self._file.lost(section, "the file changes all the time")
+
+    def close(self) -> None:
+        """See `BundleStore.close`. A load that has begun ends at its next chunk; those that wait end unread."""
+        self._closed.set()
+        self._thread.shutdown(cancel_futures=True)
+        self._file.close()
+
+    def _load(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
+        try:
+            self._read(index, target, after)
+        finally:
+            self._ended += 1
+            with suppress(RuntimeError):  # it is closed
+                self._thread.submit(self._read_ahead, self._expect_after(index))
+
+    def _read(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
+        for event in after:
+            with suppress(WeightsLost):  # what has failed does not write to the target any more either
+                event.synchronize()
+        section, memory = self._file.bundles[index], host_bytes(target)
+        before = self._file.state()
+        for chunk in chunks(section.nbytes, self._chunk_bytes):
+            self._check_open()
+            self._file.read(section, chunk.start, memory[chunk])
+        if not self._file.is_proven(section, before):
+            self._file.prove(section, zlib.crc32(memory), before)
+
+    def _read_ahead(self, index: int) -> None:
+        """Keep the disk busy while the ring is full. While loads wait it is busy anyway, and the pages that they read
+        are large; those that are read on advice are small, and are copied a third slower.
+        """
+        if self._ended == self._ordered:
+            self._file.read_ahead(self._file.bundles[index])
+
+    def _expect_after(self, index: int) -> int:
+        """The bundle that will be loaded after this one."""
+        self._followers[self._last] = index
+        self._last = index
+        return self._followers.get(index, (index + 1) % len(self._file.bundles))
+
+    def _gather(self, table: int, ids: Sequence[int], rows: Tensor) -> None:
+        section, memory = self._file.tables[table], host_bytes(rows)
+        row_bytes = rows.shape[1] * rows.itemsize
+        for place, row in enumerate(ids):
+            self._file.read(section, row * row_bytes, memory[place * row_bytes : (place + 1) * row_bytes])
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise WeightsLost(_CLOSED)
+
+
+class _Loaded:
+    """See `Event`."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def query(self) -> bool:
+        """See `Event.query`. A load that has failed has passed too: it does nothing any more."""
+        return self._future.done()
+
+    def synchronize(self) -> None:
+        """See `Event.synchronize`. Raises `WeightsLost`."""
+        try:
+            self._future.result()
+        except CancelledError:
+            raise WeightsLost(_CLOSED) from None

@@ -1,0 +1,92 @@
+"""Taking a model's weights apart: each bundle and table as it will be streamed, given to whoever stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from app.gpu.weights.weight import Weight
+
+
+class Writer(Protocol):
+    """Stores what a model is made of. The tensors are dense, on whatever device they were made."""
+
+    def bundle(self, index: int, tensors: Sequence[Tensor]) -> None:
+        """Store the tensors of bundle `index`, in this order. The first bundle comes first, and none comes twice."""
+        ...
+
+    def table(self, index: int, matrix: Tensor) -> None:
+        """Store table `index`, `[n, width]`. The first table comes first, and none comes twice."""
+        ...
+
+
+class FillText:
+    """See `Text`. Once a bundle is complete its tensors are the writer's, and none is kept. The model that has been
+    built with it computes nothing; it stands on `meta`.
+    """
+
+    def __init__(self, writer: Writer, dtype: torch.dtype) -> None:
+        self.device, self.dtype = torch.device("meta"), dtype
+        self._writer = writer
+        self._bundles = self._tables = 0
+
+    @contextmanager
+    def bundle(self) -> Iterator[_Gathered]:
+        """See `Text.bundle`."""
+        bundle = _Gathered()
+        yield bundle
+        self._writer.bundle(self._bundles, [weight.tensor for weight in bundle.weights])
+        self._bundles += 1
+        for weight in bundle.weights:
+            del weight.tensor
+
+    def table(self, matrix: Tensor) -> _NoTable:
+        """See `Text.table`."""
+        self._writer.table(self._tables, matrix)
+        self._tables += 1
+        return _NoTable()
+
+    def using(self, index: int) -> AbstractContextManager[None]:
+        """See `Text.using`: there is nothing to use."""
+        raise AssertionError("this model's weights have been given away")
+
+
+class _Gathered:
+    """See `Bundle`."""
+
+    def __init__(self) -> None:
+        self.weights: list[Weight] = []
+
+    def hold(self, tensor: Tensor) -> Weight:
+        """See `Bundle.hold`."""
+        self.weights.append(Weight(tensor))
+        return self.weights[-1]
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> _NoLinear:
+        """See `Bundle.linear`."""
+        self.hold(weight)
+        if bias is not None:
+            self.hold(bias)
+        return _NoLinear(weight)
+
+
+class _NoLinear:
+    """See `Linear`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise AssertionError("this model's weights have been given away")
+
+
+class _NoTable:
+    """See `Table`."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `Table.rows`: there are none."""
+        raise AssertionError("this model's weights have been given away")

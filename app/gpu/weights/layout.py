@@ -1,0 +1,50 @@
+"""How a bundle's tensors lie in one run of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 256
+"""Bytes. Enough for every vector load of a CPU or GPU, and a divisor of a page, which direct reads need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tensor of a bundle, dense, `offset` bytes from the bundle's start."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor itself."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class BundleLayout:
+    """The tensors of a bundle and its bytes, a multiple of `ALIGNMENT`."""
+
+    pieces: tuple[Piece, ...]
+    nbytes: int
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> BundleLayout:
+        """The layout of dense tensors, on whatever device, `meta` included, one after the other."""
+        pieces, end = [], 0
+        for tensor in tensors:
+            pieces.append(Piece(tuple(tensor.shape), tensor.dtype, end))
+            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        return BundleLayout(tuple(pieces), end)
+
+    def views(self, memory: Tensor) -> list[Tensor]:
+        """The tensors in `memory`, `[nbytes]` uint8, which must be aligned: views."""
+        return [
+            memory[piece.offset : piece.offset + piece.nbytes].view(piece.dtype).view(piece.shape)
+            for piece in self.pieces
+        ]

@@ -1,0 +1,101 @@
+"""Which weights stay on the device and which are streamed, decided before any is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from app.errors import FieldOutOfRange
+
+SLOTS = 2
+"""Largest bundles that the ring holds: one in use, one on its way.
+
+A third would let copies go on for one more copy's time where a pass pauses, which is once a sweep, between two passes.
+The same bytes keep a bundle more on the device, which saves one copy's time in every sweep: as much or more, while a
+bundle is copied for at least twice as long as it computes. Where both take as long a third slot gains a few percent.
+"""
+SMALL_SHARE = 64
+"""A bundle smaller than the largest by this factor costs a copy's start and saves no memory to speak of."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """The device's share of the weights: bundles that are kept, and a ring that the others pass through."""
+
+    kept: frozenset[int]
+    ring_bytes: int
+    sizes: tuple[int, ...]
+    """Bytes of every bundle, kept or not."""
+
+    @property
+    def streamed(self) -> tuple[int, ...]:
+        """Bundles that are not kept, in the order of use."""
+        return tuple(index for index in range(len(self.sizes)) if index not in self.kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the bundles take which are kept."""
+        return sum(self.sizes[index] for index in self.kept)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes that one pass through all layers brings to the device."""
+        return sum(self.sizes) - self.kept_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """All that the weights take on the device."""
+        return self.kept_bytes + self.ring_bytes
+
+
+def plan_weights(sizes: Sequence[int], budget: int) -> WeightPlan:
+    """What to do with bundles of `sizes` bytes, in the order in which a pass uses them, given `budget` bytes.
+
+    If they do not all fit there is a ring of `SLOTS` times the largest; what is left keeps bundles, small ones first,
+    the others spread evenly over the pass. So copies go on while a kept bundle computes: were those all in a row, the
+    ring would be full before the first was done, and empty soon after the last. What is left over is less than the
+    largest bundle. Raises `FieldOutOfRange` if the ring does not fit.
+    """
+    total, largest = sum(sizes), max(sizes, default=0)
+    if total <= budget:
+        return WeightPlan(frozenset(range(len(sizes))), 0, tuple(sizes))
+    ring = SLOTS * largest
+    if ring > budget:
+        raise FieldOutOfRange(
+            f"weights_device is {_readable(budget)}; streaming needs {_readable(ring)}, {SLOTS} times the largest "
+            f"bundle of {_readable(largest)}, and keeping all weights on the device {_readable(total)}",
+            param="weights_device",
+        )
+    small = small_bundles(sizes)
+    kept = _spread(sizes, small, budget - ring)
+    room = budget - ring - sum(sizes[index] for index in kept)
+    return WeightPlan(kept | _spread(sizes, set(range(len(sizes))) - small, room), ring, tuple(sizes))
+
+
+def small_bundles(sizes: Sequence[int]) -> frozenset[int]:
+    """Bundles that are not worth a copy of their own, such as a norm beside layers."""
+    largest = max(sizes, default=0)
+    return frozenset(index for index, size in enumerate(sizes) if size * SMALL_SHARE <= largest)
+
+
+def _spread(sizes: Sequence[int], among: Iterable[int], room: int) -> frozenset[int]:
+    """Bundles of `among` that fit into `room` bytes, so chosen that at each point of a pass as large a share of the
+    bytes behind it is kept as of all, give or take half a bundle: so the pause between two passes, which copies are
+    to bridge, has no kept bundle beside it.
+    """
+    candidates = sorted(among)
+    total = sum(sizes[index] for index in candidates)
+    kept: set[int] = set()
+    kept_bytes = passed = 0
+    for index in candidates:
+        passed += sizes[index]
+        fits = kept_bytes + sizes[index] <= room
+        if fits and (2 * kept_bytes + sizes[index]) * total <= 2 * room * passed:
+            kept.add(index)
+            kept_bytes += sizes[index]
+    return frozenset(kept)
+
+
+def _readable(size: int) -> str:
+    return f"{size} bytes ({size / GIB:.2f} GiB)"

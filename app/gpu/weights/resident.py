@@ -1,0 +1,61 @@
+"""Weights that are all on the device, and stay there."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from app.gpu.linear import Linear, MakeLinear, linear_maker
+from app.gpu.weights.weight import Weight
+
+_HERE = nullcontext()
+
+
+class ResidentText:
+    """See `Text`. The tensors of which a model is built are kept as they are, or in a layout that multiplies faster."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, batch_invariant: bool) -> None:
+        self.device, self.dtype = device, dtype
+        linear = linear_maker(device, dtype, streamed=False, batch_invariant=batch_invariant)
+        self._bundle = nullcontext(_ResidentBundle(linear))
+
+    def bundle(self) -> AbstractContextManager[_ResidentBundle]:
+        """See `Text.bundle`."""
+        return self._bundle
+
+    def table(self, matrix: Tensor) -> _ResidentTable:
+        """See `Text.table`."""
+        return _ResidentTable(matrix)
+
+    def using(self, index: int) -> AbstractContextManager[None]:
+        """See `Text.using`: they are always there."""
+        return _HERE
+
+
+class _ResidentBundle:
+    """See `Bundle`."""
+
+    def __init__(self, linear: MakeLinear) -> None:
+        self._make = linear
+
+    def hold(self, tensor: Tensor) -> Weight:
+        """See `Bundle.hold`."""
+        return Weight(tensor)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """See `Bundle.linear`."""
+        return self._make(Weight(weight), None if bias is None else Weight(bias))
+
+
+class _ResidentTable:
+    """See `Table`."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self._matrix = matrix
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `Table.rows`."""
+        return F.embedding(ids, self._matrix)

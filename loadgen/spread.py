@@ -1,0 +1,28 @@
+"""Several measurements of one quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The middle of `count` values, and the two ends."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Of the values that there are; None if there are none."""
+        known = [value for value in values if value is not None]
+        return cls.over(known) if known else None
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Spread:
+        """Of all of them. Raises ValueError if there are none."""
+        return cls(median(values), min(values), max(values), len(values))

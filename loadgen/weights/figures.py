@@ -1,0 +1,59 @@
+"""The figures, drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from loadgen.kv.units import in_bytes
+from loadgen.reporting.figures import Figure
+from loadgen.reporting.plots import Series, bars, lines
+from loadgen.weights.findings import Way
+from loadgen.weights.report import WeightsReport
+from loadgen.weights.summary import Measure
+from loadgen.weights.tables import MEASURES
+
+FACTORS = {Measure.FIRST: 1e3, Measure.RATE: 1.0, Measure.BANDWIDTH: 1e-9}
+UNITS = {Measure.FIRST: "milliseconds", Measure.RATE: "tokens/s", Measure.BANDWIDTH: "GB/s"}
+TITLES = {
+    Measure.BANDWIDTH: "Bandwidth of the weights",
+    Measure.FIRST: "Time to the first token",
+    Measure.RATE: "Tokens per second",
+}
+"""In the order in which they are shown."""
+
+
+def figures(report: WeightsReport) -> Iterator[Figure]:
+    """What there is: of a comparison a drawing of each measure, of a sweep one of both sides of the choice."""
+    if report.chunks:
+        caption = "One session; medians. Each point is a size of copies: up and to the left is better."
+        yield Figure("Bandwidth against time to first token", caption, partial(_draw_chunks, report=report))
+    for measure, title in TITLES.items():
+        if series := _series(report, measure):
+            caption = f"{MEASURES[measure][0]}; medians."
+            yield Figure(title, caption, partial(_draw, report=report, measure=measure, series=series))
+
+
+def _series(report: WeightsReport, measure: Measure) -> dict[str, list[float | None]]:
+    """Of each way that has any, by cell."""
+    _, figure, _ = MEASURES[measure]
+    found = {(row.way, row.cell): spread.median for row in report.summary.rows if (spread := figure(row)) is not None}
+    factor = FACTORS[measure]
+    series = {
+        way.value: [None if (value := found.get((way, cell))) is None else factor * value for cell in report.plan.cells]
+        for way in Way
+    }
+    return {name: values for name, values in series.items() if any(value is not None for value in values)}
+
+
+def _draw(axes: Axes, report: WeightsReport, measure: Measure, series: dict[str, list[float | None]]) -> None:
+    bars(axes, [str(cell) for cell in report.plan.cells], series, UNITS[measure])
+
+
+def _draw_chunks(axes: Axes, report: WeightsReport) -> None:
+    points = [(1e3 * row.first_s.median, row.bytes_per_s.median / 1e9) for row in report.chunks]
+    lines(axes, [Series("Djinn", points)], "time to the first token, milliseconds", "GB/s", markers=True)
+    for point, row in zip(points, report.chunks, strict=True):
+        axes.annotate(in_bytes(row.chunk_bytes), point, textcoords="offset points", xytext=(4, 4), fontsize=9)
