@@ -39,8 +39,9 @@ demo: model      ## serve a real model, drive a dozen agents against it, show th
 report: model    ## every experiment small, in ten minutes: report/index.html
 	$(BIN)/python -m loadgen all --quick
 
+# On up to four cores, with one thread each: a second one gains nothing with tiny models.
 test: model      ## run the tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: setup      ## style and types
 	$(BIN)/ruff check

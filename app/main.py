@@ -73,7 +73,10 @@ def load_app(settings: Settings) -> FastAPI:
         journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser())
         if journal is not None:
             undo.callback(journal.close)
-        app = create_app(settings, load_engine(served, settings.engine()), load_tokens(model), journal)
+        tokens = load_tokens(model)
+        engine = load_engine(served, settings.engine())
+        undo.callback(engine.close)
+        app = create_app(settings, engine, tokens, journal)
         undo.pop_all()
     return app
 

@@ -123,7 +123,7 @@ class Settings(BaseSettings):
         "layer. auto: all of them if they fit",
     )
     chunk_size: ByteSize = Field(
-        ByteSize(64 << 20), ge=1 << 20, le=512 << 20, description="most bytes of one copy of weights that are streamed"
+        ByteSize(16 << 20), ge=1 << 20, le=512 << 20, description="most bytes of one copy of weights that are streamed"
     )
     kv_device: Budget = Field(
         None, description="KV on the device: bytes such as 2GiB, sessions such as 20x1024, or auto: from what is free"

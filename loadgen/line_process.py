@@ -22,7 +22,7 @@ LOG_CHARACTERS = 500
 
 
 class LineProcess:
-    """A running program that answers each line with one line. `failure` is the error that says why it has ended."""
+    """A running program that answers each line with one line. `failure` is the error that says what went wrong."""
 
     def __init__(self, process: Process, log: IO[bytes], failure: type[LoadgenError]) -> None:
         self._process = process
@@ -30,7 +30,7 @@ class LineProcess:
         self._failure = failure
 
     async def ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        """Its answer to `what`. Raises `failure` if it has ended."""
+        """Its answer to `what`. Raises `failure` if it has ended, or says something else than an answer."""
         source, sink = self._process.stdout, self._process.stdin
         assert source is not None
         assert sink is not None
@@ -41,7 +41,10 @@ class LineProcess:
         if not line:
             await self._process.wait()
             raise self._failure(f"it ended with status {self._process.returncode}: {self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise self._failure(f"it did not answer, but say {line[:LOG_CHARACTERS]!r}") from None
         return answer
 
     def _last_words(self) -> str:

@@ -60,6 +60,11 @@ class ServerProcess:
         """SIGTERM, and wait for the orderly end."""
         self._end(signal.SIGTERM)
 
+    def exit_status(self, timeout_s: float) -> int | None:
+        """Wait for the end; None if it has not come."""
+        self._process.join(timeout_s)
+        return self._process.exitcode
+
     def _end(self, with_signal: signal.Signals) -> None:
         if self._process.is_alive():
             os.kill(self.pid, with_signal)

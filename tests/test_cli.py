@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +14,7 @@ from httpx_sse import connect_sse
 
 from app.cli import main
 from tests.errors import assert_error
+from tests.processes import ServerProcess, serve_process
 
 READY = re.compile(r"Djinn serves (\S+) on (http://\S+:\d+)\n")
 TINY = ("--model", "random:tiny-llama", "--kv-device", "4MiB", "--state-dir", "none", "--port", "0")
@@ -28,21 +28,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         status = leave.code
     out, err = capsys.readouterr()
     return status, out, err
-
-
-@contextmanager
-def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A `djinn serve` process and the URL that it prints."""
-    command = [sys.executable, "-m", "app", "serve", *TINY, *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            ready = READY.fullmatch(process.stdout.readline())
-            assert ready, process.stderr and process.stderr.read()
-            assert ready[1] == "tiny-llama"
-            yield process, ready[2]
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -96,41 +81,52 @@ def test_a_port_that_cannot_be_had_is_said_before_the_model_is_loaded(capsys: py
 
 
 def test_an_idle_server_leaves_at_once_with_0() -> None:
-    with serving() as (process, url):
-        assert httpx.get(f"{url}/ready").status_code == 200
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+    command = [sys.executable, "-m", "app", "serve", *TINY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            ready = READY.fullmatch(process.stdout.readline())
+            assert ready, process.stderr and process.stderr.read()
+            assert ready[1] == "tiny-llama"
+            assert httpx.get(f"{ready[2]}/ready").status_code == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
 
 
-def test_sigterm_refuses_new_work_and_ends_running_turns_in_time() -> None:
+def test_sigterm_refuses_new_work_and_ends_running_turns_in_time(tmp_path: Path) -> None:
     body = {"token_ids": [5, 6], "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    with serving("--drain-timeout-s", "0.5") as (process, url), httpx.Client(base_url=url, timeout=30) as http:
+    with serve_process(tmp_path / "state", "--drain-timeout-s", "1") as server, client_of(server) as http:
         session = http.post("/v1/sessions").json()["id"]
         other = http.post("/v1/sessions").json()["id"]
         with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
             stream = source.iter_sse()
             next(stream)
-            os.kill(process.pid, signal.SIGTERM)
-            while (ready := httpx.get(f"{url}/ready")).status_code == 200:
+            os.kill(server.pid, signal.SIGTERM)
+            while (ready := http.get("/ready")).status_code == 200:
                 pass
             assert_error(ready, 503, "draining")
-            assert_error(httpx.post(f"{url}/v1/sessions"), 503, "draining")
-            refused = httpx.post(f"{url}/v1/sessions/{other}/generate", json={"prompt": "a"})
-            assert_error(refused, 503, "draining")
+            assert_error(http.post("/v1/sessions"), 503, "draining")
+            assert_error(http.post(f"/v1/sessions/{other}/generate", json={"prompt": "a"}), 503, "draining")
             *_, last = stream
         assert last.event == "finished"
         assert last.json()["finish_reason"] == "cancelled"
-        assert process.wait(15) == 0
+        assert server.exit_status(15) == 0
 
 
-def test_a_turn_that_ends_in_time_is_not_cut_short() -> None:
+def test_a_turn_that_ends_in_time_is_not_cut_short(tmp_path: Path) -> None:
     body = {"token_ids": [5, 6], "max_tokens": 200, "ignore_eos": True, "stream": True}
-    with serving("--drain-timeout-s", "30") as (process, url), httpx.Client(base_url=url, timeout=30) as http:
+    with serve_process(tmp_path / "state", "--drain-timeout-s", "30") as server, client_of(server) as http:
         session = http.post("/v1/sessions").json()["id"]
         with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
             stream = source.iter_sse()
             next(stream)
-            process.terminate()
+            os.kill(server.pid, signal.SIGTERM)
             *_, last = stream
         assert last.json()["finish_reason"] == "length"
-        assert process.wait(15) == 0
+        assert server.exit_status(15) == 0
+
+
+def client_of(server: ServerProcess) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=30)

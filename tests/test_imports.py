@@ -57,7 +57,12 @@ ENGINE_MAY_IMPORT = (
 )
 
 
-PROGRAMS = ("loadgen.resume.pinned_offload", "loadgen.peers.baseline")
+PROGRAMS = (
+    "loadgen.resume.pinned_offload",
+    "loadgen.peers.baseline",
+    "loadgen.weights.double_buffer",
+    "loadgen.weights.offload",
+)
 """Run by the load generator in processes of their own, and imported by nothing else of it."""
 
 

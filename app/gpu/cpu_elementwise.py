@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,12 +82,33 @@ def _run(name: str, dtype: torch.dtype, x: Tensor, width: int, out: Tensor, **mo
 @functools.cache
 def _compiled(name: str, dtype: torch.dtype) -> Any:
     """The kernel as a C function of the address of an `Arguments`. See `c_function`."""
-    row, element = _ROWS[name], ELEMENTS[dtype]
+    return c_function(_KERNELS[name](ELEMENTS[dtype]))
 
+
+# Numba's cache knows a kernel by what it closes over, and no compiled function by the same bytes in another process:
+# so each kernel finds its row function among the globals.
+def _rms_norm_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _each_row(address, element, row)
+        _each_row(address, element, _rms_norm_row)
 
-    return c_function(kernel)
+    return kernel
+
+
+def _silu_mul_kernel(element: Any) -> Callable[[int], None]:
+    def kernel(address: int) -> None:
+        _each_row(address, element, _silu_mul_row)
+
+    return kernel
+
+
+def _rotate_kernel(element: Any) -> Callable[[int], None]:
+    def kernel(address: int) -> None:
+        _each_row(address, element, _rotate_row)
+
+    return kernel
+
+
+_KERNELS = {"rms_norm": _rms_norm_kernel, "silu_mul": _silu_mul_kernel, "rotate": _rotate_kernel}
 
 
 @inlined
@@ -138,6 +160,3 @@ def _rotate_row(a: Any, index: int, x: Any, out: Any, weight: Any, positions: An
             left, right = widen(low[i]), widen(high[i])
             own[i] = narrow(left * widen(cos[i]) - right * widen(sin[i]), own[i])
             own[half + i] = narrow(right * widen(cos[i]) + left * widen(sin[i]), own[half + i])
-
-
-_ROWS = {"rms_norm": _rms_norm_row, "silu_mul": _silu_mul_row, "rotate": _rotate_row}

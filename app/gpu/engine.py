@@ -84,6 +84,18 @@ class Engine:
             return []
 
         self._mover.start(self._inbox.put)
+        try:
+            self._work(tell)
+        finally:
+            self._mover.stop()
+            self.close()
+
+    def close(self) -> None:
+        """Let go of what outlives the engine's tensors; `run` does it when it ends."""
+        self._close()
+
+    def _work(self, tell: Callable[[list[Event]], list[Event]]) -> None:
+        """See `run`."""
         events: list[Event] = []
         while not self._stopping:
             self._take_messages()
@@ -102,8 +114,6 @@ class Engine:
                 events = tell(events)
         events += self._handle_messages()  # those that have waited for the last step
         tell([*events, *self._fail(self._handler.sequences, Draining("the server is shutting down"))])
-        self._mover.stop()
-        self._close()
 
     def handle(self, command: Command | Moved) -> list[Event]:
         """Carry out one command, or account for a move; whatever goes wrong with a command is its answer."""
@@ -171,9 +181,17 @@ class Engine:
     def _take_messages(self) -> None:
         """Take all messages that have come. Waits for one, or for a time to act, while nothing can be computed."""
         if not self._messages and not self._can_compute:
+            self._take_weights_back()
             with contextlib.suppress(queue.Empty):
                 self._take(self._inbox.get(timeout=self._until_alarm()))
         self._drain_inbox()
+
+    def _take_weights_back(self) -> None:
+        """What an idle engine does until a message comes."""
+        if self._loans is None or self._scheduler.has_work:
+            return
+        while self._inbox.empty() and self._loans.settle(idle=True):
+            self._mover.submit(self._placement.take_orders())
 
     def _drain_inbox(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -195,8 +213,6 @@ class Engine:
         while self._messages and self._session_of(self._messages[0]) not in running:
             events += self.handle(self._messages.popleft())
         self._placement.phases.tick()
-        if self._loans is not None and self._step is None and not self._scheduler.has_work:
-            self._loans.settle(idle=True)
         self._mover.submit(self._placement.take_orders())
         return events
 

@@ -86,9 +86,9 @@ def plan_memory(stack: LayerStack, settings: EngineSettings, memory: DeviceMemor
             param="max_step_tokens",
         ) from None
     plan = MemoryPlan(memory.total(), memory.free(), step, graph_bytes)
-    sizes = (plan.total, stack.parameter_bytes, plan.step, plan.graphs, plan.kept, plan.kv)
+    sizes = (plan.total, plan.total - plan.free, plan.step, plan.graphs, plan.kept, plan.kv)
     logger.info(
-        "%s has %.2f GiB: weights %.2f, a step up to %.2f, graphs %.2f, left alone %.2f; %.2f GiB for KV",
+        "%s has %.2f GiB: taken %.2f, a step up to %.2f, graphs %.2f, left alone %.2f; %.2f GiB for KV",
         stack.device,
         *(size / GIB for size in sizes),
     )

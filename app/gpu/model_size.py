@@ -12,11 +12,15 @@ from app.model_store.resolve import ResolvedModel
 GIB = 1 << 30
 
 
-def weight_bytes(model: ResolvedModel, dtype: torch.dtype) -> int:
-    """Bytes of all parameters as `dtype`."""
+def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> int:
+    """Bytes of all parameters on `device` as `dtype`. On a CPU an output projection that is tied to the embedding is a
+    second copy: see `app.gpu.linear`.
+    """
     with torch.device("meta"):
         parameters: int = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model.config).parameters())
-    return parameters * dtype.itemsize
+    text = model.config.get_text_config()
+    tied = text.vocab_size * text.hidden_size if text.tie_word_embeddings and device.type == "cpu" else 0
+    return (parameters + tied) * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:
@@ -25,12 +29,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_weights_fit(model: ResolvedModel, needed: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `FieldOutOfRange` if `needed` bytes of weights are more than is free on `device`."""
+    """Raise `FieldOutOfRange` if `needed` bytes of weights, all of them or the part that is to be on `device`, are more
+    than is free there.
+    """
     free = free_bytes(device)
     if needed > free:
         raise FieldOutOfRange(
-            f"{model.name} has {needed / dtype.itemsize / 1e9:.1f} billion parameters, which take {needed / GIB:.1f} "
-            f"GiB as {str(dtype).removeprefix('torch.')}; {free / GIB:.1f} GiB are free on {device}: lower "
-            "weights_device, and what is not on the device is streamed through it",
+            f"the weights of {model.name} need {needed / GIB:.1f} GiB as {str(dtype).removeprefix('torch.')}; "
+            f"{free / GIB:.1f} GiB are free on {device}. Llama-like models and GPT-2 do with less: see weights_device",
             param="weights_device",
         )

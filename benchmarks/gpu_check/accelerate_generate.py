@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import torch
-from accelerate import cpu_offload
+from accelerate import cpu_offload, init_empty_weights
 from transformers import AutoModelForCausalLM
 
 from app.gpu.loader import choose_device, choose_dtype
@@ -16,28 +16,27 @@ from loadgen.weights.offload.generating import generate
 from loadgen.weights.timed import Timed, timed
 
 WEIGHT = 0.01
-"""Of every parameter. Copies and products take as long as with any other; pages that were never written would be one
-page of zeros in a cache."""
+"""Of every parameter: copies and products take as long as with any other. Memory that nobody has written to would not
+do: it is one page of zeros over and over, and that is in a cache.
+"""
 
 
 def time_accelerate(model: ResolvedModel, plan: StreamPlan, device: str) -> Timed:
-    """One session: a prompt, and a few tokens after it; what is slow only once is over before."""
-    offloaded = _make(model, device)
-    prompts = [random_tokens(Random(1), plan.prompt)]
-    if device == "cpu":
-        generate(offloaded, [prompts[0][:1]], plan.offload_tokens)
-    found = generate(offloaded, prompts, plan.offload_tokens)
+    """One session: a prompt, and a few tokens after it. A pass before that has what is slow only once."""
+    target = choose_device(device)
+    offloaded = _make(model, target)
+    prompt = random_tokens(Random(1), plan.prompt)
+    generate(offloaded, [prompt[:1]], 1, target)
+    found = generate(offloaded, [prompt], plan.offload_tokens, target)
     del offloaded
     gc.collect()
     return timed([found["seconds"]], found["token_ids"])
 
 
-@torch.no_grad()
-def _make(model: ResolvedModel, device: str) -> Any:
-    target = choose_device(device)
-    with torch.device("meta"):
-        made: Any = AutoModelForCausalLM.from_config(model.config, dtype=choose_dtype("auto", target))
-    made = made.to_empty(device="cpu").eval()
-    for parameter in made.parameters():
-        parameter.fill_(WEIGHT)
-    return cpu_offload(made, execution_device=target)
+def _make(model: ResolvedModel, target: torch.device) -> Any:
+    """The model itself has no weights: those that it computes with come from a dictionary in host memory."""
+    dtype = choose_dtype("auto", target)
+    with init_empty_weights():
+        made: Any = AutoModelForCausalLM.from_config(model.config, dtype=dtype).eval()
+    weights = {name: torch.full(each.shape, WEIGHT, dtype=dtype) for name, each in made.state_dict().items()}
+    return cpu_offload(made, execution_device=target, state_dict=weights)

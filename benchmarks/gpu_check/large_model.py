@@ -53,7 +53,11 @@ def layers_that_fit(planned: int, layer_bytes: int, other_bytes: int, room_bytes
 
 
 def _bytes_of(plan: StreamPlan, layers: int) -> int:
-    return weight_bytes(with_layers(plan.model, layers), torch.float32) // torch.float32.itemsize * plan.element_bytes
+    return (
+        weight_bytes(with_layers(plan.model, layers), torch.device("cuda"), torch.float32)
+        // torch.float32.itemsize
+        * plan.element_bytes
+    )
 
 
 def _room(context: StageContext) -> float:

@@ -34,6 +34,7 @@ CHARTS = {
     "Back after a layer": Chart(
         "Until the model stands after the layer again, with all KV in place.", "layers that had run", "ms", log_y=True
     ),
+    "Streamed weights": Chart("Tokens of all sessions together.", "sessions", "tokens/s", log_x=True, log_y=True),
     "Decode": Chart("Tokens of all sessions together.", "sessions", "tokens/s", log_x=True, log_y=True),
 }
 

@@ -89,6 +89,25 @@ class SessionsPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """A model of that shape with `layers` layers, each element of `element_bytes`, of which the device has `budget`
+    bytes. Each of `batches` shares out `prompt` tokens and generates `tokens` a session, `rounds` times, beside plain
+    copies of `plain_bytes`; Accelerate generates `offload_tokens`.
+    """
+
+    model: str
+    layers: int
+    element_bytes: int
+    budget: int
+    prompt: int
+    tokens: int
+    batches: tuple[int, ...]
+    rounds: int
+    plain_bytes: int
+    offload_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class DensityPlan:
     """The load of `loadgen density`, with its names; `kv_device` and `kv_host` as `djinn serve` takes them."""
 
@@ -120,10 +139,13 @@ class Plan:
     breakpoints: BreakpointPlan
     decode: DecodePlan
     sessions: SessionsPlan
+    streaming: StreamPlan
     density: DensityPlan
 
 
 _LARGE, _SMALL, _TINY = "random:llama-2-13b", "random:llama-2-7b", "random:tiny-llama"
+_LARGEST = "random:llama-3-70b"
+"""Streaming is for models with such layers and such a vocabulary."""
 
 FULL = Plan(
     name="full",
@@ -139,6 +161,18 @@ FULL = Plan(
     ),
     decode=DecodePlan(_SMALL, prompt_tokens=128, tokens=64, batches=(1, 8, 32, 128), rounds=2, memory_bytes=4 << 30),
     sessions=SessionsPlan(_LARGE, sessions=50, on_device=20, on_host=37, prompt=2048, more=128, reply=32, checked=10),
+    streaming=StreamPlan(
+        _LARGEST,
+        layers=33,
+        element_bytes=2,
+        budget=10**10,
+        prompt=1024,
+        tokens=5,
+        batches=(1, 8, 32),
+        rounds=3,
+        plain_bytes=1 << 30,
+        offload_tokens=3,
+    ),
     density=DensityPlan(
         _SMALL,
         kv_device="20x1024",
@@ -166,6 +200,18 @@ TINY = Plan(
     breakpoints=BreakpointPlan(_TINY, width=3, prompt_tokens=16, prefill_tokens=64, restores=4, steps=6, rounds=2),
     decode=DecodePlan(_TINY, prompt_tokens=16, tokens=8, batches=(1, 4), rounds=1, memory_bytes=MIB),
     sessions=SessionsPlan(_TINY, sessions=6, on_device=2, on_host=7, prompt=64, more=16, reply=4, checked=2),
+    streaming=StreamPlan(
+        _TINY,
+        layers=6,
+        element_bytes=4,
+        budget=450_000,
+        prompt=64,
+        tokens=6,
+        batches=(1, 4),
+        rounds=2,
+        plain_bytes=MIB,
+        offload_tokens=3,
+    ),
     density=DensityPlan(
         _TINY,
         kv_device="2x96",
@@ -194,4 +240,5 @@ def profiled(plan: Plan) -> Plan:
         breakpoints=replace(plan.breakpoints, restores=3, steps=4, rounds=1),
         decode=replace(plan.decode, tokens=8, rounds=1, beside_transformers=False),
         sessions=replace(plan.sessions, reply=2, checked=0),
+        streaming=replace(plan.streaming, batches=plan.streaming.batches[:1], rounds=1),
     )

@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
-    plan, corpus, folder = read_plan(options, FULL, QUICK), read_corpus(options), make_output(options)
+    plan, corpus, folder = _plan(options), read_corpus(options), make_output(options)
     with _setup(options, plan) as setup:
         if options.sweep:
             report = run_on(setup.chunked_servers(plan), lambda specs: run_sweep(specs, setup, plan, corpus, progress))
@@ -78,6 +78,16 @@ def run(options: argparse.Namespace, progress: Console) -> int:
             )
     report = with_origin(report, options)
     return finish(report, to_rich(tables(report)), partial(write_weights, report, folder))
+
+
+def _plan(options: argparse.Namespace) -> WeightsPlan:
+    if options.chunks is not None and not options.sweep:
+        raise LoadgenError("--chunks are for --sweep")
+    if options.sweep:
+        if options.cold or options.batches:
+            raise LoadgenError("--sweep has one session, and weights in the page cache: leave --batches and --cold out")
+        options.batches = (1,)
+    return read_plan(options, FULL, QUICK)
 
 
 @contextmanager

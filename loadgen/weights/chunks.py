@@ -10,10 +10,10 @@ from loadgen.fresh_prompts import fresh_prompts
 from loadgen.noting import noting
 from loadgen.spread import Spread
 from loadgen.subject import Subject
+from loadgen.weights.asking import ask_djinn
 from loadgen.weights.findings import ChunkSample, Findings
 from loadgen.weights.plan import WeightsPlan
 from loadgen.weights.setup import Setup
-from loadgen.weights.timed import ask_djinn
 
 NEAR_BEST = 0.98
 """Of the best bandwidth: what is above that is as good, as far as one can tell."""

@@ -24,6 +24,9 @@ TITLES = {
 }
 """In the order in which they are shown."""
 
+ROOM = 1.2
+"""Over the largest value, for what is written beside points."""
+
 
 def figures(report: WeightsReport) -> Iterator[Figure]:
     """What there is: of a comparison a drawing of each measure, of a sweep one of both sides of the choice."""
@@ -55,5 +58,7 @@ def _draw(axes: Axes, report: WeightsReport, measure: Measure, series: dict[str,
 def _draw_chunks(axes: Axes, report: WeightsReport) -> None:
     points = [(1e3 * row.first_s.median, row.bytes_per_s.median / 1e9) for row in report.chunks]
     lines(axes, [Series("Djinn", points)], "time to the first token, milliseconds", "GB/s", markers=True)
+    axes.set_xlim(0, ROOM * max(first for first, _ in points))
+    axes.set_ylim(0, ROOM * max(bandwidth for _, bandwidth in points))
     for point, row in zip(points, report.chunks, strict=True):
         axes.annotate(in_bytes(row.chunk_bytes), point, textcoords="offset points", xytext=(4, 4), fontsize=9)

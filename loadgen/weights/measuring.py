@@ -11,12 +11,13 @@ from loadgen.fresh_prompts import fresh_prompts
 from loadgen.noting import noting
 from loadgen.prompts import TokenIds
 from loadgen.subject import Subject
+from loadgen.weights.asking import ask_djinn
 from loadgen.weights.findings import Findings, Sample, Way
 from loadgen.weights.page_cache import dropped
 from loadgen.weights.plan import FEWEST_TOKENS, Cell, WeightsPlan, order_of_ways, ways_of
 from loadgen.weights.programs import Launch, Program, running
 from loadgen.weights.setup import Setup
-from loadgen.weights.timed import NotAsMeant, Timed, ask_djinn
+from loadgen.weights.timed import NotAsMeant, Timed
 
 COPIED_PASSES = 4
 """Of plain copies in one sample."""
@@ -73,7 +74,7 @@ async def measure(
                     running(launch, bench.setup.for_programs())
                 )
         await _describe(bench, findings)
-        await _warm_up(bench)
+        await _warm_up(bench, findings)
         for repeat in range(plan.repeats):
             for place, cell in enumerate(plan.cells):
                 prompts = await bench.prompts(cell.batch)
@@ -100,12 +101,13 @@ async def _describe(bench: Bench, findings: Findings) -> None:
         )
 
 
-async def _warm_up(bench: Bench) -> None:
+async def _warm_up(bench: Bench, findings: Findings) -> None:
     """What is slow only once stays out of the samples."""
     for batch in bench.plan.batches:
         prompts = await bench.prompts(batch)
         for way in (Way.STREAMED, Way.RESIDENT, *bench.programs):
-            await bench.answer(way, prompts, FEWEST_TOKENS)
+            with noting(f"{way}, warming up", findings.failures):
+                await bench.answer(way, prompts, FEWEST_TOKENS)
 
 
 async def _sample(

@@ -21,10 +21,9 @@ TIMED = (
         "What it is compared with",
         "All have the same prompts and the same budget, and run in turn in one run; only Djinn is asked over HTTP. "
         "Plain copies: one thread reads what the double buffer streams in a pass into two buffers in turn, over and "
-        "over (on CUDA: copies it from pinned memory), and does nothing else. Double buffer: a decoder "
-        "written by hand for one static batch, with two buffers of which one is filled while the other is computed "
-        "with; the rest of the budget keeps whole layers. Accelerate, DeepSpeed: Transformers' generation with their "
-        "offload.",
+        "over (on CUDA: copies it from pinned memory), and does nothing else. Double buffer: a decoder written by hand "
+        "for one static batch, with two buffers of which one is filled while the other is computed with; the rest of "
+        "the budget keeps whole layers, evenly spread. Accelerate, DeepSpeed: Transformers' generation, their offload.",
     ),
 )
 COLD = Section(

@@ -1,17 +1,12 @@
-"""One batch of prompts, answered greedily, and how long it took."""
+"""How long it took to answer a batch of prompts greedily."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from client import AsyncSession
 from loadgen.errors import LoadgenError
-from loadgen.prompts import TokenIds, fingerprint
-from loadgen.subject import Subject, greedy
+from loadgen.prompts import fingerprint
 
 
 class NotAsMeant(LoadgenError):
@@ -26,33 +21,6 @@ class Timed:
     tokens_per_s: float
     steps_per_s: float
     answer: str
-
-
-async def ask_djinn(subject: Subject, prompts: Sequence[TokenIds], tokens: int) -> Timed:
-    """Send all prompts at once, each to a session of its own; that these are opened is not on the clock.
-
-    Raises `DjinnError`, and `NotAsMeant` if a turn has another number of tokens.
-    """
-    async with AsyncExitStack() as stack:
-        sessions = [await stack.enter_async_context(subject.session()) for _ in prompts]
-        began = time.perf_counter()
-        turns = await asyncio.gather(
-            *(_arrivals(session, prompt, tokens) for session, prompt in zip(sessions, prompts, strict=True))
-        )
-    times = [[at - began for at in arrivals] for arrivals, _ in turns]
-    return timed(times, [answer for _, answer in turns])
-
-
-async def _arrivals(session: AsyncSession, prompt: TokenIds, tokens: int) -> tuple[list[float], TokenIds]:
-    """When each token came, and all of them."""
-    times: list[float] = []
-    async with session.stream(**greedy(prompt, tokens)) as stream:
-        async for event in stream:
-            times += [time.perf_counter()] * len(event.token_ids)
-    turn = stream.turn
-    if len(times) != tokens or turn.usage.cached_tokens:
-        raise NotAsMeant(f"{len(times)} of {tokens} tokens came, {turn.usage.cached_tokens} of the prompt were cached")
-    return times, turn.token_ids
 
 
 def timed(times: Sequence[Sequence[float]], answers: Sequence[Sequence[int]]) -> Timed:

@@ -12,11 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from app.gpu.loader import load_engine
 from app.model_store.resolve import resolve
 from app.settings import Settings
+from tests.gpu.breaking_models import FULL
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 COUNT = 64
+ALONE = 10 if FULL else 3
 PROMPTS = [
     "What is the capital of France, and what is it known for?",
     "Write a short poem about the sea.",
@@ -56,10 +58,14 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     return [greedy_tokens(model, tokens, COUNT) for tokens in prompts]
 
 
-def test_alone_together_and_again_from_the_prefix_cache(prompts: list[list[int]], expected: list[list[int]]) -> None:
+def new_driver() -> Driver:
     settings = Settings(kv_device="256MiB", dtype="float32", device="cpu")
     model = resolve(settings.model, cache_dir=settings.cache_dir.expanduser())
-    driver = Driver(load_engine(model, settings.engine()))
+    return Driver(load_engine(model, settings.engine()))
+
+
+def test_together_and_again_from_the_prefix_cache(prompts: list[list[int]], expected: list[list[int]]) -> None:
+    driver = new_driver()
 
     together = [driver.submit(driver.open(), tokens, COUNT) for tokens in prompts]
     driver.finish(*together)
@@ -68,7 +74,9 @@ def test_alone_together_and_again_from_the_prefix_cache(prompts: list[list[int]]
     warm = driver.submit(driver.open(), prompts[-1], COUNT)
     driver.finish(warm)
     assert driver.tokens(warm) == expected[-1]
-    assert driver.end(warm).usage.cached_tokens > len(prompts[-1]) - 2 * settings.block_size
+    assert driver.end(warm).usage.cached_tokens > len(prompts[-1]) - 2 * Settings().block_size
 
-    cold = Driver(load_engine(model, settings.engine()))
-    assert [cold.generate(tokens, COUNT) for tokens in prompts] == expected
+
+def test_alone(prompts: list[list[int]], expected: list[list[int]]) -> None:
+    driver = new_driver()
+    assert [driver.generate(tokens, COUNT) for tokens in prompts[-ALONE:]] == expected[-ALONE:]

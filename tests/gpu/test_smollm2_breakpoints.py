@@ -19,6 +19,7 @@ from app.settings import Settings
 from tests.gpu.breaking import BreakDriver
 from tests.gpu.breaking_models import FULL
 from tests.gpu.breaking_oracle import change_of, greedy
+from tests.gpu.oracle import greedy_tokens
 from tests.gpu.test_smollm2 import folder, prompts
 
 __all__ = ["folder", "prompts"]
@@ -45,7 +46,7 @@ class Expected:
 @pytest.fixture(scope="module")
 def expected(folder: Path, prompts: list[list[int]]) -> Expected:
     oracle: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    plain = [greedy(oracle, tokens, COUNT) for tokens in prompts]
+    plain = [greedy_tokens(oracle, tokens, COUNT) for tokens in prompts]
     return Expected(plain, [greedy(oracle, tokens, COUNT, [change_of(6, SCALE)]) for tokens in prompts[:SCALED]])
 
 

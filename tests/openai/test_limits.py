@@ -73,7 +73,8 @@ def test_a_call_that_is_refused_leaves_no_session_of_its_name(reference: Referen
         url = ends.enter_context(serve(model=str(reference.folder), max_queue=1, max_running=1))
         http = ends.enter_context(httpx.Client(base_url=url, timeout=30))
         running = ends.enter_context(http.stream("POST", PATH, json=turn))
-        next(running.iter_raw(1))
+        chunks = running.iter_raw(1)  # kept: without it the stream would be closed
+        next(chunks)
         ends.enter_context(http.stream("POST", PATH, json=turn))  # waits
         body = {**ASKED, "prompt": "a", "user": "late"}
         assert_error(http.post(PATH, json=body, headers={"X-Session-ID": "newone"}), 429, "queue_full")

@@ -77,6 +77,11 @@ def build_stack(
     return _STACKS[kind](model.config, source, attention, _length(model, max_model_len), text)
 
 
+def can_be_streamed(model: ResolvedModel) -> bool:
+    """Whether `build_stack` takes the model."""
+    return model.config.model_type in _STACKS
+
+
 def _length(model: ResolvedModel, wanted: int | None) -> int:
     """The longest sequence; FieldOutOfRange if `wanted` is more than the model has positions for."""
     own: int = model.config.get_text_config().max_position_embeddings

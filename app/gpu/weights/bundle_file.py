@@ -57,8 +57,8 @@ class BundleFile:
         self.path = path
         self.contents = contents
         self._file = path.open("rb", buffering=0)
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         try:
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             checksums = match_header(self._read_lead(), contents)
             self.sections = sections_of(contents)
             if self.state().size != file_bytes(contents):

@@ -35,7 +35,7 @@ class FileStore:
         """
         try:
             verify(file)
-        except WeightsLost:
+        except BaseException:
             file.close()
             raise
         self._file = file

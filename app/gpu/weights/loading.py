@@ -12,7 +12,7 @@ from app.gpu.attention.base import Attention
 from app.gpu.kv_budget import allocating
 from app.gpu.linear import linear_maker
 from app.gpu.model_size import GIB, check_weights_fit, free_bytes, weight_bytes
-from app.gpu.models import build_stack, load_stack, require_row_by_row
+from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.streams import streams_of
 from app.gpu.weights.arena import Arena, lay_out
@@ -28,6 +28,8 @@ from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
+RESIDENT_SHARE = 0.9
+"""Most of the free memory that all weights may take by default: KV and steps need some."""
 STREAMED_SHARE = 0.5
 """Default share of the free memory of a device that cannot keep all weights: the rest is for KV and steps."""
 
@@ -42,9 +44,8 @@ class LoadedModel:
 
     def text(self) -> TextUse:
         """What the weights take now."""
-        if self.streamed is None:
-            return TextUse(self.stack.parameter_bytes, self.stack.parameter_bytes)
-        return self.streamed.text.use()
+        total = self.stack.parameter_bytes
+        return TextUse(total, total) if self.streamed is None else self.streamed.text.use(total)
 
     def close(self) -> None:
         """End what moves weights; nothing is computed any more."""
@@ -68,7 +69,8 @@ class Streamed:
         """
         arena = lay_out(self.plan, kv_blocks, block_bytes)
         self.text.vacate()
-        with allocating("weights_device", arena.nbytes):
+        larger = "kv_device" if kv_blocks * block_bytes > self.plan.device_bytes else "weights_device"
+        with allocating(larger, arena.nbytes):
             memory = zeroed((arena.nbytes,), torch.uint8, self.text.device)
         self.text.place(memory, arena.places, arena.ring)
         return arena, memory
@@ -80,13 +82,14 @@ def load_model(
     """Load the weights as `settings.weights_device` has it. Takes seconds; raises FieldOutOfRange if they do not fit,
     BrokenModel and `WeightsLost` if they cannot be read.
     """
-    needed, free = weight_bytes(model, dtype), free_bytes(device)
+    needed, free = weight_bytes(model, device, dtype), free_bytes(device)
     budget = settings.weights_device
     if budget is None:
-        budget = needed if needed <= free else int(free * STREAMED_SHARE)
+        fits = needed <= free * RESIDENT_SHARE or not can_be_streamed(model)
+        budget = needed if fits else int(free * STREAMED_SHARE)
+    check_weights_fit(model, min(needed, budget), device, dtype)
     if needed > budget:
         return _stream(model, settings, budget, device, dtype, attention)
-    check_weights_fit(model, needed, device, dtype)
     stack = load_stack(
         model,
         device=device,

@@ -50,11 +50,10 @@ class LoanBook:
 
     def lend(self, missing: int) -> Sequence[int]:
         """Bundles to lend, from now on lent, so that KV has at least `missing` blocks more; none if it cannot be."""
-        self._steps_without = 0
         for lent in range(self.lent + 1, len(self._arena.lendable) + 1):
             if self._arena.blocks(lent) - self.blocks >= missing:
                 bundles = self._arena.lendable[self.lent : lent]
-                self.lent = lent
+                self.lent, self._steps_without = lent, 0
                 return bundles
         return ()
 
@@ -94,15 +93,13 @@ class KVLoans:
         """In whose name sessions without a turn give way: one that is due, so those that are due too stay."""
         placement.borrow = self._borrow
 
-    def settle(self, *, idle: bool) -> None:
-        """Take back a bundle whose memory is not needed, or if the engine is `idle` all of them.
+    def settle(self, *, idle: bool) -> bool:
+        """Take one bundle back if its memory is not needed, and return whether one has come.
 
-        Called before each step, and whenever there is none to plan.
+        Called before each step; and while there is none, `idle`, for as long as it returns True.
         """
-        while self._book.lent and self._take_one_back(idle) and idle:
-            pass
-
-    def _take_one_back(self, idle: bool) -> bool:
+        if not self._book.lent:
+            return False
         pool, placement = self._cache.pool, self._placement
         surplus = self._book.surplus(self._needed(), idle=idle)
         if surplus is None:

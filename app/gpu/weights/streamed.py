@@ -71,6 +71,7 @@ class StreamedText:
         one for the ring. Waits for those that are kept; raises `WeightsLost`.
         """
         self._memory, self._places = memory, dict(places)
+        self._streams.weights.wait(self._streams.compute.record())  # for the zeros
         loads = {index: self._store.load(index, memory[place.start : place.end], ()) for index, place in places.items()}
         for index, loaded in loads.items():
             loaded.synchronize()
@@ -105,16 +106,15 @@ class StreamedText:
         self._keep(bundle)
         self._ahead.reorder(self._streamed())
 
-    def use(self) -> TextUse:
-        """What the weights take now."""
-        total = sum(layout.nbytes for layout in self._layouts)
+    def use(self, total: int) -> TextUse:
+        """What the weights, `total` bytes, take now."""
         kept = sum(self._layouts[index].nbytes for index in self._kept)
         return TextUse(total, kept, self._ahead.ring_bytes, self._ahead.loaded_bytes)
 
     def close(self) -> None:
         """Let go of the device's memory and of the host's copy."""
-        self.vacate()
         self._store.close()
+        self.vacate()
 
     def bind(self, index: int, memory: Tensor) -> None:
         """Let the bundle's weights be those that lie in `memory`."""
@@ -168,7 +168,7 @@ class _Use:
         self._flight = self._ahead.take(self._index)
         try:
             self._compute.wait(self._flight.loaded)
-        except WeightsLost:
+        except BaseException:
             self._ahead.give_back(self._flight, PASSED)
             raise
         self._text.bind(self._index, self._ahead.memory(self._flight))

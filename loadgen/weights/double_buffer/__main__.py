@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadgen.weights.double_buffer.feeds import BUFFERS, FileStream, KeptAndStreamed, PinnedStream, Span, Stream
+from loadgen.weights.double_buffer.feeds import BUFFERS, KeptAndStreamed, Span, Stream
+from loadgen.weights.double_buffer.file_stream import FileStream
 from loadgen.weights.double_buffer.llama import Llama
+from loadgen.weights.double_buffer.pinned_stream import PinnedStream
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FILE = "bundles"
 
 
 class DoubleBuffer:
-    """A model within its budget: two buffers, and as many bundles as fit besides them stay on the device."""
+    """A model within its budget: two buffers, and as many layers as fit besides them stay on the device."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         budget: int = asked["budget_bytes"]
@@ -34,14 +36,21 @@ class DoubleBuffer:
         room = budget - BUFFERS * max(sizes)
         if room < 0:
             raise SystemExit(f"two buffers of {max(sizes)} bytes do not fit in {budget}")
-        count = sum(1 for index in range(len(sizes)) if sum(sizes[: index + 1]) <= room)
-        self.kept_bytes, self.streamed_bytes = sum(sizes[:count]), sum(sizes[count:])
-        if count == len(sizes):
-            raise SystemExit(f"all {self.kept_bytes} bytes fit in {budget}: there is nothing to stream")
-        bundles = self._model.bundles()
-        kept = {index: next(bundles).to(DEVICE) for index in range(count)}
-        self._stream = _store(bundles, sizes[count:], Path(asked["folder"]))
+        if sum(sizes) <= budget:
+            raise SystemExit(f"all {sum(sizes)} bytes fit in {budget}: there is nothing to stream")
+        kept = dict.fromkeys(spread(self._model.num_layers, room // max(sizes)), torch.empty(0))
+        streamed = [size for index, size in enumerate(sizes) if index not in kept]
+        self.streamed_bytes, self.kept_bytes = sum(streamed), sum(sizes) - sum(streamed)
+        self._stream = _store(self._put_aside(kept), streamed, Path(asked["folder"]))
         self._feed = KeptAndStreamed(kept, self._stream)
+
+    def _put_aside(self, kept: dict[int, Tensor]) -> Iterator[Tensor]:
+        """The bundles that are streamed; the others are put into `kept` on the way."""
+        for index, bundle in enumerate(self._model.bundles()):
+            if index in kept:
+                kept[index] = bundle.to(DEVICE)
+            else:
+                yield bundle
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
@@ -61,6 +70,12 @@ class DoubleBuffer:
     def copy(self, passes: int) -> dict[str, Any]:
         """Bytes and seconds of the copies alone."""
         return {"bytes": passes * self.streamed_bytes, "seconds": self._stream.time_copies(passes)}
+
+
+def spread(layers: int, count: int) -> list[int]:
+    """So many of the layers, but at most all, evenly: while one of them computes, the next copy goes on."""
+    count = min(count, layers)
+    return [(2 * number + 1) * layers // (2 * count) for number in range(count)]
 
 
 def _store(bundles: Iterator[Tensor], sizes: list[int], folder: Path) -> Stream:

@@ -35,9 +35,9 @@ class Arrivals(BaseStreamer):  # type: ignore[misc, unused-ignore]
 
 
 @torch.no_grad()
-def generate(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+def generate(model: Any, prompts: list[list[int]], tokens: int, device: torch.device = DEVICE) -> dict[str, Any]:
     """Exactly so many tokens after each prompt, and the seconds until each of them was there."""
-    ids = torch.tensor(prompts, device=DEVICE)
+    ids = torch.tensor(prompts, device=device)
     arrivals = Arrivals()
     model.generation_config.eos_token_id = None
     found = model.generate(

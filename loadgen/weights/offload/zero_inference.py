@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -22,6 +21,8 @@ KEPT_ALIVE: list[Any] = []
 
 def load(asked: dict[str, Any]) -> Any:
     """The model, with at most so many parameters on the device as the budget has bytes for."""
+    import deepspeed  # it begins to print at once, when answers must have a way of their own already
+
     dtype = getattr(torch, asked["dtype"])
     rendezvous = (Path(asked["folder"]) / "rendezvous").as_uri()
     deepspeed.init_distributed(

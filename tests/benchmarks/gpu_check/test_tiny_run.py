@@ -41,10 +41,11 @@ def test_every_stage_runs_on_a_cpu(tmp_path: Path) -> None:
     assert median_of(found["density"], "Turns that completed / planned") == 1
     assert median_of(found["density"], "Errors") == 0
     assert len(found["decode"].samples) == 4, "Djinn and Transformers, at two batches"
+    assert {point.series for point in found["weights"].points} == {"Djinn", "Accelerate"}
     assert {point.series for point in found["resume"].points} == {"computed again", "hand-written offload", "Djinn"}
 
     (page,) = tmp_path.glob("gpu-check-*.html")
-    assert page.read_text().count("<svg") == 3
+    assert page.read_text().count("<svg") == 4
     (text,) = tmp_path.glob("gpu-check-*.md")
     assert all(record.title in text.read_text() for record in run.stages)
 

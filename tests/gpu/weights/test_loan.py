@@ -102,6 +102,11 @@ class Lending:
         weights = FakeWeights(arena_of(16, 4), {})
         self.loans = KVLoans(self.book, self.bench.placement, weights, self.copies.extend)
 
+    def settle_all(self) -> None:
+        """What an engine without work does."""
+        while self.loans.settle(idle=True):
+            pass
+
     def works(self, blocks: int) -> EngineSequence:
         """A session with a turn, for which weights lend what is missing."""
         free = self.bench.device.available
@@ -176,7 +181,7 @@ def test_nobody_gives_way_to_weights_while_there_is_no_step() -> None:
     assert lending.book.lent == 2
     assert [sequence.tier for sequence in sequences] == [Tier.DEVICE] * 2
     lending.bench.placement.close(sequences[0])
-    lending.loans.settle(idle=True)
+    lending.settle_all()
     assert lending.book.lent == 0
     assert len(lending.copies) == 4
 
@@ -192,7 +197,7 @@ def test_a_bundle_does_not_come_back_over_blocks_that_are_being_copied() -> None
     assert lending.book.lent == 2
     assert second.blocks == high
     lending.bench.finish()
-    lending.loans.settle(idle=True)
+    lending.settle_all()
     assert lending.book.lent == 0
     assert max(second.blocks) < 16
 
@@ -224,7 +229,8 @@ class LendingMachine(PlanningMachine):
     def teardown(self) -> None:
         """What has been lent comes back when nobody is left."""
         super().teardown()
-        self.loans.settle(idle=True)
+        while self.loans.settle(idle=True):
+            pass
         assert self.book.lent == 0
 
 

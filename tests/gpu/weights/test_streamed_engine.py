@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import random
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,10 @@ import pytest
 import torch
 
 from app.breakpoints import Action, Edit, EditOp, Pass, When
-from app.domain import KVPolicy, Phase, SamplingParams
+from app.domain import KVPolicy, Phase, SamplingParams, Ticket
+from app.gpu.engine import Engine
+from app.memory_map import MemoryMap
+from app.messages import Done, Event, Inspect
 from tests.gpu.breaking import BreakDriver
 from tests.gpu.breaking_models import TinyModel, prompt
 from tests.gpu.breaking_oracle import tensor_of
@@ -49,6 +55,30 @@ def say(model: TinyModel, seed: int) -> list[Any]:
             driver.signal(each, Phase.IO_WAIT)
             assert driver.place(each).device_bytes == 0
     return said
+
+
+def wait_at_rest(engine: Engine, kept_bytes: int) -> None:
+    """Run the engine without work until so many bytes of weights are kept."""
+    said: queue.SimpleQueue[Done] = queue.SimpleQueue()
+
+    def deliver(events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Done):
+                said.put(event)
+
+    thread = threading.Thread(target=engine.run, args=[deliver])
+    thread.start()
+    try:
+        for ticket in range(10_000, 10_100):
+            engine.send(Inspect(Ticket(ticket)))
+            memory = said.get(timeout=30).value
+            assert isinstance(memory, MemoryMap)
+            if memory.text.kept_bytes == kept_bytes:
+                return
+        raise AssertionError("weights that were lent do not come back")
+    finally:
+        engine.stop()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +132,9 @@ def test_weights_lend_their_memory_to_sessions_that_compute(tiny_gpt2: TinyModel
                 blocks.append(driver.memory().kv_total_bytes)
             for turn in turns:
                 driver.signal(turn.session, Phase.IO_WAIT)
-            for _ in range(20):
-                driver.engine._handle_messages()
-            assert driver.memory().text.kept_bytes == kept[0]
             found.append([turn.tokens for turn in turns])
+            driver.engine._mover = driver.mover.threaded
+            wait_at_rest(driver.engine, kept[0])
     assert found[0] == found[1]
     assert min(kept) < kept[0]
     assert max(blocks) > blocks[0]

@@ -153,7 +153,7 @@ def test_what_cannot_start_says_why(
 def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) -> None:
     """So many repeats that Ctrl-C comes long before their end."""
     command = [sys.executable, "-m", "loadgen", "resume-latency", "--target", f"djinn={url}", "--output", str(tmp_path)]
-    command += ["--lengths", "40", "--depths", "100", "--repeats", "500"]
+    command += ["--lengths", "40", "--depths", "100", "--repeats", "100"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=hear_interrupts
     ) as process:
@@ -166,7 +166,7 @@ def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) ->
     assert process.returncode == 130
     (target,) = result(tmp_path).targets
     assert target.findings.interrupted
-    assert 0 < len(target.findings.samples) < 1500
+    assert 0 < len(target.findings.samples) < 300
     with client.Djinn(url, timeout=30) as djinn:
         assert list(djinn.sessions.list()) == []
 

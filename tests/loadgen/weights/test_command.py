@@ -67,7 +67,7 @@ def _servers_are_up(urls: list[str], _no_peers: None, monkeypatch: pytest.Monkey
 
 
 def weights(model: Path, output: Path, *arguments: str) -> int:
-    sizes = ["--batches", "1", "--prompt", "30", "--tokens", f"{TOKENS}", "--repeats", f"{REPEATS}", "--seed", "3"]
+    sizes = ["--prompt", "64", "--tokens", f"{TOKENS}", "--repeats", f"{REPEATS}", "--seed", "3"]
     return main(
         ["weights", "--model", str(model), "--budget", f"{BUDGET}", *sizes, "--output", str(output), *arguments]
     )
@@ -143,7 +143,7 @@ def test_without_a_program_the_others_are_measured(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadgen.weights.programs.ACCELERATE", "loadgen.weights.offload.missing")
-    assert weights(model, tmp_path) == 1
+    assert weights(model, tmp_path, "--batches", "1") == 1
     report = result(tmp_path)
     assert {sample.way for sample in report.findings.samples} == WAYS - {Way.ACCELERATE}
     assert "No module named" in report.findings.failures[0].message
@@ -158,7 +158,10 @@ def test_without_a_program_the_others_are_measured(
     [
         (["--budget", "1000000000"], "--budget must be less than"),
         (["--prompt", "5000"], "has room for"),
-        (["--batches", "20"], "prompt must be at least 2 tokens"),
+        (["--batches", "40"], "prompt must be at least 2 tokens"),
+        (["--chunks", "1MiB"], "--chunks are for --sweep"),
+        (["--sweep", "--cold"], "leave --batches and --cold out"),
+        (["--sweep", "--batches", "8"], "leave --batches and --cold out"),
         (["--model", "/nowhere"], "no model in /nowhere"),
     ],
 )
