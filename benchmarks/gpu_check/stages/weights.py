@@ -19,6 +19,7 @@ from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.engines import live, make_settings
 from benchmarks.gpu_check.large_model import MEMORY_SHARE, make_large_model
 from benchmarks.gpu_check.live import LiveEngine
+from benchmarks.gpu_check.plan import StreamPlan
 from benchmarks.gpu_check.stages.copies import PlainCopies
 from benchmarks.spread import full_range
 from loadgen.weights.timed import Timed, timed
@@ -78,7 +79,7 @@ class _Bench:
         self._engine = engine
         self._plain = plain
         self._random = Random(0)
-        self._streamed = streamed_bytes(engine)
+        self._streamed = streamed_bytes(engine, self._plan)
         context.journal.fact("weights streamed in a pass", f"{self._streamed / 1e9:.2f} GB")
 
     def measure(self, batch: int) -> Own:
@@ -114,10 +115,10 @@ class _Bench:
         return timed([[at - began for at in turn.times] for turn in turns], [turn.token_ids for turn in turns])
 
 
-def streamed_bytes(live: LiveEngine) -> int:
-    """What a pass brings to the device: all weights but those that are kept there."""
-    text = live.memory().text
-    return text.total_bytes - text.kept_bytes
+def streamed_bytes(live: LiveEngine, plan: StreamPlan) -> int:
+    """What a pass brings to the device: all but what is kept there and the embedding, of which it needs some rows."""
+    text, info = live.memory().text, live.info
+    return text.total_bytes - text.kept_bytes - info.vocab_size * info.hidden_size * plan.element_bytes
 
 
 def _missing_for_accelerate(context: StageContext, model: ResolvedModel) -> str:

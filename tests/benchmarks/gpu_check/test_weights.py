@@ -25,4 +25,4 @@ def test_bytes_of_a_pass_are_those_that_the_engine_counts(tmp_path: Path) -> Non
         before = live.memory().text.streamed_bytes
         live.generate(session, [2], PASSES)
         counted = (live.memory().text.streamed_bytes - before) / PASSES
-        assert counted == pytest.approx(streamed_bytes(live), rel=0.01)
+        assert counted == pytest.approx(streamed_bytes(live, plan), rel=0.01)
