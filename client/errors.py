@@ -151,6 +151,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "draining": ServerError,
     "not_durable": ServerError,
     "engine_error": ServerError,
+    "weights_lost": ServerError,
     "internal_error": ServerError,
 }
 """What an error inside an event stream is, where there is no status to tell."""

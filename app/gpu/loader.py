@@ -90,16 +90,9 @@ def build_engine(
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
     disk = DiskStore(settings.kv_dir, identity) if settings.kv_dir is not None and budgets.disk else None
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
-    _log_budgets(budgets, layout, limit)
-    if limit < stack.max_model_len:
-        logger.warning(
-            "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, stack.max_model_len
-        )
+    _log_budgets(budgets, layout, limit, stack.max_model_len)
     cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
     placement = Placement(KVTiers(cache, layout.block_bytes), settings.kv_policy, budgets.disk, time.monotonic)
-    loans = None
-    if arena is not None and loaded.streamed is not None:
-        loans = KVLoans(LoanBook(arena), placement, loaded.streamed.text, pool.copy_blocks)
     scheduler = Scheduler(
         placement,
         num_layers=stack.num_layers,
@@ -117,7 +110,7 @@ def build_engine(
         turns,
         CommandHandler(scheduler, turns, checkpoints, text=loaded.text, files=_find_files(disk)),
         KVMover(host, identity, disk),
-        loans,
+        None if arena is None else KVLoans(LoanBook(arena), placement, loaded.lender, pool.copy_blocks),
         loaded.close,
     )
 
@@ -144,11 +137,15 @@ def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder
     return plan_memory(stack, settings, memory, graph_bytes)
 
 
-def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int) -> None:
+def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_len: int) -> None:
     for tier, blocks in (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk)):
         sessions = blocks * layout.block_size // limit
         logger.info(
             "KV on %s: %.2f GiB, %d sessions of %d tokens", tier, blocks * layout.block_bytes / GIB, sessions, limit
+        )
+    if limit < max_model_len:
+        logger.warning(
+            "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, max_model_len
         )
 
 

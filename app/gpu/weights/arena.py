@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.gpu.weights.plan import WeightPlan, small_bundles
+from app.gpu.weights.plan import ALIGNMENT, WeightPlan, small_bundles
 from app.gpu.weights.ring import Place
-
-ALIGNMENT = 256
-"""Of the bundles, in bytes; their sizes are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)

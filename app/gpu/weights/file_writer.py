@@ -13,7 +13,8 @@ from torch import Tensor
 
 from app.gpu.weights.bundle_header import BundleContents, Section, encode_header, file_bytes, sections_of
 from app.gpu.weights.host_bytes import host_bytes
-from app.gpu.weights.layout import ALIGNMENT, BundleLayout, Piece
+from app.gpu.weights.layout import BundleLayout, Piece
+from app.gpu.weights.plan import ALIGNMENT
 from app.gpu.weights.progress import Progress
 from app.model_store.install import disk_full_named, require_free_space
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256
-"""Bytes. Enough for every vector load of a CPU or GPU, and a divisor of a page, which direct reads need."""
+from app.gpu.weights.plan import ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)

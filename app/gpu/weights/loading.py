@@ -17,6 +17,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.streams import streams_of
 from app.gpu.weights.arena import Arena, lay_out
 from app.gpu.weights.host_copy import make_host_copy
+from app.gpu.weights.loan import Lender
 from app.gpu.weights.plan import WeightPlan, plan_weights
 from app.gpu.weights.source import weights_of
 from app.gpu.weights.streamed import StreamedText
@@ -46,6 +47,12 @@ class LoadedModel:
         """What the weights take now."""
         total = self.stack.parameter_bytes
         return TextUse(total, total) if self.streamed is None else self.streamed.text.use(total)
+
+    @property
+    def lender(self) -> Lender:
+        """The weights, which are streamed, as they lend memory to KV."""
+        assert self.streamed is not None
+        return self.streamed.text
 
     def close(self) -> None:
         """End what moves weights; nothing is computed any more."""

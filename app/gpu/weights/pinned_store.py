@@ -10,7 +10,8 @@ from torch import Tensor
 from app.gpu.kv_budget import allocating
 from app.gpu.streams import DeviceStreams, Event
 from app.gpu.weights.chunks import chunks
-from app.gpu.weights.layout import ALIGNMENT, BundleLayout, Piece
+from app.gpu.weights.layout import BundleLayout, Piece
+from app.gpu.weights.plan import ALIGNMENT
 from app.machine.memory import read_host_memory
 
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from app.errors import FieldOutOfRange
 
+ALIGNMENT = 256
+"""Bytes, of which a bundle has a multiple, as has each place: enough for every vector load of a CPU or GPU, and a
+divisor of a page, which direct reads need.
+"""
 SLOTS = 2
 """Largest bundles that the ring holds: one in use, one on its way.
 

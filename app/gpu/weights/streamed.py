@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from app.errors import WeightsLost
-from app.gpu.linear import Linear, MakeLinear
+from app.gpu.linear import MakeLinear
 from app.gpu.streams import PASSED, DeviceStreams, Stream
 from app.gpu.weights.ahead import Flight, LoadAhead
+from app.gpu.weights.host_table import HostTable
 from app.gpu.weights.layout import BundleLayout
 from app.gpu.weights.ring import Place
 from app.gpu.weights.store import BundleStore
+from app.gpu.weights.streamed_bundle import StreamedBundle
 from app.gpu.weights.text import Table
 from app.gpu.weights.weight import Weight
 from app.memory_map import TextUse
@@ -49,9 +51,9 @@ class StreamedText:
         self._uses = [_Use(self, index, self._ahead, streams.compute) for index in range(len(layouts))]
 
     @contextmanager
-    def bundle(self) -> Iterator[_StreamedBundle]:
+    def bundle(self) -> Iterator[StreamedBundle]:
         """See `Text.bundle`."""
-        bundle = _StreamedBundle(self._linear)
+        bundle = StreamedBundle(self._linear)
         yield bundle
         assert BundleLayout.of([weight.tensor for weight in bundle.weights]) == self._layouts[len(self._weights)]
         self._weights.append(bundle.weights)
@@ -60,7 +62,7 @@ class StreamedText:
     def table(self, matrix: Tensor) -> Table:
         """See `Text.table`. Rows come from the host: a pass needs so few that keeping them all here would not pay."""
         self._tables += 1
-        return _HostTable(self._store, self._tables - 1, self.device)
+        return HostTable(self._store, self._tables - 1, self.device)
 
     def using(self, index: int) -> AbstractContextManager[None]:
         """See `Text.using`."""
@@ -138,25 +140,6 @@ class StreamedText:
         return [index for index in range(len(self._layouts)) if index not in self._kept]
 
 
-class _StreamedBundle:
-    """See `Bundle`."""
-
-    def __init__(self, linear: MakeLinear) -> None:
-        self.weights: list[Weight] = []
-        """On `meta` until the bundle is complete."""
-        self._make = linear
-
-    def hold(self, tensor: Tensor) -> Weight:
-        """See `Bundle.hold`."""
-        weight = Weight(tensor)
-        self.weights.append(weight)
-        return weight
-
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """See `Bundle.linear`."""
-        return self._make(self.hold(weight), None if bias is None else self.hold(bias))
-
-
 class _Use:
     """The context in which a bundle that is streamed is on the device."""
 
@@ -176,14 +159,3 @@ class _Use:
     def __exit__(self, *_: object) -> None:
         self._text.unbind(self._index)
         self._ahead.give_back(self._flight, self._compute.record())
-
-
-class _HostTable:
-    """See `Table`."""
-
-    def __init__(self, store: BundleStore, number: int, device: torch.device) -> None:
-        self._store, self._number, self._device = store, number, device
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `Table.rows`. The host must know the ids; a pass has just been given them, so they are soon there."""
-        return self._store.rows(self._number, ids.cpu()).to(self._device, non_blocking=True)

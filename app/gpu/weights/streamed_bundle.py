@@ -1,0 +1,27 @@
+"""A bundle of which only the shapes are known while the model is built."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from app.gpu.linear import Linear, MakeLinear
+from app.gpu.weights.weight import Weight
+
+
+class StreamedBundle:
+    """See `Bundle`."""
+
+    def __init__(self, linear: MakeLinear) -> None:
+        self.weights: list[Weight] = []
+        """On `meta` until the bundle is complete."""
+        self._make = linear
+
+    def hold(self, tensor: Tensor) -> Weight:
+        """See `Bundle.hold`."""
+        weight = Weight(tensor)
+        self.weights.append(weight)
+        return weight
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """See `Bundle.linear`."""
+        return self._make(self.hold(weight), None if bias is None else self.hold(bias))
