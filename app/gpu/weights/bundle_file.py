@@ -92,7 +92,7 @@ class BundleFile:
             except OSError as error:
                 raise self.lost(section, str(error)) from error
             if not count:
-                raise self.lost(section, f"the file ends {start + done} bytes into its {section.nbytes}")
+                raise self.lost(section, f"the file ends at byte {self.state().size}")
             done += count
 
     def checksum(self, section: Section) -> int:
