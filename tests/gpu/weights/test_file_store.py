@@ -182,7 +182,7 @@ def test_what_is_behind_the_new_end_is_lost(path: Path) -> None:
     store = open_store(path)
     os.truncate(path, middle(SECTIONS["bundle.1"]))
     assert all_lost(store) == ["bundle.1", "bundle.3", "table.0", "table.1"]
-    with pytest.raises(WeightsLost, match="ends 8192 bytes into its 16384"):
+    with pytest.raises(WeightsLost, match=f"the file ends at byte {middle(SECTIONS['bundle.1'])}\\."):
         load(store, 1)
     store.close()
 
