@@ -8,17 +8,8 @@ from array import array
 
 import numpy as np
 
-from app.breakpoints import (
-    MAX_INTERVENTIONS,
-    Action,
-    Breakpoint,
-    CheckpointInfo,
-    Edit,
-    EditOp,
-    Intervention,
-    Pass,
-    TensorData,
-)
+from app.activations import CheckpointInfo
+from app.breakpoints import MAX_INTERVENTIONS, Action, Breakpoint, Edit, EditOp, Intervention, Pass, TensorData
 from app.domain import ModelInfo
 from app.export_label import ExportLabel, PausedTurnLabel
 from app.schemas.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S

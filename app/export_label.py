@@ -7,7 +7,8 @@ from typing import Self
 
 from pydantic import ConfigDict, Field
 
-from app.breakpoints import Breakpoint, CheckpointInfo, Intervention, OnTimeout, PausedTurn, TensorData
+from app.activations import CheckpointInfo, PausedTurn
+from app.breakpoints import Breakpoint, Intervention, OnTimeout, TensorData
 from app.domain import SamplingParams, StopRule, TokenLogprobs
 from app.pause import PausedPlace, PauseLimit
 from app.schemas.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S

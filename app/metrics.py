@@ -7,7 +7,7 @@ from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from app.breakpoints import ResumeCost
+from app.activations import ResumeCost
 from app.memory_map import MemoryMap
 from app.memory_metrics import memory_metrics
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished

@@ -6,7 +6,8 @@ import asyncio
 from array import array
 from dataclasses import dataclass
 
-from app.breakpoints import CheckpointInfo, OnTimeout
+from app.activations import CheckpointInfo
+from app.breakpoints import OnTimeout
 from app.domain import TokenLogprobs
 from app.turn_reader import TextRule
 

@@ -7,18 +7,8 @@ import logging
 import time
 from functools import partial
 
-from app.breakpoints import (
-    NEXT_BREAKPOINT,
-    Activation,
-    CheckpointInfo,
-    Edit,
-    LensPosition,
-    OnTimeout,
-    PausedTurn,
-    Positions,
-    TensorData,
-    Until,
-)
+from app.activations import Activation, CheckpointInfo, LensPosition, PausedTurn
+from app.breakpoints import NEXT_BREAKPOINT, Edit, OnTimeout, Positions, TensorData, Until
 from app.domain import FinishReason, SessionState
 from app.errors import DjinnError, Draining, FieldOutOfRange
 from app.messages import EditCheckpoint, Fork, Lens, ReadCheckpoint, ReadPaused, Reinstate, Resume, WriteCheckpoint

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from app.breakpoints import Action, Breakpoint, Captures
+from app.activations import Captures
+from app.breakpoints import Action, Breakpoint
 from app.domain import SessionState
 from app.errors import FieldOutOfRange, NotFound
 from app.executor import EngineExecutor

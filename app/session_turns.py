@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from app.breakpoints import Action, CheckpointInfo
+from app.activations import CheckpointInfo
+from app.breakpoints import Action
 from app.domain import FinishReason, SamplingParams, SessionState, StopRule
 from app.errors import Busy, ContextTooLong, Draining, FieldOutOfRange, WrongState
 from app.executor import EngineExecutor

@@ -12,17 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.activations import CheckpointInfo, PausedTurn
 from app.breakpoints import (
     MAX_INTERVENTIONS,
     Action,
     Breakpoint,
-    CheckpointInfo,
     Edit,
     EditOp,
     Intervention,
     OnTimeout,
     Pass,
-    PausedTurn,
     Positions,
     TensorData,
     When,

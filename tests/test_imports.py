@@ -15,6 +15,8 @@ PLANNING = (
     "scheduler.py",
     "segments.py",
     "sequence.py",
+    "turn_state.py",
+    "kv_files.py",
     "kv_blocks.py",
     "kv_cache.py",
     "sampling.py",
@@ -24,8 +26,11 @@ PLANNING = (
     "interventions.py",
     "checkpoints.py",
     "checkpoint_handler.py",
+    "checkpoint_reads.py",
+    "checkpoint_writes.py",
     "turn_handler.py",
     "inspection.py",
+    "inbox.py",
     "kv_arrivals.py",
     "kv_moves.py",
     "kv_tiers.py",
@@ -46,6 +51,7 @@ PLANNING = (
 )
 ENGINE_MAY_IMPORT = (
     "app.gpu",
+    "app.activations",
     "app.breakpoints",
     "app.domain",
     "app.memory_map",
@@ -137,8 +143,10 @@ def test_clients_stand_alone(package: str) -> None:
 
 
 def test_the_shared_vocabulary_stands_on_itself() -> None:
-    shared = ("app.domain", "app.breakpoints", "app.errors", "app.memory_map", "app.messages")
-    paths = [ROOT / "app" / name for name in ("domain.py", "breakpoints.py", "memory_map.py", "errors.py")]
+    shared = ("app.domain", "app.activations", "app.breakpoints", "app.errors", "app.memory_map", "app.messages")
+    paths = [
+        ROOT / "app" / name for name in ("domain.py", "activations.py", "breakpoints.py", "memory_map.py", "errors.py")
+    ]
     third_party = [
         module
         for path in [*paths, *files("app/messages")]

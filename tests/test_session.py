@@ -5,7 +5,8 @@ from itertools import product
 
 import pytest
 
-from app.breakpoints import CheckpointInfo, Edit, EditOp, Intervention, Pass
+from app.activations import CheckpointInfo
+from app.breakpoints import Edit, EditOp, Intervention, Pass
 from app.domain import FinishReason, SessionId, SessionState, Ticket, TurnUsage
 from app.errors import EngineError, WrongState
 from app.messages import Failed, Paused, Started, Token, TurnFinished

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.breakpoints import CheckpointInfo, Pass
+from app.activations import CheckpointInfo
+from app.breakpoints import Pass
 from app.domain import FinishReason, Ticket, TokenLogprobs, TurnUsage
 from app.errors import EngineError
 from app.generation import TextChunk

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from app.doctor.findings import Finding, error, ok, warning
 from app.doctor.link import Link
-from app.doctor.units import MIB, rate
 from app.gpu.doctor.facts import Copies, CopyRates
+from app.machine.units import MIB, rate
 
 NAME = "copies"
 BUFFER_BYTES = 256 * MIB

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from app.doctor.findings import Finding, error, ok, warning
-from app.doctor.units import GIB, size
+from app.machine.units import GIB, size
 
 NAME = "disk"
 IN_MEMORY = ("tmpfs", "ramfs")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.doctor.findings import Finding, ok, warning
-from app.doctor.units import rate
 from app.machine.files import read
+from app.machine.units import rate
 
 NAME = "pcie_link"
 

@@ -6,7 +6,7 @@ import resource
 from dataclasses import dataclass
 
 from app.doctor.findings import Finding, error, ok, warning
-from app.doctor.units import size
+from app.machine.units import size
 
 MEMLOCK = "memlock"
 PINNED = "pinned_memory"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from app.doctor.findings import Finding, error, ok, warning
-from app.doctor.units import GIB, size
 from app.gpu.doctor.facts import GPU
 from app.machine.memory import HostMemory
+from app.machine.units import GIB, size
 
 DEVICE = "device_memory"
 HOST = "host_memory"

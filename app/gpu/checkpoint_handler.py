@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
-from app.breakpoints import (
-    MAX_INTERVENTIONS,
-    Action,
-    Activation,
-    Capture,
-    Captures,
-    Edit,
-    EditOp,
-    Intervention,
-    LensPosition,
-    PausedTurn,
-    Positions,
-    TensorData,
-)
-from app.errors import FieldOutOfRange, WrongState
-from app.gpu.checkpoints import Captured, Checkpoint, StoredTensor
-from app.gpu.conditions import Span, select
+from app.activations import LensPosition
+from app.breakpoints import Action, Positions, TensorData
+from app.errors import WrongState
+from app.gpu.checkpoint_reads import checkpoint_of, chosen_span, read_activation, read_captures, read_paused
+from app.gpu.checkpoint_writes import edit_checkpoint, write_checkpoint
+from app.gpu.checkpoints import Checkpoint, StoredTensor
+from app.gpu.conditions import Span
 from app.gpu.interventions import InterventionLog
 from app.gpu.placement import Placement
-from app.gpu.sequence import Sequence, TurnState
+from app.gpu.sequence import Sequence
+from app.gpu.turn_state import TurnState
 from app.messages import (
     Arm,
     BreakpointCommand,
@@ -44,10 +35,6 @@ Predict = Callable[[StoredTensor, Span, int], list[list[tuple[int, float]]]]
 """For each row of a span of a residual stream, the most likely tokens after the final norm and the head."""
 
 
-MAX_WRITTEN_BYTES = 64 << 20
-"""What one session may keep of activations that a client has written, in memory and in the journal."""
-
-
 class CheckpointHandler:
     """Every answer is the value of a `Done`; whatever cannot be done raises DjinnError and changes nothing."""
 
@@ -60,11 +47,11 @@ class CheckpointHandler:
         """Carry out a command on its session."""
         match command:
             case ReadCaptures():
-                return partial(_captures, tuple(sequence.captures.records), sequence.captures.dropped)
+                return partial(read_captures, tuple(sequence.captures.records), sequence.captures.dropped)
             case ReadCheckpoint():
-                return _read(_checkpoint(sequence), command.positions)
+                return read_activation(checkpoint_of(sequence), command.positions)
             case ReadPaused():
-                return _read_paused(sequence)
+                return read_paused(sequence)
             case Lens():
                 return self._lens(sequence, command.positions, command.top_k)
             case Arm():
@@ -74,16 +61,16 @@ class CheckpointHandler:
             case ClearCaptures():
                 sequence.captures.clear()
             case EditCheckpoint():
-                _edit(sequence, command.edits)
+                edit_checkpoint(sequence, command.edits)
             case WriteCheckpoint():
-                _write(sequence, command)
+                write_checkpoint(sequence, command)
             case Reinstate():
                 self._reinstate(sequence, command)
         return None
 
     def _lens(self, sequence: Sequence, positions: Positions, top_k: int) -> tuple[LensPosition, ...]:
-        checkpoint = _checkpoint(sequence)
-        first, end = _chosen(checkpoint, positions)
+        checkpoint = checkpoint_of(sequence)
+        first, end = chosen_span(checkpoint, positions)
         rows = self._predict(checkpoint.hidden, (first - checkpoint.first, end - checkpoint.first), top_k)
         return tuple(
             LensPosition(position, sequence.tokens[position], tuple(top))
@@ -135,102 +122,3 @@ def _disarm(sequence: Sequence, breakpoint_id: str | None) -> None:
         sequence.breakpoints.clear()
     else:
         sequence.breakpoints.pop(breakpoint_id, None)
-
-
-def _captures(captured: Iterable[Captured], dropped: int) -> Captures:
-    records = tuple(
-        Capture(
-            each.breakpoint,
-            each.layer,
-            each.positions,
-            each.token_ids,
-            each.hidden.read(0, len(each.positions)),
-        )
-        for each in captured
-    )
-    return Captures(records, dropped)
-
-
-def _read(checkpoint: Checkpoint, positions: Positions) -> Activation:
-    first, end = _chosen(checkpoint, positions)
-    tensor = checkpoint.hidden.read(first - checkpoint.first, end - checkpoint.first)
-    return Activation(checkpoint.boundary - 1, first, end, tensor)
-
-
-def _read_paused(sequence: Sequence) -> PausedTurn:
-    checkpoint, turn = _checkpoint(sequence), sequence.turn
-    assert turn is not None
-    return PausedTurn(
-        turn.sampling,
-        turn.stop,
-        turn.prompt_tokens,
-        checkpoint.info(),
-        checkpoint.hidden.read(0, checkpoint.length),
-        sequence.interventions.snapshot(),
-    )
-
-
-def _edit(sequence: Sequence, edits: tuple[Edit, ...]) -> None:
-    checkpoint = _checkpoint(sequence)
-    if len(sequence.interventions) + len(edits) > MAX_INTERVENTIONS:
-        raise FieldOutOfRange(
-            f"the session's KV has been computed with {len(sequence.interventions)} edits; at most "
-            f"{MAX_INTERVENTIONS} are kept",
-            param="edits",
-        )
-    hidden, made = checkpoint.hidden, []
-    for index, edit in enumerate(edits):
-        first, end = _chosen(checkpoint, edit.positions, param=f"edits.{index}.positions")
-        hidden = hidden.edited(first - checkpoint.first, end - checkpoint.first, edit)
-        made.append(Intervention(first, end, checkpoint.boundary, edit))
-    if not hidden.is_finite():
-        raise FieldOutOfRange("the edits lead to values that are not finite numbers", param="edits")
-    _put_back(sequence, hidden, made)
-
-
-def _write(sequence: Sequence, command: WriteCheckpoint) -> None:
-    checkpoint, tensor = _checkpoint(sequence), command.tensor
-    if (tensor.dtype, tensor.shape) != (checkpoint.hidden.dtype, checkpoint.hidden.shape):
-        raise FieldOutOfRange(
-            f"the activation must be {checkpoint.hidden.dtype} {list(checkpoint.hidden.shape)}, "
-            f"not {tensor.dtype} {list(tensor.shape)}",
-            param="activation",
-        )
-    if sequence.interventions.written_bytes + len(tensor.data) > MAX_WRITTEN_BYTES:
-        raise FieldOutOfRange(
-            f"the session keeps {sequence.interventions.written_bytes} bytes of written activations, in case its KV is "
-            f"lost; at most {MAX_WRITTEN_BYTES} are kept",
-            param="activation",
-        )
-    sequence.interventions.forget(checkpoint.boundary, checkpoint.first, checkpoint.end)
-    edit = Edit(EditOp.REPLACE, vector=tensor)
-    made = Intervention(checkpoint.first, checkpoint.end, checkpoint.boundary, edit)
-    _put_back(sequence, checkpoint.hidden.edited(0, checkpoint.length, edit), [made])
-
-
-def _put_back(sequence: Sequence, hidden: StoredTensor, made: list[Intervention]) -> None:
-    checkpoint = _checkpoint(sequence)
-    checkpoint.hidden = hidden
-    for intervention in made:
-        sequence.interventions.add(intervention)
-
-
-def _checkpoint(sequence: Sequence) -> Checkpoint:
-    if sequence.checkpoint is None or sequence.turn is None or not sequence.turn.paused:
-        raise WrongState(f"session {sequence.session} is not paused: there is no checkpoint")
-    return sequence.checkpoint
-
-
-def _chosen(checkpoint: Checkpoint, positions: Positions, *, param: str = "positions") -> Span:
-    """The part of the checkpoint that `positions` chooses; `last` is its own last position."""
-    span = (checkpoint.first, checkpoint.end)
-    chosen = span[1] - 1, span[1]
-    if not positions.last:
-        found = select(positions, span, prompt_tokens=0)
-        wanted = positions.first, span[1] if positions.end is None else positions.end
-        if found is None or (positions.end is not None and found != wanted):
-            raise FieldOutOfRange(
-                f"{param} must be within {span[0]}:{span[1]}, the positions of the checkpoint", param=param
-            )
-        chosen = found
-    return chosen

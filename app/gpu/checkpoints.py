@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from app.breakpoints import CheckpointInfo, Edit, Pass, ResumeCost, TensorData
+from app.activations import CheckpointInfo, ResumeCost
+from app.breakpoints import Edit, Pass, TensorData
 
 
 class StoredTensor(Protocol):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -14,6 +11,7 @@ import torch
 from app.domain import ModelInfo, SessionId
 from app.errors import DjinnError, Draining, EngineError, FieldOutOfRange, WeightsLost
 from app.gpu.commands import CommandHandler
+from app.gpu.inbox import Inbox, Message
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Moved
 from app.gpu.launched_step import LaunchedStep
@@ -53,11 +51,7 @@ class Engine:
         self._mover = mover
         self._loans = loans
         self._close = close
-        self._inbox: queue.SimpleQueue[Command | Moved | None] = queue.SimpleQueue()
-        """None asks the engine to stop."""
-        self._messages: deque[Command | Moved] = deque()
-        """Taken from the inbox, in their order, and not handled yet."""
-        self._stopping = False
+        self._inbox = Inbox()
         self._step: LaunchedStep | None = None
         """The step that the device runs."""
         self._stalled = False
@@ -69,7 +63,7 @@ class Engine:
 
     def stop(self) -> None:
         """Make `run` return after the step that runs now; turns that have not ended fail as `Draining`."""
-        self._inbox.put(None)
+        self._inbox.close()
 
     def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Work until `stop`: commands as they come, steps while any turn has tokens to compute.
@@ -97,16 +91,16 @@ class Engine:
     def _work(self, tell: Callable[[list[Event]], list[Event]]) -> None:
         """See `run`."""
         events: list[Event] = []
-        while not self._stopping:
+        while not self._inbox.closed:
             self._take_messages()
             events += self._handle_messages()
             runs_beside = False
-            if self._scheduler.has_work and not self._stopping:
+            if self._scheduler.has_work and not self._inbox.closed:
                 events += self.launch()
                 runs_beside = self._step is not None and not self._step.done
                 if runs_beside:
                     events = tell(events)
-                    self._drain_inbox()
+                    self._inbox.drain()
                     events = tell(self._handle_messages())
                 events += self.collect()
             events += self._handler.placed()
@@ -115,7 +109,7 @@ class Engine:
         events += self._handle_messages()  # those that have waited for the last step
         tell([*events, *self._fail(self._handler.sequences, Draining("the server is shutting down"))])
 
-    def handle(self, command: Command | Moved) -> list[Event]:
+    def handle(self, command: Message) -> list[Event]:
         """Carry out one command, or account for a move; whatever goes wrong with a command is its answer."""
         if isinstance(command, Moved):
             return self._handler.moved(command)
@@ -180,29 +174,17 @@ class Engine:
 
     def _take_messages(self) -> None:
         """Take all messages that have come. Waits for one, or for a time to act, while nothing can be computed."""
-        if not self._messages and not self._can_compute:
+        if not self._can_compute:
             self._take_weights_back()
-            with contextlib.suppress(queue.Empty):
-                self._take(self._inbox.get(timeout=self._until_alarm()))
-        self._drain_inbox()
+            self._inbox.wait(self._until_alarm())
+        self._inbox.drain()
 
     def _take_weights_back(self) -> None:
         """What an idle engine does until a message comes."""
         if self._loans is None or self._scheduler.has_work:
             return
-        while self._inbox.empty() and self._loans.settle(idle=True):
+        while self._inbox.is_empty and self._loans.settle(idle=True):
             self._mover.submit(self._placement.take_orders())
-
-    def _drain_inbox(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while not self._stopping:
-                self._take(self._inbox.get_nowait())
-
-    def _take(self, message: Command | Moved | None) -> None:
-        if message is None:
-            self._stopping = True
-        else:
-            self._messages.append(message)
 
     def _handle_messages(self) -> list[Event]:
         """Handle what has been taken, and do what it and the time lead to. While a step runs, the first message for one
@@ -210,13 +192,13 @@ class Engine:
         """
         events: list[Event] = []
         running = set() if self._step is None else {row.sequence.session for row in self._step.rows}
-        while self._messages and self._session_of(self._messages[0]) not in running:
-            events += self.handle(self._messages.popleft())
+        for message in self._inbox.take_while(lambda found: self._session_of(found) not in running):
+            events += self.handle(message)
         self._placement.phases.tick()
         self._mover.submit(self._placement.take_orders())
         return events
 
-    def _session_of(self, message: Command | Moved) -> SessionId | None:
+    def _session_of(self, message: Message) -> SessionId | None:
         """The session that a message changes, None if it changes none that could run."""
         if isinstance(message, Moved):
             return self._placement.tiers.ledger.find(message.number)[1].session
@@ -248,8 +230,12 @@ class Engine:
                 yield from self._turns.advance(row, result.sampled.get(row))
 
     def _fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
-        logger.error("a step of %d rows failed", len(rows), exc_info=error)
-        reason = error if isinstance(error, WeightsLost) else EngineError(f"the step failed: {error}")
+        if isinstance(error, WeightsLost):
+            logger.error("a step of %d rows failed: %s", len(rows), error.message)
+            reason: DjinnError = error
+        else:
+            logger.error("a step of %d rows failed", len(rows), exc_info=error)
+            reason = EngineError(f"the step failed: {error}")
         return self._fail((row.sequence for row in rows), reason)
 
     def _fail(self, sequences: Iterable[EngineSequence], error: DjinnError) -> list[Event]:

@@ -12,8 +12,8 @@ import torch
 
 from app.domain import KVBudget, KVPolicy
 from app.errors import FieldOutOfRange
-from app.gpu.model_size import GIB
 from app.machine.memory import read_host_memory
+from app.machine.units import GIB
 from app.settings import EngineSettings
 
 HOST_SHARE = 0.25

@@ -3,18 +3,19 @@
     device --park--> to_host --> host --save--> to_disk --> disk
     device <-- to_device <--restore-- host <-- to_host <--load-- disk
 
-Pure book-keeping: a move is data that a mover carries out, and `complete` is called when it has. Until then the move
-holds a reference to each of its blocks, so nothing that is being read or written can be given to anyone else. A move
-that has been overtaken by a new signal is turned round: the session is back where it came from at once, and what
-arrives later counts only where it still fits.
+`KVFiles` orders what goes to disk and comes from there. Pure book-keeping: a move is data that a mover carries out, and
+`complete` is called when it has. Until then the move holds a reference to each of its blocks, so nothing that is being
+read or written can be given to anyone else. A move that has been overtaken by a new signal is turned round: the session
+is back where it came from at once, and what arrives later counts only where it still fits.
 """
 
 from __future__ import annotations
 
 from app.domain import Tier
 from app.gpu.kv_arrivals import Arrivals
-from app.gpu.kv_blocks import BlockHash, BlockId
+from app.gpu.kv_blocks import BlockId
 from app.gpu.kv_cache import KVCache
+from app.gpu.kv_files import KVFiles
 from app.gpu.kv_moves import Move, Moved, MoveKind
 from app.gpu.move_ledger import MoveLedger
 from app.gpu.sequence import Sequence
@@ -28,6 +29,7 @@ class KVTiers:
         self.block_bytes = block_bytes
         self.ledger = MoveLedger(cache.pool, cache.host)
         self.turned_round = 0
+        self.files = KVFiles(cache, self.ledger)
         self._arrivals = Arrivals(cache, block_bytes)
 
     @property
@@ -40,7 +42,7 @@ class KVTiers:
 
         False, and it stays, if the host has no room for the others.
         """
-        _require(sequence, Tier.DEVICE)
+        sequence.require_tier(Tier.DEVICE)
         self.cache.release_blocks(sequence, self.cache.pool.blocks_for(sequence.written))
         sequence.moving = Tier.TO_HOST
         self._end_park(sequence)
@@ -48,12 +50,12 @@ class KVTiers:
 
     def copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
         """Give the first `end` blocks of a session on the device their host copies; it stays. False: no room."""
-        _require(sequence, Tier.DEVICE)
+        sequence.require_tier(Tier.DEVICE)
         return sequence.outgoing is not None or self._copy_out(sequence, end, early=early)
 
     def restore_need(self, sequence: Sequence) -> int:
         """Available device blocks that `restore` would take."""
-        _require(sequence, Tier.HOST)
+        sequence.require_tier(Tier.HOST)
         if sequence.incoming is not None:
             return 0
         found = self._find_on_device(sequence)
@@ -70,38 +72,6 @@ class KVTiers:
             self._copy_in(sequence)
         if sequence.incoming is not None:
             sequence.moving = Tier.TO_DEVICE
-        return True
-
-    def save(self, sequence: Sequence) -> None:
-        """Move the KV of whole passes, and there must be no other, from the host to the session's file, unless the file
-        has it already.
-        """
-        _require(sequence, Tier.HOST)
-        sequence.incoming = None  # what is still on its way up no longer counts
-        if sequence.disk_tokens >= sequence.computed:
-            self.cache.release_copies(sequence, 0)
-            return
-        sequence.disk_blocks, sequence.disk_tokens = len(sequence.host_blocks), 0
-        sequence.moving = Tier.TO_DISK
-        self.cache.host.share(sequence.host_blocks)
-        sequence.saving = self.ledger.order(
-            sequence,
-            MoveKind.TO_DISK,
-            source=tuple(sequence.host_blocks),
-            token_ids=tuple(sequence.tokens[: sequence.computed]),
-            computed=sequence.computed,
-            namespace=file_namespace(sequence, sequence.computed),
-        )
-
-    def load(self, sequence: Sequence) -> bool:
-        """Read the KV from the session's file into the host. False, and nothing is changed, if there is no room."""
-        _require(sequence, Tier.DISK)
-        if sequence.incoming is None:
-            if self.cache.host.available < sequence.disk_blocks:
-                return False
-            target = tuple(self.cache.host.allocate(sequence.disk_blocks))
-            sequence.incoming = self.ledger.order(sequence, MoveKind.FROM_DISK, target=target)
-        sequence.moving = Tier.TO_HOST
         return True
 
     def turn_round(self, sequence: Sequence) -> None:
@@ -142,41 +112,7 @@ class KVTiers:
         """Lose the KV in every tier; it will be computed again."""
         self._detach(sequence)
         self.cache.uncompute(sequence, 0)
-        self.forget_file(sequence)
-
-    def forget_file(self, sequence: Sequence) -> None:
-        """Delete the session's file, if it has one and does not live in it."""
-        if sequence.disk_blocks:
-            sequence.disk_blocks = sequence.disk_tokens = 0
-            sequence.saving = None
-            self.delete_file(sequence)
-
-    def delete_file(self, sequence: Sequence) -> None:
-        """Delete the session's file, whatever is in it."""
-        self.ledger.order(sequence, MoveKind.DELETE)
-
-    def export(self, sequence: Sequence, path: str, about: str) -> Move:
-        """Write the history, and as much of the KV as the host has, to a file of the client's."""
-        computed = min(sequence.computed, len(sequence.host_blocks) * self.cache.host.block_size)
-        self.cache.host.share(sequence.host_blocks)
-        return self.ledger.order(
-            sequence,
-            MoveKind.EXPORT,
-            source=tuple(sequence.host_blocks),
-            token_ids=tuple(sequence.tokens),
-            computed=computed,
-            path=path,
-            about=about,
-        )
-
-    def import_file(self, sequence: Sequence, path: str) -> Move:
-        """Make a client's file, if it is whole, the file of a new session."""
-        return self.ledger.order(sequence, MoveKind.IMPORT, path=path)
-
-    def adopt_file(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
-        """The session's file holds the KV of the first `computed` tokens of its history, and there is no other KV."""
-        sequence.disk_blocks = file_blocks
-        sequence.disk_tokens = sequence.computed = computed
+        self.files.forget(sequence)
 
     def complete(self, report: Moved) -> tuple[Move, Sequence]:
         """Account for a move that has ended, well or not; returns it and the sequence that it was for."""
@@ -184,7 +120,7 @@ class KVTiers:
         worth = self._arrivals.book(sequence, move, arrived=report.error is None)
         self.ledger.close(move)
         if not worth and move.kind is MoveKind.TO_DISK:
-            self.forget_file(sequence)
+            self.files.forget(sequence)
         elif not worth:
             self.drop(sequence)
         if sequence.moving is Tier.TO_HOST and sequence.blocks:
@@ -258,15 +194,3 @@ class KVTiers:
     def _freed_by_park(self, sequence: Sequence) -> int:
         copying = set() if sequence.outgoing is None else set(sequence.outgoing.source)
         return sum(self.cache.pool.holders(block) == 1 + (block in copying) for block in sequence.blocks)
-
-
-def file_namespace(sequence: Sequence, computed: int) -> BlockHash:
-    """What a file's KV of the first `computed` tokens is kept under: the session's namespace, and its interventions if
-    it has any.
-    """
-    return sequence.namespace + sequence.interventions.fingerprint(0, computed)
-
-
-def _require(sequence: Sequence, tier: Tier) -> None:
-    if sequence.tier is not tier:
-        raise RuntimeError(f"session {sequence.session} is in tier {sequence.tier}, not {tier}")

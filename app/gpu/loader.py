@@ -9,12 +9,11 @@ from functools import partial
 import torch
 
 from app.domain import ModelInfo
-from app.errors import FieldOutOfRange
 from app.gpu.attention import attention_for
 from app.gpu.batch import make_batch
 from app.gpu.checkpoint_handler import CheckpointHandler
 from app.gpu.commands import CommandHandler
-from app.gpu.cuda_recorder import CudaRecorder
+from app.gpu.device_choice import choose_device, choose_dtype, choose_recorder
 from app.gpu.device_memory import CudaMemory
 from app.gpu.disk_store import DiskStore
 from app.gpu.engine import Engine
@@ -30,18 +29,17 @@ from app.gpu.kv_mover import KVMover
 from app.gpu.kv_pool import KVPool
 from app.gpu.kv_tiers import KVTiers
 from app.gpu.memory_profile import MemoryPlan, plan_memory
-from app.gpu.model_size import GIB
 from app.gpu.models.base import LayerStack
 from app.gpu.openmp import release_threads
 from app.gpu.placement import Placement
 from app.gpu.runner import Runner
 from app.gpu.saved_files import FilesFound, SavedKV
 from app.gpu.scheduler import Scheduler
-from app.gpu.streams import streams_of
 from app.gpu.turns import Turns
 from app.gpu.weights.arena import Arena
 from app.gpu.weights.loading import LoadedModel, load_model
 from app.gpu.weights.loan import KVLoans, LoanBook
+from app.machine.units import GIB
 from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -83,26 +81,19 @@ def build_engine(
     budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv)
     if plan is not None:
         plan.check(budgets.device * layout.block_bytes)
-    streams = streams_of(stack.device)
     pool, arena = _allocate_device(loaded, budgets.device, settings.block_size, layout.block_bytes)
     with allocating("kv_host", budgets.host * layout.block_bytes):
-        host = HostPool(pool, budgets.host, streams)
+        host = HostPool(pool, budgets.host, loaded.streams)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
     disk = DiskStore(settings.kv_dir, identity) if settings.kv_dir is not None and budgets.disk else None
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
     _log_budgets(budgets, layout, limit, stack.max_model_len)
-    cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
-    placement = Placement(KVTiers(cache, layout.block_bytes), settings.kv_policy, budgets.disk, time.monotonic)
-    scheduler = Scheduler(
-        placement,
-        num_layers=stack.num_layers,
-        max_step_tokens=settings.max_step_tokens,
-        max_running=settings.max_running,
-    )
+    scheduler = _make_scheduler(stack, settings, budgets, layout.block_bytes)
     rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
     graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
-    turns, runner = Turns(scheduler, limit), Runner(stack, pool, streams, graphs)
-    checkpoints = CheckpointHandler(placement, runner.predict, partial(HostTensor.of, streams=streams))
+    turns, runner = Turns(scheduler, limit), Runner(stack, pool, loaded.streams, graphs)
+    to_host = partial(HostTensor.of, streams=loaded.streams)
+    checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host)
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,
@@ -110,7 +101,7 @@ def build_engine(
         turns,
         CommandHandler(scheduler, turns, checkpoints, text=loaded.text, files=_find_files(disk)),
         KVMover(host, identity, disk),
-        None if arena is None else KVLoans(LoanBook(arena), placement, loaded.lender, pool.copy_blocks),
+        None if arena is None else KVLoans(LoanBook(arena), scheduler.placement, loaded.lender, pool.copy_blocks),
         loaded.close,
     )
 
@@ -124,6 +115,17 @@ def _allocate_device(
             return KVPool(loaded.stack, blocks, block_size), None
     arena, memory = loaded.streamed.share(blocks, block_bytes)
     return KVPool(loaded.stack, arena.most_blocks, block_size, memory), arena
+
+
+def _make_scheduler(stack: LayerStack, settings: EngineSettings, budgets: TierBlocks, block_bytes: int) -> Scheduler:
+    """With the pools of blocks that it plans with."""
+    cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
+    return Scheduler(
+        Placement(KVTiers(cache, block_bytes), settings.kv_policy, budgets.disk, time.monotonic),
+        num_layers=stack.num_layers,
+        max_step_tokens=settings.max_step_tokens,
+        max_running=settings.max_running,
+    )
 
 
 def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder | None) -> MemoryPlan | None:
@@ -174,42 +176,6 @@ def _warm_up(stack: LayerStack, block_size: int) -> None:
     pool = torch.zeros(shape, dtype=stack.dtype, device=stack.device)
     hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
     stack.head(stack.layer(0, hidden, batch, pool))
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is a CUDA device. Raises FieldOutOfRange for a device that is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise FieldOutOfRange(f"device is {name!r}; use auto, cpu, cuda or cuda:N", param="device") from None
-    known = device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < torch.cuda.device_count())
-    if not known:
-        count = torch.cuda.device_count()
-        raise FieldOutOfRange(f"device is {name!r}; this machine has cpu and {count} CUDA devices", param="device")
-    return device
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on CPU and bfloat16 on CUDA."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-
-
-def choose_recorder(wanted: bool | None, device: torch.device, *, streamed: bool) -> Recorder | None:
-    """None is yes where it can be. Raises FieldOutOfRange for graphs on a device that has none, or of weights that are
-    streamed: a graph's operations read the same addresses each time.
-    """
-    reason = None
-    if device.type != "cuda":
-        reason = f"the device is {device}, which has no CUDA graphs"
-    elif streamed:
-        reason = "weights_device does not hold all weights, and those that are streamed have no place of their own"
-    if wanted and reason is not None:
-        raise FieldOutOfRange(f"cuda_graphs: {reason}", param="cuda_graphs")
-    return None if wanted is False or reason is not None else CudaRecorder(device)
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_token: int) -> ModelInfo:

@@ -85,7 +85,7 @@ class LowerTiers:
             return False
         if not clean and not self._make_disk_room(len(sequence.host_blocks), sequence, keep):
             return False
-        self.tiers.save(sequence)
+        self.tiers.files.save(sequence)
         self._files[sequence.session] = sequence
         self._files.move_to_end(sequence.session)
         return True
@@ -96,13 +96,13 @@ class LowerTiers:
         It goes if it does not fit, or has nothing of use in it.
         """
         if not computed:
-            self.tiers.delete_file(sequence)
+            self.tiers.files.delete(sequence)
         elif self._make_disk_room(file_blocks, sequence, ()):
-            self.tiers.adopt_file(sequence, computed, file_blocks)
+            self.tiers.files.adopt(sequence, computed, file_blocks)
             self._files[sequence.session] = sequence
         else:
             self.dropped += 1
-            self.tiers.delete_file(sequence)
+            self.tiers.files.delete(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """No tier has room for the session's KV: it is lost."""
@@ -131,6 +131,6 @@ class LowerTiers:
             if sequence.tier is Tier.DISK:
                 self.drop(sequence)
             else:
-                self.tiers.forget_file(sequence)
+                self.tiers.files.forget(sequence)
                 del self._files[sequence.session]
         return used + needed <= self.disk_blocks

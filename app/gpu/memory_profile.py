@@ -15,13 +15,13 @@ from app.gpu.batch import make_batch
 from app.gpu.device_memory import DeviceMemory
 from app.gpu.kv_pool import KVPool
 from app.gpu.logprobs import log_probabilities
-from app.gpu.model_size import GIB
 from app.gpu.models.base import LayerStack
 from app.gpu.sampler import choose
 from app.gpu.sampling import SampleRequest
 from app.gpu.sampling_inputs import place_requests
 from app.gpu.staging import put_each
 from app.gpu.walk import whole_pass
+from app.machine.units import GIB
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)

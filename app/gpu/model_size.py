@@ -7,9 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from app.errors import FieldOutOfRange
 from app.machine.memory import read_host_memory
+from app.machine.units import GIB
 from app.model_store.resolve import ResolvedModel
-
-GIB = 1 << 30
 
 
 def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> int:

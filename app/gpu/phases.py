@@ -128,9 +128,11 @@ class Phases:
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks + placement.loading + placement.headroom()
-            lacks_host_room = placement.make_room(needed, sequence, prefetch=True) and not self._tiers.load(sequence)
+            lacks_host_room = placement.make_room(needed, sequence, prefetch=True) and not self._tiers.files.load(
+                sequence
+            )
             if lacks_host_room and placement.make_host_room(sequence.disk_blocks, sequence):
-                self._tiers.load(sequence)
+                self._tiers.files.load(sequence)
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.pop(sequence.session, None)
 

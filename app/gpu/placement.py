@@ -128,9 +128,9 @@ class Placement:
 
     def load(self, sequence: Sequence) -> None:
         """Begin to read the file of a session that has a turn, or wait for room; without any hope of it the KV goes."""
-        if self.tiers.load(sequence):
+        if self.tiers.files.load(sequence):
             return
-        loading = self.make_host_room(sequence.disk_blocks, sequence) and self.tiers.load(sequence)
+        loading = self.make_host_room(sequence.disk_blocks, sequence) and self.tiers.files.load(sequence)
         if not loading and not self.lower.host_is_emptying:
             self.lower.drop(sequence)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from app.domain import SessionId
 from app.gpu.kv_blocks import BlockHash
-from app.gpu.kv_tiers import file_namespace
+from app.gpu.kv_files import file_namespace
 from app.gpu.placement import Placement
 from app.gpu.sequence import Sequence as EngineSequence
 from app.gpu.sequence import common_prefix
@@ -50,11 +50,11 @@ class SavedFiles:
             blocks = self._placement.tiers.cache.host.blocks_for(saved.computed)
             self._placement.lower.adopt(sequence, min(same, saved.computed), blocks)
         else:
-            self._placement.tiers.delete_file(sequence)
+            self._placement.tiers.files.delete(sequence)
 
     def delete_rest(self) -> None:
         """No more sessions come back."""
         for session in (*self._files, *self._refused):
-            self._placement.tiers.delete_file(EngineSequence(session, b""))
+            self._placement.tiers.files.delete(EngineSequence(session, b""))
         self._placement.count_disk_failures(len(self._refused))
         self._files, self._refused = {}, ()

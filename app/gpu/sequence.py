@@ -5,58 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from app.breakpoints import Breakpoint, Intervention, ResumeCost
+from app.breakpoints import Breakpoint
 from app.domain import (
     FinishReason,
     Phase,
-    SamplingParams,
     SessionId,
-    StopRule,
     Ticket,
     Tier,
-    TokenLogprobs,
     TurnUsage,
 )
 from app.gpu.checkpoints import CaptureLog, Checkpoint
 from app.gpu.interventions import InterventionLog
 from app.gpu.kv_blocks import BlockHash, BlockId
 from app.gpu.kv_moves import Move
-
-
-@dataclass(slots=True)
-class TurnState:
-    """One turn in the engine. `prompt_tokens` is the history's length when the turn began."""
-
-    ticket: Ticket
-    sampling: SamplingParams
-    stop: StopRule
-    prompt_tokens: int
-    kept: int
-    """Tokens of the history that the turn began from."""
-    dropped: tuple[int, ...] = ()
-    """Tokens that came after those, which come back if the turn fails, as do the next two."""
-    interventions: tuple[Intervention, ...] = ()
-    """Those of the session when the turn began."""
-    reached: int = 0
-    """The session's when the turn began."""
-    pausable: bool = True
-    paused: bool = False
-    pause_at: tuple[int, int] | None = None
-    """A boundary, and the position in whose pass to pause there."""
-    to_end: bool = False
-    """Whether breakpoints that pause are passed."""
-    resumed: ResumeCost | None = None
-    """What the last resume cost, until somebody has been told."""
-    announced: bool = False
-    """Whether a `Started` has been sent since the turn last entered the queue."""
-    cached_tokens: int | None = None
-    """None until the turn has left the queue for the first time."""
-    tokens_recomputed: int = 0
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    begun_at: float = 0.0
-    """On the engine's clock."""
-    restore_ms: float = 0.0
-    """How long the turn has waited for KV that was not on the device."""
+from app.gpu.turn_state import TurnState
 
 
 @dataclass(slots=True)
@@ -129,6 +91,11 @@ class Sequence:
         if self.host_blocks:
             return Tier.HOST
         return Tier.DISK if self.computed else None
+
+    def require_tier(self, tier: Tier) -> None:
+        """Raise RuntimeError if the KV is elsewhere."""
+        if self.tier is not tier:
+            raise RuntimeError(f"session {self.session} is in tier {self.tier}, not {tier}")
 
     @property
     def return_time(self) -> float:

@@ -28,14 +28,14 @@ class Transfers:
 
     def import_(self, command: Import, sequence: Sequence) -> None:
         """Begin to check a client's file; `sequence` is new and nobody's yet."""
-        move = self._tiers.import_file(sequence, command.path)
+        move = self._tiers.files.import_file(sequence, command.path)
         self._reading[move.number] = command, sequence
 
     def go_on(self, session: SessionId) -> None:
         """Write the exports of a session whose KV has come to the host, or cannot come."""
         for command, sequence in self._gathering.pop(session, []):
             if self._gather(sequence):
-                move = self._tiers.export(sequence, command.path, command.about)
+                move = self._tiers.files.export(sequence, command.path, command.about)
                 self._writing[move.number] = command
             else:
                 self._gathering.setdefault(session, []).append((command, sequence))
@@ -51,7 +51,7 @@ class Transfers:
         if report.error is not None:
             return [Failed(asked.ticket, BadExport(f"the file cannot be used: {report.error}"))], None
         if len(report.token_ids) > self._max_model_len:
-            self._tiers.delete_file(sequence)
+            self._tiers.files.delete(sequence)
             message = f"the file has {len(report.token_ids)} tokens; at most {self._max_model_len} fit"
             return [Failed(asked.ticket, BadExport(message))], None
         sequence.tokens = list(report.token_ids)
@@ -65,7 +65,7 @@ class Transfers:
         if sequence.busy:
             return True
         if sequence.tier is Tier.DISK:
-            return not self._tiers.load(sequence)
+            return not self._tiers.files.load(sequence)
         if sequence.tier is Tier.DEVICE and len(sequence.host_blocks) < len(sequence.blocks):
             end = self._tiers.cache.pool.blocks_for(sequence.computed)
             copying = self._tiers.copy_out(sequence, end) and sequence.outgoing is not None

@@ -14,7 +14,8 @@ from app.gpu.interventions import InterventionLog
 from app.gpu.sampling import Sampled, SampleRequest
 from app.gpu.scheduler import Scheduler
 from app.gpu.segments import Row
-from app.gpu.sequence import Sequence, TurnState
+from app.gpu.sequence import Sequence
+from app.gpu.turn_state import TurnState
 from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
 
 

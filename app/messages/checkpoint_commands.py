@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.breakpoints import Breakpoint, Edit, Intervention, PausedTurn, Positions, TensorData
+from app.activations import PausedTurn
+from app.breakpoints import Breakpoint, Edit, Intervention, Positions, TensorData
 from app.domain import SessionId, Ticket
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from app.breakpoints import CheckpointInfo, Intervention, ResumeCost
+from app.activations import CheckpointInfo, ResumeCost
+from app.breakpoints import Intervention
 from app.domain import FinishReason, SessionId, Ticket, TokenLogprobs, TurnUsage
 from app.errors import DjinnError
 from app.memory_map import SessionMemory

@@ -7,7 +7,7 @@ import json
 
 from fastapi import APIRouter, Response
 
-from app.breakpoints import Captures
+from app.activations import Captures
 from app.errors import NotFound
 from app.routers.binary import FILE, file_response
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors

@@ -8,7 +8,8 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from app.breakpoints import Activation, CheckpointInfo, TensorData
+from app.activations import Activation, CheckpointInfo
+from app.breakpoints import TensorData
 from app.errors import FieldOutOfRange
 from app.pauses import require_pause
 from app.routers.binary import FILE, FILE_BODY, SAFETENSORS, file_response, whole_body

@@ -7,7 +7,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.breakpoints import CheckpointInfo, LensPosition, Pass
+from app.activations import CheckpointInfo, LensPosition
+from app.breakpoints import Pass
 from app.tokens import Tokens
 
 

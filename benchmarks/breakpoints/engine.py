@@ -8,13 +8,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from app.breakpoints import Breakpoint, CheckpointInfo, Until
+from app.activations import CheckpointInfo
+from app.breakpoints import Breakpoint, Until
 from app.domain import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.attention import attention_for
 from app.gpu.batch import Batch
 from app.gpu.loader import build_engine
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.streams import streams_of
 from app.gpu.weights.loading import LoadedModel
 from app.messages import Close, Command, Event, Failed, Open, Paused, Placed, Resume, Spent, Submit, Token, TurnFinished
 from app.model_store.resolve import resolve
@@ -52,7 +54,8 @@ class BenchEngine:
             resolved, device=cpu, dtype=getattr(torch, DTYPE), attention=attention_for(cpu), max_model_len=None
         )
         self._stack = TimedStack(stack)
-        self._engine = build_engine(resolved, LoadedModel(cast("LayerStack", self._stack)), settings.engine())
+        loaded = LoadedModel(cast("LayerStack", self._stack), streams_of(cpu))
+        self._engine = build_engine(resolved, loaded, settings.engine())
         self.num_layers = stack.num_layers
         self._tickets = map(Ticket, itertools.count(1))
         self._names = map("session-{}".format, itertools.count())

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from app.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, CheckpointInfo, Pass, Until, When
+from app.activations import CheckpointInfo
+from app.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Pass, Until, When
 from app.domain import SessionId
 from benchmarks.breakpoints.engine import BenchEngine
 from benchmarks.breakpoints.plan import PREFILL_TOKENS, PROMPT_TOKENS

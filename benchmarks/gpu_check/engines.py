@@ -5,10 +5,12 @@ from pathlib import Path
 import torch
 
 from app.gpu.attention import attention_for
+from app.gpu.device_choice import choose_device, choose_dtype
 from app.gpu.engine import Engine
-from app.gpu.loader import build_engine, choose_device, choose_dtype, load_engine
+from app.gpu.loader import build_engine, load_engine
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.streams import streams_of
 from app.gpu.weights.loading import LoadedModel
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
@@ -47,7 +49,9 @@ def load_layers(context: StageContext, model: str) -> LayerStack:
 def build(context: StageContext, model: str, stack: LayerStack, **changed: object) -> LiveEngine:
     """An engine around a loaded model."""
     settings = make_settings(context.plan.device, model, **changed)
-    return live(context, build_engine(find_model(model), LoadedModel(stack), settings.engine()))
+    return live(
+        context, build_engine(find_model(model), LoadedModel(stack, streams_of(stack.device)), settings.engine())
+    )
 
 
 def live(context: StageContext, engine: Engine) -> LiveEngine:

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from app.gpu.loader import choose_device, choose_dtype
+from app.gpu.device_choice import choose_device, choose_dtype
 from app.gpu.model_size import weight_bytes
 from app.gpu.streams import streams_of
 from app.machine.memory import read_host_memory

@@ -13,7 +13,7 @@ from benchmarks.gpu_check.away import random_tokens
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.engines import find_model
 from benchmarks.gpu_check.plan import DecodePlan
-from benchmarks.peers.generate_worker import ArrivalRecorder
+from loadgen.step_times import StepTimes
 
 
 class Way(StrEnum):
@@ -52,7 +52,7 @@ def _make_model(name: str, device: str) -> Any:
 def _rate(model: Any, plan: DecodePlan, batch: int, way: Way, random: Random) -> float:
     prompts = [random_tokens(random, plan.prompt_tokens) for _ in range(batch)]
     ids = torch.tensor(prompts, device=model.device)
-    recorder = ArrivalRecorder()
+    steps = StepTimes()
     model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
@@ -61,7 +61,7 @@ def _rate(model: Any, plan: DecodePlan, batch: int, way: Way, random: Random) ->
         pad_token_id=0,
         cache_implementation="static",
         disable_compile=way is Way.PLAIN,
-        streamer=recorder,
+        streamer=steps,
     )
-    times = recorder.arrivals
+    times = steps.seconds
     return batch * (len(times) - 1) / (times[-1] - times[0])

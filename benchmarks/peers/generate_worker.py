@@ -10,32 +10,15 @@ from typing import Any
 import orjson
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from benchmarks.cpu_meter import CpuMeter
 from benchmarks.peers.rounds import Measurement
 from benchmarks.peers.timeline import Stream, measure_decode
 from benchmarks.peers.workload import WARM_UP_TOKENS, Workload
+from loadgen.step_times import StepTimes
 
 PAD_ID = 0
-
-
-class ArrivalRecorder(BaseStreamer):  # type: ignore[misc, unused-ignore]
-    """Notes when each step's tokens come out; `generate` hands over the prompt first."""
-
-    def __init__(self) -> None:
-        self._is_prompt = True
-        self.arrivals: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        """`value`: `[streams]`, int64, one token for every stream of the batch."""
-        if not self._is_prompt:
-            self.arrivals.append(time.perf_counter())
-        self._is_prompt = False
-
-    def end(self) -> None:
-        """Nothing is held back."""
 
 
 def measure(model_path: str, dtype: str, workload: Workload) -> Measurement:
@@ -57,7 +40,7 @@ def measure(model_path: str, dtype: str, workload: Workload) -> Measurement:
 
 def _generate(model: Any, prompts: list[list[int]], max_tokens: int) -> list[Stream]:
     """Greedy tokens for all prompts in one batch. Every stream gets its token at the end of the step."""
-    recorder = ArrivalRecorder()
+    times = StepTimes()
     submitted = time.perf_counter()
     width = max(map(len, prompts))
     ids = torch.tensor([[PAD_ID] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -69,9 +52,9 @@ def _generate(model: Any, prompts: list[list[int]], max_tokens: int) -> list[Str
             max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=PAD_ID,
-            streamer=recorder,
+            streamer=times,
         )
-    return [Stream(submitted, recorder.arrivals, len(recorder.arrivals)) for _ in prompts]
+    return [Stream(submitted, times.seconds, len(times.seconds)) for _ in prompts]
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from loadgen.errors import NotAsMeant
 from loadgen.noting import noting
 from loadgen.oversubscribe.findings import Check, Findings
 from loadgen.oversubscribe.growing import Histories
 from loadgen.oversubscribe.plan import OversubscribePlan
 from loadgen.prompts import TokenIds
-from loadgen.resume.errors import NotAsMeant
 from loadgen.subject import Subject, greedy
 
 

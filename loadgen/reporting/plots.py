@@ -77,14 +77,17 @@ def bars(
     *,
     stacked: bool = False,
 ) -> None:
-    """For each group a bar of each series, beside each other or `stacked`; None is no bar."""
+    """For each group a bar of each series, beside each other or `stacked`; None is no bar. Series without any keep
+    their colour.
+    """
     floor = [0.0] * len(groups)
-    width = BARS_WIDTH if stacked else BARS_WIDTH / max(1, len(series))
-    for number, (name, values) in enumerate(series.items()):
+    shown = [(color_of(number), *each) for number, each in enumerate(series.items()) if set(each[1]) != {None}]
+    width = BARS_WIDTH if stacked else BARS_WIDTH / max(1, len(shown))
+    for column, (color, name, values) in enumerate(shown):
         heights = [value or 0.0 for value in values]
-        shift = 0.0 if stacked else (number - (len(series) - 1) / 2) * width
+        shift = 0.0 if stacked else (column - (len(shown) - 1) / 2) * width
         places = [place + shift for place in range(len(groups))]
-        axes.bar(places, heights, width, bottom=floor, label=_named(name), color=color_of(number))
+        axes.bar(places, heights, width, bottom=floor, label=_named(name), color=color)
         if stacked:
             floor = [below + height for below, height in zip(floor, heights, strict=True)]
     axes.set_xticks(range(len(groups)), groups)

@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from client import AsyncSession, MemoryMap
 from client.models import Tier
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, NotAsMeant
 from loadgen.prompts import TokenIds
-from loadgen.resume.errors import NotAsMeant
 from loadgen.stopwatch import Stopwatch
 from loadgen.subject import Subject, greedy
 

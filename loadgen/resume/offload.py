@@ -11,14 +11,18 @@ from pathlib import Path
 
 from client import MemoryMap
 from client.models import Model
+from loadgen.errors import LoadgenError
 from loadgen.line_process import LineProcess, line_process
 from loadgen.prompts import TokenIds
-from loadgen.resume.errors import OffloadFailed
 from loadgen.resume.findings import Sample, Way
 from loadgen.resume.plan import Cell
 
 PROGRAM = Path(__file__).with_name("pinned_offload.py")
 BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class OffloadFailed(LoadgenError):
+    """The hand-written offload ended or could not do what it was asked. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)

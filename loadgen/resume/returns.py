@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from client import AsyncSession, Turn
 from client.async_turn import AsyncTurnStream
+from loadgen.errors import NotAsMeant
 from loadgen.prompts import TokenIds
 from loadgen.resume.away import Passers, fetch
-from loadgen.resume.errors import NotAsMeant
 from loadgen.resume.findings import Sample, Way
 from loadgen.resume.plan import Cell
 from loadgen.resume.split import ServerClock

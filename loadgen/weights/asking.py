@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from client import AsyncSession
+from loadgen.errors import NotAsMeant
 from loadgen.prompts import TokenIds
 from loadgen.subject import Subject, greedy
-from loadgen.weights.timed import NotAsMeant, Timed, timed
+from loadgen.weights.generation import Generation
 
 
-async def ask_djinn(subject: Subject, prompts: Sequence[TokenIds], tokens: int) -> Timed:
+async def ask_djinn(subject: Subject, prompts: Sequence[TokenIds], tokens: int) -> Generation:
     """Send all prompts at once, each to a session of its own; that these are opened is not on the clock.
 
-    Raises `DjinnError`, and `NotAsMeant` if a turn has another number of tokens.
+    Raises `DjinnError`, and `NotAsMeant` if a turn has another number of tokens or a prompt that was cached.
     """
     async with AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(subject.session()) for _ in prompts]
@@ -24,8 +25,7 @@ async def ask_djinn(subject: Subject, prompts: Sequence[TokenIds], tokens: int) 
         turns = await asyncio.gather(
             *(_arrivals(session, prompt, tokens) for session, prompt in zip(sessions, prompts, strict=True))
         )
-    times = [[at - began for at in arrivals] for arrivals, _ in turns]
-    return timed(times, [answer for _, answer in turns])
+    return Generation([token_ids for _, token_ids in turns], [[at - began for at in arrivals] for arrivals, _ in turns])
 
 
 async def _arrivals(session: AsyncSession, prompt: TokenIds, tokens: int) -> tuple[list[float], TokenIds]:

@@ -64,7 +64,7 @@ async def _sample(
     subject: Subject, size: int, repeat: int, setup: Setup, plan: WeightsPlan, corpus: Corpus
 ) -> ChunkSample:
     prompts = await fresh_prompts(1, plan.prompt, corpus, plan.seed, subject.tokenize)
-    timed = await ask_djinn(subject, prompts, plan.tokens)
+    timed = (await ask_djinn(subject, prompts, plan.tokens)).timed()
     streamed = setup.model_bytes.per_pass - (await subject.memory()).text.kept_bytes
     return ChunkSample(size, repeat, timed.first_s, timed.tokens_per_s, streamed * timed.steps_per_s)
 

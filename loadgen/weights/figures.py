@@ -34,21 +34,21 @@ def figures(report: WeightsReport) -> Iterator[Figure]:
         caption = "One session; medians. Each point is a size of copies: up and to the left is better."
         yield Figure("Bandwidth against time to first token", caption, partial(_draw_chunks, report=report))
     for measure, title in TITLES.items():
-        if series := _series(report, measure):
+        series = _series(report, measure)
+        if any(value is not None for values in series.values() for value in values):
             caption = f"{MEASURES[measure][0]}; medians."
             yield Figure(title, caption, partial(_draw, report=report, measure=measure, series=series))
 
 
 def _series(report: WeightsReport, measure: Measure) -> dict[str, list[float | None]]:
-    """Of each way that has any, by cell."""
+    """Of each way, by cell; None where there is none. A way has the same colour in each figure."""
     _, figure, _ = MEASURES[measure]
     found = {(row.way, row.cell): spread.median for row in report.summary.rows if (spread := figure(row)) is not None}
     factor = FACTORS[measure]
-    series = {
+    return {
         way.value: [None if (value := found.get((way, cell))) is None else factor * value for cell in report.plan.cells]
         for way in Way
     }
-    return {name: values for name, values in series.items() if any(value is not None for value in values)}
 
 
 def _draw(axes: Axes, report: WeightsReport, measure: Measure, series: dict[str, list[float | None]]) -> None:

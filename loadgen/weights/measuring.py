@@ -7,17 +7,18 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 
 from loadgen.corpus import Corpus
+from loadgen.errors import NotAsMeant
 from loadgen.fresh_prompts import fresh_prompts
 from loadgen.noting import noting
 from loadgen.prompts import TokenIds
 from loadgen.subject import Subject
 from loadgen.weights.asking import ask_djinn
 from loadgen.weights.findings import Findings, Sample, Way
+from loadgen.weights.generation import Generation
 from loadgen.weights.page_cache import dropped
 from loadgen.weights.plan import FEWEST_TOKENS, Cell, WeightsPlan, order_of_ways, ways_of
 from loadgen.weights.programs import Launch, Program, running
 from loadgen.weights.setup import Setup
-from loadgen.weights.timed import NotAsMeant, Timed
 
 COPIED_PASSES = 4
 """Of plain copies in one sample."""
@@ -39,7 +40,7 @@ class Bench:
         length = self.plan.prompt_tokens(batch)
         return await fresh_prompts(batch, length, self.corpus, self.plan.seed, self.resident.tokenize)
 
-    async def answer(self, way: Way, prompts: Sequence[TokenIds], tokens: int) -> Timed:
+    async def answer(self, way: Way, prompts: Sequence[TokenIds], tokens: int) -> Generation:
         """Have all of them answered. Raises `DjinnError`, `LoadgenError`."""
         match way:
             case Way.STREAMED:
@@ -118,7 +119,8 @@ async def _sample(
             stack.enter_context(dropped(list(bench.setup.weight_files())))
         if way is Way.PLAIN:
             return Sample(way, cell.batch, cell.cold, repeat, bytes_per_s=await bench.copy())
-        timed = await bench.answer(way, prompts, bench.plan.tokens)
+        generation = await bench.answer(way, prompts, bench.plan.tokens)
+    timed = generation.timed()
     streamed = findings.streamed_bytes.get(way)
     return Sample(
         way,
@@ -128,5 +130,5 @@ async def _sample(
         first_s=timed.first_s,
         tokens_per_s=timed.tokens_per_s,
         bytes_per_s=None if streamed is None else streamed * timed.steps_per_s,
-        answer=timed.answer,
+        answer=generation.fingerprint,
     )

@@ -14,7 +14,7 @@ from loadgen.peers.deepspeed import DeepSpeed
 from loadgen.peers.launch import ROOT
 from loadgen.prompts import TokenIds
 from loadgen.weights.findings import Way
-from loadgen.weights.timed import Timed, timed
+from loadgen.weights.generation import Generation
 
 DOUBLE_BUFFER = "loadgen.weights.double_buffer"
 ACCELERATE = "loadgen.weights.offload.accelerate"
@@ -52,10 +52,10 @@ class Program:
         self._process = process
         self.about = about
 
-    async def generate(self, prompts: Sequence[TokenIds], tokens: int) -> Timed:
+    async def generate(self, prompts: Sequence[TokenIds], tokens: int) -> Generation:
         """All prompts, which are of one length, as one static batch."""
         found = await self._process.ask({"prompts": prompts, "tokens": tokens})
-        return timed([found["seconds"]] * len(prompts), found["token_ids"])
+        return Generation(found["token_ids"], [found["seconds"]] * len(prompts))
 
     async def copy(self, passes: int) -> float:
         """Bytes a second of copying what so many passes stream, of a program that can do that alone."""

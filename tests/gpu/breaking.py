@@ -9,20 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from app.breakpoints import (
-    ALL,
-    NEXT_BREAKPOINT,
-    Action,
-    Activation,
-    Breakpoint,
-    Captures,
-    CheckpointInfo,
-    Edit,
-    OnTimeout,
-    Positions,
-    Until,
-    When,
-)
+from app.activations import Activation, Captures, CheckpointInfo
+from app.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, OnTimeout, Positions, Until, When
 from app.domain import Phase, SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.gpu.scheduler import StepPlan

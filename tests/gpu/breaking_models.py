@@ -17,6 +17,7 @@ from app.gpu.graphs import Recorder
 from app.gpu.loader import build_engine
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
+from app.gpu.streams import DeviceStreams, streams_of
 from app.gpu.weights.loading import LoadedModel, Streamed
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import EngineSettings
@@ -42,6 +43,8 @@ class TinyModel:
     resolved: ResolvedModel
     stack: LayerStack
     oracle: Any
+    streams: DeviceStreams | None = None
+    """None: those of its device."""
     streamed: Streamed | None = None
     """What moves the weights of `stack`, for one engine at a time; None: they stay."""
 
@@ -82,7 +85,8 @@ class TinyModel:
             max_running=16,
             max_model_len=None,
         )
-        return build_engine(self.resolved, LoadedModel(self.stack, self.streamed), settings, recorder)
+        loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)
+        return build_engine(self.resolved, loaded, settings, recorder)
 
 
 def make_tiny(shape: str, folder: Path, attention: str = "cpu") -> TinyModel:

@@ -12,19 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.breakpoints import (
-    Action,
-    Activation,
-    Breakpoint,
-    Captures,
-    Edit,
-    EditOp,
-    Pass,
-    Positions,
-    TensorData,
-    Until,
-    When,
-)
+from app.activations import Activation, Captures
+from app.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, Positions, TensorData, Until, When
 from app.domain import KVPolicy, Phase, SamplingParams, SessionId, StopRule
 from app.messages import (
     Arm,

@@ -6,18 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.breakpoints import (
-    MAX_INTERVENTIONS,
-    NEXT_BREAKPOINT,
-    Action,
-    Edit,
-    EditOp,
-    Intervention,
-    Pass,
-    PausedTurn,
-    Until,
-    When,
-)
+from app.activations import PausedTurn
+from app.breakpoints import MAX_INTERVENTIONS, NEXT_BREAKPOINT, Action, Edit, EditOp, Intervention, Pass, Until, When
 from app.errors import FieldOutOfRange
 from app.messages import ReadPaused, WriteCheckpoint
 from tests.gpu.breaking import BreakDriver, Turn
@@ -152,7 +142,7 @@ def test_what_a_session_keeps_of_written_activations_is_bounded(
     driver: BreakDriver, tiny_llama: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = pause(driver, Pass.DECODE)
-    monkeypatch.setattr("app.gpu.checkpoint_handler.MAX_WRITTEN_BYTES", WRITTEN.nbytes)
+    monkeypatch.setattr("app.gpu.checkpoint_writes.MAX_WRITTEN_BYTES", WRITTEN.nbytes)
     write(driver, turn, WRITTEN[None])
     before = driver.read(turn)
     driver.resume(turn, NEXT_BREAKPOINT)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.breakpoints import Action, CheckpointInfo, Pass, Until, When
+from app.activations import CheckpointInfo
+from app.breakpoints import Action, Pass, Until, When
 from app.domain import FinishReason, SamplingParams, SessionId, StopRule
 from app.errors import FieldOutOfRange, NotFound, WrongState
 from app.messages import Arm, Disarm, PromptScored, Rewind

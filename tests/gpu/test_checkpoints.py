@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.breakpoints import ALL, LAST, LensPosition, Pass, Positions, TensorData, Until, When
+from app.activations import LensPosition
+from app.breakpoints import ALL, LAST, Pass, Positions, TensorData, Until, When
 from app.errors import FieldOutOfRange, WrongState
 from app.messages import Lens, ReadCheckpoint, WriteCheckpoint
 from tests.gpu.breaking import BreakDriver, Turn

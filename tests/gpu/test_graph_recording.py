@@ -12,9 +12,9 @@ from app.errors import FieldOutOfRange
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.batch import Batch
+from app.gpu.device_choice import choose_recorder
 from app.gpu.graph_recording import estimate_graph_bytes
 from app.gpu.graphs import DecodeLimits, batch_buckets
-from app.gpu.loader import choose_recorder
 from tests.gpu.breaking import BreakDriver
 from tests.gpu.breaking_models import BLOCK, TinyModel, prompt
 from tests.gpu.graph_models import CPU, tiny, with_attention

@@ -16,8 +16,8 @@ from tests.gpu.tiering import BLOCK_SIZE, Bench, tier_of
 OPERATIONS: dict[str, Callable[[KVTiers, Sequence], object]] = {
     "park": KVTiers.park,
     "restore": KVTiers.restore,
-    "save": KVTiers.save,
-    "load": KVTiers.load,
+    "save": lambda tiers, sequence: tiers.files.save(sequence),
+    "load": lambda tiers, sequence: tiers.files.load(sequence),
     "turn_round": KVTiers.turn_round,
     "head_back": KVTiers.head_back,
     "drop": KVTiers.drop,
@@ -103,7 +103,7 @@ def test_a_file_does_not_count_for_tokens_that_have_changed_since() -> None:
     bench = Bench()
     sequence = bench.session(12)
     bench.bring_to(sequence, Tier.DISK)
-    bench.tiers.load(sequence)
+    bench.tiers.files.load(sequence)
     bench.finish()
     bench.tiers.restore(sequence)
     bench.finish()
@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_read_means_computing_again() -> None:
     bench = Bench()
     sequence = bench.session(10)
     bench.bring_to(sequence, Tier.DISK)
-    bench.tiers.load(sequence)
+    bench.tiers.files.load(sequence)
     bench.finish(error="checksum")
     assert tier_of(sequence) is None
     assert sequence.computed == 0
@@ -150,13 +150,13 @@ def test_a_return_from_disk_that_was_called_off_can_be_called_again() -> None:
     bench = Bench()
     sequence = bench.session(10)
     bench.bring_to(sequence, Tier.DISK)
-    bench.tiers.load(sequence)
+    bench.tiers.files.load(sequence)
     bench.finish()
     bench.overwrite_device()
     bench.tiers.restore(sequence)
     bench.tiers.turn_round(sequence)
     bench.placement.lower.save(sequence)
     assert tier_of(sequence) is Tier.DISK
-    bench.tiers.load(sequence)
+    bench.tiers.files.load(sequence)
     bench.finish()
     assert tier_of(sequence) is Tier.HOST

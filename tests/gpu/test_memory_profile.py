@@ -16,8 +16,8 @@ from app.errors import FieldOutOfRange
 from app.gpu.batch import Batch
 from app.gpu.kv_budget import allocating, budget_blocks
 from app.gpu.memory_profile import KEPT_SHARE, MemoryPlan, largest_step, plan_memory
-from app.gpu.model_size import GIB
 from app.gpu.models.base import LayerStack
+from app.machine.units import GIB
 from app.settings import EngineSettings, Settings
 from tests.gpu.breaking_models import TinyModel
 from tests.gpu.wrapping import WrappedStack

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from app.breakpoints import Action, Captures, Edit, EditOp, Pass, When
+from app.activations import Captures
+from app.breakpoints import Action, Edit, EditOp, Pass, When
 from app.domain import KVPolicy, SamplingParams
 from app.errors import EngineError
 from app.messages import Failed, PromptScored

@@ -153,7 +153,7 @@ def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     returns = bench.session(8)
     bench.placement.phases.signal(returns, Phase.IDLE, None)
     bench.finish()
-    bench.tiers.load(returns)
+    bench.tiers.files.load(returns)
     bench.finish()
     stays_away = bench.session(12)
     bench.placement.phases.signal(stays_away, Phase.IO_WAIT, None)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from app.breakpoints import Action, Edit, EditOp, Pass, PausedTurn, TensorData, When
+from app.activations import PausedTurn
+from app.breakpoints import Action, Edit, EditOp, Pass, TensorData, When
 from app.domain import KVPolicy, SessionId, Ticket
 from app.messages import Disarm, Export, ExportedKV, Import, Open, ReadPaused, Reinstate
 from tests.gpu.breaking import BreakDriver, Turn

@@ -53,9 +53,8 @@ def play_deferred(
 
 def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -> TinyModel:
     """The model on a device that defers its work, as well as the engines that are made of it."""
-    patch.setattr(app.gpu.loader, "streams_of", lambda _: device)
     patch.setattr(app.gpu.loader, "KVPool", lambda *sizes: device.adopt_pool(KVPool(*sizes)))
-    return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)))
+    return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 
 
 @pytest.mark.usefixtures("one_thread")

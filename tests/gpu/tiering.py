@@ -10,7 +10,8 @@ from app.gpu.kv_cache import KVCache
 from app.gpu.kv_moves import Move, Moved
 from app.gpu.kv_tiers import KVTiers
 from app.gpu.placement import Placement
-from app.gpu.sequence import Sequence, TurnState
+from app.gpu.sequence import Sequence
+from app.gpu.turn_state import TurnState
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 1000

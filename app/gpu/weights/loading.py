@@ -11,10 +11,10 @@ from torch import Tensor
 from app.gpu.attention.base import Attention
 from app.gpu.kv_budget import allocating
 from app.gpu.linear import linear_maker
-from app.gpu.model_size import GIB, check_weights_fit, free_bytes, weight_bytes
+from app.gpu.model_size import check_weights_fit, free_bytes, weight_bytes
 from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
 from app.gpu.models.base import LayerStack
-from app.gpu.streams import streams_of
+from app.gpu.streams import DeviceStreams, streams_of
 from app.gpu.weights.arena import Arena, lay_out
 from app.gpu.weights.host_copy import make_host_copy
 from app.gpu.weights.loan import Lender
@@ -23,6 +23,7 @@ from app.gpu.weights.source import weights_of
 from app.gpu.weights.streamed import StreamedText
 from app.gpu.weights.survey import MetaWeights, survey
 from app.gpu.zeroed import zeroed
+from app.machine.units import size
 from app.memory_map import TextUse
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -40,6 +41,8 @@ class LoadedModel:
     """A model that runs."""
 
     stack: LayerStack
+    streams: DeviceStreams
+    """Those of its device."""
     streamed: Streamed | None = None
     """None: all weights are on the device, and stay there."""
 
@@ -105,7 +108,8 @@ def load_model(
         max_model_len=settings.max_model_len,
         batch_invariant=settings.batch_invariant,
     )
-    return LoadedModel(stack)
+    logger.info("weights: all of them, %s, stay on the device", size(needed))
+    return LoadedModel(stack, streams_of(device))
 
 
 def _stream(
@@ -134,16 +138,16 @@ def _stream(
         text.close()
         raise
     _log_plan(plan)
-    return LoadedModel(stack, loaded)
+    return LoadedModel(stack, streams, loaded)
 
 
 def _log_plan(plan: WeightPlan) -> None:
     logger.info(
-        "weights: %d of %d parts stay on the device, %.2f GiB; the others, %.2f GiB, pass through a ring of %.2f GiB "
-        "each step. A prompt of up to max_step_tokens tokens takes one step",
+        "weights: %d of %d parts stay on the device, %s; the others, %s, pass through a ring of %s each step. A prompt "
+        "of up to max_step_tokens tokens takes one step",
         len(plan.kept),
         len(plan.sizes),
-        plan.kept_bytes / GIB,
-        plan.streamed_bytes / GIB,
-        plan.ring_bytes / GIB,
+        size(plan.kept_bytes),
+        size(plan.streamed_bytes),
+        size(plan.ring_bytes),
     )

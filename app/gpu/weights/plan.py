@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from app.errors import FieldOutOfRange
+from app.machine.units import size
 
 ALIGNMENT = 256
 """Bytes, of which a bundle has a multiple, as has each place: enough for every vector load of a CPU or GPU, and a
@@ -20,7 +21,6 @@ bundle is copied for at least twice as long as it computes. Where both take as l
 """
 SMALL_SHARE = 64
 """A bundle smaller than the largest by this factor costs a copy's start and saves no memory to speak of."""
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def plan_weights(sizes: Sequence[int], budget: int) -> WeightPlan:
     ring = SLOTS * largest
     if ring > budget:
         raise FieldOutOfRange(
-            f"weights_device is {_readable(budget)}; streaming needs {_readable(ring)}, {SLOTS} times the largest "
-            f"bundle of {_readable(largest)}, and keeping all weights on the device {_readable(total)}",
+            f"weights_device is {_exactly(budget)}; streaming needs {_exactly(ring)}, {SLOTS} times the largest "
+            f"bundle of {_exactly(largest)}, and keeping all weights on the device {_exactly(total)}",
             param="weights_device",
         )
     small = small_bundles(sizes)
@@ -101,5 +101,5 @@ def _spread(sizes: Sequence[int], among: Iterable[int], room: int) -> frozenset[
     return frozenset(kept)
 
 
-def _readable(size: int) -> str:
-    return f"{size} bytes ({size / GIB:.2f} GiB)"
+def _exactly(nbytes: int) -> str:
+    return f"{nbytes} bytes ({size(nbytes)})"

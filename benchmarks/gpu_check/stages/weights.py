@@ -22,7 +22,7 @@ from benchmarks.gpu_check.live import LiveEngine
 from benchmarks.gpu_check.plan import StreamPlan
 from benchmarks.gpu_check.stages.copies import PlainCopies
 from benchmarks.spread import full_range
-from loadgen.weights.timed import Timed, timed
+from loadgen.weights.generation import Generation, Timed
 
 OF_PINNED = Target(0.9, at_least=True)
 OVER_SWEEP = Target(1.3)
@@ -112,7 +112,8 @@ class _Bench:
         live.finish(*turns)
         live.close(*sessions)
         began = turns[0].sent_at
-        return timed([[at - began for at in turn.times] for turn in turns], [turn.token_ids for turn in turns])
+        times = [[at - began for at in turn.times] for turn in turns]
+        return Generation([turn.token_ids for turn in turns], times).timed()
 
 
 def streamed_bytes(live: LiveEngine, plan: StreamPlan) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from loadgen.peers.baseline.requests import Job
@@ -52,8 +51,8 @@ class CausalModel:
             )
 
 
-class _Hand(BaseStreamer):  # type: ignore[misc, unused-ignore]
-    """Hands out the tokens of each step until each job has all of its own; `generate` hands over the prompt first."""
+class _Hand:
+    """A streamer for `generate`: hands out the tokens of each step until each job has all of its own."""
 
     def __init__(self, jobs: Sequence[Job], eos: frozenset[int], on_token: OnToken) -> None:
         self._jobs = jobs
@@ -63,7 +62,7 @@ class _Hand(BaseStreamer):  # type: ignore[misc, unused-ignore]
         self._is_prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """`value`: `[jobs]`, int64, one token for every job of the batch."""
+        """Told the prompt first, then one token for every job of the batch, `[jobs]` int64."""
         if self._is_prompt:
             self._is_prompt = False
             return

@@ -10,35 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers.generation.streamers import BaseStreamer
+
+from loadgen.step_times import StepTimes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PAD_ID = 0
-
-
-class Arrivals(BaseStreamer):  # type: ignore[misc, unused-ignore]
-    """Notes when each step's tokens come out; `generate` hands over the prompt first."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._is_prompt = True
-        self.seconds: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        """`value`: `[sessions]`, int64, one token for each."""
-        if not self._is_prompt:
-            self.seconds.append(time.perf_counter() - self._began)
-        self._is_prompt = False
-
-    def end(self) -> None:
-        """Nothing is held back."""
 
 
 @torch.no_grad()
 def generate(model: Any, prompts: list[list[int]], tokens: int, device: torch.device = DEVICE) -> dict[str, Any]:
     """Exactly so many tokens after each prompt, and the seconds until each of them was there."""
     ids = torch.tensor(prompts, device=device)
-    arrivals = Arrivals()
+    times, began = StepTimes(), time.perf_counter()
     model.generation_config.eos_token_id = None
     found = model.generate(
         input_ids=ids,
@@ -46,9 +29,10 @@ def generate(model: Any, prompts: list[list[int]], tokens: int, device: torch.de
         max_new_tokens=tokens,
         do_sample=False,
         pad_token_id=PAD_ID,
-        streamer=arrivals,
+        streamer=times,
     )
-    return {"seconds": arrivals.seconds, "token_ids": found[:, ids.shape[1] :].tolist()}
+    seconds = [at - began for at in times.seconds]
+    return {"seconds": seconds, "token_ids": found[:, ids.shape[1] :].tolist()}
 
 
 def answer_lines(load: Callable[[dict[str, Any]], Any], offload: str) -> None:

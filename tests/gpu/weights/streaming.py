@@ -24,6 +24,6 @@ def streaming(model: TinyModel, folder: Path, share: float) -> Iterator[TinyMode
     loaded = load_model(model.resolved, settings.engine(), CPU, torch.float32, attention_named("cpu"))
     assert loaded.streamed is not None
     try:
-        yield replace(model, stack=loaded.stack, streamed=loaded.streamed)
+        yield replace(model, stack=loaded.stack, streams=loaded.streams, streamed=loaded.streamed)
     finally:
         loaded.close()

@@ -97,7 +97,7 @@ def _copy_times(streamed: Container[int], bundles: int, slots: int, use: float, 
         (2 * LAYER - 1, "511999 bytes"),
         (LAYER - 1, "largest bundle of 256000 bytes"),
         (0, "streaming needs 512000 bytes"),
-        (2 * LAYER - UNIT, r"keeping all weights on the device 1280000 bytes \(0.00 GiB\)"),
+        (2 * LAYER - UNIT, r"keeping all weights on the device 1280000 bytes \(1\.2 MiB\)"),
     ],
 )
 def test_a_ring_that_does_not_fit_is_refused_with_the_sizes(budget: int, named: str) -> None:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
@@ -106,6 +107,14 @@ def test_bars_beside_each_other_do_not_overlap(axes: Axes) -> None:
     bars(axes, ["a", "b"], {"one": [1.0, 2.0], "two": [3.0, 4.0], "three": [5.0, 6.0]}, "ms")
     spans = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in rectangles(axes))
     assert all(end <= begin + 1e-9 for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_a_series_without_bars_keeps_its_colour_and_takes_no_room(axes: Axes) -> None:
+    bars(axes, ["a"], {"one": [1.0], "two": [None], "three": [3.0]}, "ms")
+    alone = Drawing().subplots()
+    bars(alone, ["a"], {"one": [1.0], "three": [3.0]}, "ms")
+    assert [bar.get_x() for bar in rectangles(axes)] == [bar.get_x() for bar in rectangles(alone)]
+    assert [to_hex(bar.get_facecolor()) for bar in rectangles(axes)] == [COLORS[0], COLORS[2]]
 
 
 def test_linear_axes_begin_at_zero_unless_something_is_below(axes: Axes) -> None:

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from client.models import Model
-from loadgen.resume.errors import OffloadFailed
-from loadgen.resume.offload import Shape, hand_written_offload
+from loadgen.resume.offload import OffloadFailed, Shape, hand_written_offload
 from loadgen.resume.plan import Cell
 from tests.loadgen.resume.test_away import server
 from tests.openai.reference import save_tiny_model

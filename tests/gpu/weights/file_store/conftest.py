@@ -1,0 +1,32 @@
+"""A file of bundles, and the store that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import app.gpu.weights.bundle_file
+from app.gpu.weights.file_store import FileStore
+from tests.gpu.weights.file_store.stored import MODEL, open_store
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of the file of `MODEL`."""
+    MODEL.write(tmp_path / "model.safetensors").close()
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[FileStore]:
+    store = open_store(path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def exact_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has just been written counts as proven."""
+    monkeypatch.setattr(app.gpu.weights.bundle_file, "_CLOCK_NS", -1)

@@ -1,0 +1,128 @@
+"""Bundles arrive in order, behind their guards, until the store is closed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.errors import WeightsLost
+from app.gpu.streams import PASSED, CpuStream
+from app.gpu.weights.file_store import FileStore
+from tests.gpu.weights.bundles import Gate, Model, overwrite
+from tests.gpu.weights.file_store.stored import (
+    MODEL,
+    SECTIONS,
+    middle,
+    open_store,
+)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 999, 4096, 1 << 30])
+def test_bundles_arrive_whatever_the_chunks(path: Path, chunk_bytes: int) -> None:
+    store = open_store(path, chunk_bytes)
+    targets = [MODEL.target(index) for index in range(len(MODEL.bundles))]
+    events = [store.load(index, target, (PASSED,)) for index, target in enumerate(targets)]
+    for index, (event, target) in enumerate(zip(events, targets, strict=True)):
+        event.synchronize()
+        assert event.query()
+        assert MODEL.holds(index, target)
+    store.close()
+
+
+def test_a_target_of_another_size_is_refused(store: FileStore) -> None:
+    with pytest.raises(ValueError, match="bundle 0 has"):
+        store.load(0, torch.empty(256, dtype=torch.uint8), ())
+
+
+def test_a_load_waits_for_its_guards_and_those_behind_it_wait_too(store: FileStore) -> None:
+    gates, first, second = [Gate(), Gate()], MODEL.target(0), MODEL.target(1)
+    before = first.clone()
+    events = [store.load(0, first, gates), store.load(1, second, ())]
+    gates[0].pass_by()
+    time.sleep(0.05)
+    assert not any(event.query() for event in events)
+    assert torch.equal(first, before)
+    gates[1].pass_by()
+    events[1].synchronize()
+    assert events[0].query()
+    assert MODEL.holds(0, first)
+    assert MODEL.holds(1, second)
+
+
+def test_a_stream_of_the_cpu_waits_for_the_bytes(store: FileStore) -> None:
+    gate, target = Gate(), MODEL.target(1)
+    loaded = store.load(1, target, (gate,))
+    threading.Timer(0.05, gate.pass_by).start()
+    CpuStream().wait(loaded)
+    assert MODEL.holds(1, target)
+
+
+def test_a_load_that_failed_does_not_fail_what_comes_to_its_place_next(path: Path, store: FileStore) -> None:
+    overwrite(path, middle(SECTIONS["bundle.0"]))
+    failed, target = store.load(0, MODEL.target(0), ()), MODEL.target(1)
+    store.load(1, target, (failed,)).synchronize()
+    assert MODEL.holds(1, target)
+    for _ in range(2):
+        with pytest.raises(WeightsLost):
+            failed.synchronize()
+
+
+def threads_of_stores() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("djinn-weights")]
+
+
+def test_closing_ends_the_thread_and_the_loads_that_wait(path: Path) -> None:
+    store, gate = open_store(path), Gate()
+    events = [store.load(index, MODEL.target(index), (gate,)) for index in (0, 1, 3)]
+    targets = [MODEL.target(0)]
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    events.append(store.load(0, targets[0], ()))
+    time.sleep(0.02)
+    gate.pass_by()
+    closing.join()
+    for event in events:
+        assert event.query()
+        with pytest.raises(WeightsLost, match="about to end"):
+            event.synchronize()
+    with pytest.raises(WeightsLost, match="about to end"):
+        store.load(1, MODEL.target(1), ()).synchronize()
+    with pytest.raises(WeightsLost, match="about to end"):
+        store.rows(0, torch.tensor([1]))
+    assert threads_of_stores() == []
+    store.close()
+
+
+def pages_in_memory(path: Path) -> int:
+    """Bytes of the file that the system holds."""
+    found = subprocess.run(["fincore", "-b", "-n", "-o", "RES", path], capture_output=True, check=True)
+    return int(found.stdout)
+
+
+@pytest.mark.skipif(shutil.which("fincore") is None, reason="needs fincore of util-linux")
+def test_the_bundle_that_comes_next_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
+    size = 12 << 20
+    large = Model([[torch.ones(size // 4)] for _ in range(4)], [])
+    file = large.write(tmp_path / "large.safetensors")
+    store = FileStore(file, 1 << 20)
+    target = torch.empty(size, dtype=torch.uint8)
+    for index in (0, 2):  # the others are kept, as it were
+        store.load(index, target, ()).synchronize()
+    with file.path.open("rb") as again:
+        os.fsync(again.fileno())
+        os.posix_fadvise(again.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if pages_in_memory(file.path):
+        pytest.skip("the file system does not let go of what it holds")
+    store.load(0, target, ()).synchronize()
+    deadline = time.monotonic() + 10
+    while pages_in_memory(file.path) < 2 * size and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert pages_in_memory(file.path) >= 2 * size
+    store.close()

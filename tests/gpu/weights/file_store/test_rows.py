@@ -1,0 +1,46 @@
+"""Rows of tables are gathered from the file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.errors import WeightsLost
+from app.gpu.weights.bundle_file import BundleFile
+from app.gpu.weights.bundle_header import Section
+from app.gpu.weights.file_store import FileStore
+from tests.gpu.weights.bundles import same_bits
+from tests.gpu.weights.file_store.stored import MODEL
+
+
+@pytest.mark.parametrize("ids", [[], [3], [0, 39], [7, 7, 7], [4, 5, 6, 0, 39, 5]])
+def test_rows_are_gathered_in_the_order_they_are_asked_for(store: FileStore, ids: list[int]) -> None:
+    wanted = torch.tensor(ids, dtype=torch.int64)
+    assert same_bits(store.rows(0, wanted), MODEL.tables[0][wanted])
+    few = wanted % 9
+    assert same_bits(store.rows(1, few), MODEL.tables[1][few])
+
+
+@pytest.mark.parametrize("row", [-1, 40])
+def test_a_row_that_is_not_there_is_not_read_from_next_door(store: FileStore, row: int) -> None:
+    with pytest.raises(IndexError, match="40 rows"):
+        store.rows(0, torch.tensor([0, row]))
+
+
+def test_rows_of_a_file_that_never_stands_still_are_not_returned(
+    path: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checksum = BundleFile.checksum
+
+    def touch(file: BundleFile, section: Section) -> int:
+        found = checksum(file, section)
+        os.utime(path, ns=(0, time.monotonic_ns()))
+        return found
+
+    monkeypatch.setattr(BundleFile, "checksum", touch)
+    with pytest.raises(WeightsLost, match="changes all the time"):
+        store.rows(0, torch.tensor([1]))
