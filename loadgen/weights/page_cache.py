@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-PERIOD_S = 0.02
+PERIOD_S = 0.1
+"""Less than a pass over weights takes that are worth streaming. Much less would drop what the system has just read
+ahead for whoever reads next, who would wait for it twice.
+"""
 
 
 @contextmanager

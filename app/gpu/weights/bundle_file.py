@@ -26,7 +26,6 @@ from app.gpu.weights.bundle_header import (
     match_header,
     sections_of,
 )
-from app.gpu.weights.read_ahead import read_ahead
 
 _MAX_HEADER_BYTES = 100_000_000
 """As the safetensors library has it."""
@@ -58,7 +57,6 @@ class BundleFile:
         self.contents = contents
         self._file = path.open("rb", buffering=0)
         try:
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             checksums = match_header(self._read_lead(), contents)
             self.sections = sections_of(contents)
             if self.state().size != file_bytes(contents):
@@ -122,10 +120,6 @@ class BundleFile:
         if before.settled:
             self._proven[section.name] = before
         return True
-
-    def read_ahead(self, section: Section) -> None:
-        """Have the system read what it has not in memory, and do not wait for it."""
-        read_ahead(self._file.fileno(), section.offset, section.nbytes)
 
     def lost(self, section: Section, reason: str) -> WeightsLost:
         """The error that says so."""

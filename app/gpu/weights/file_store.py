@@ -42,10 +42,6 @@ class FileStore:
         self._chunk_bytes = chunk_bytes
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "djinn-weights")
-        self._ordered = self._ended = 0
-        self._last = -1
-        self._followers: dict[int, int] = {}
-        """Which bundle was loaded next the last time: some are kept on the device and are not loaded again."""
 
     def load(self, index: int, target: Tensor, after: Sequence[Event]) -> Event:
         """See `BundleStore.load`."""
@@ -58,7 +54,6 @@ class FileStore:
                 raise
             future = Future()
             future.cancel()
-        self._ordered += 1
         return _Loaded(future)
 
     def rows(self, table: int, ids: Tensor) -> Tensor:
@@ -86,14 +81,6 @@ class FileStore:
         self._file.close()
 
     def _load(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
-        try:
-            self._read(index, target, after)
-        finally:
-            self._ended += 1
-            with suppress(RuntimeError):  # it is closed
-                self._thread.submit(self._read_ahead, self._expect_after(index))
-
-    def _read(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
         for event in after:
             with suppress(WeightsLost):  # what has failed does not write to the target any more either
                 event.synchronize()
@@ -104,19 +91,6 @@ class FileStore:
             self._file.read(section, chunk.start, memory[chunk])
         if not self._file.is_proven(section, before):
             self._file.prove(section, zlib.crc32(memory), before)
-
-    def _read_ahead(self, index: int) -> None:
-        """Keep the disk busy while the ring is full. While loads wait it is busy anyway, and the pages that they read
-        are large; those that are read on advice are small, and are copied a third slower.
-        """
-        if self._ended == self._ordered:
-            self._file.read_ahead(self._file.bundles[index])
-
-    def _expect_after(self, index: int) -> int:
-        """The bundle that will be loaded after this one."""
-        self._followers[self._last] = index
-        self._last = index
-        return self._followers.get(index, (index + 1) % len(self._file.bundles))
 
     def _gather(self, table: int, ids: Sequence[int], rows: Tensor) -> None:
         section, memory = self._file.tables[table], host_bytes(rows)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,7 +12,7 @@ import torch
 from app.errors import WeightsLost
 from app.gpu.streams import PASSED, CpuStream
 from app.gpu.weights.file_store import FileStore
-from tests.gpu.weights.bundles import Gate, Model, overwrite
+from tests.gpu.weights.bundles import Gate, overwrite
 from tests.gpu.weights.file_store.stored import (
     MODEL,
     SECTIONS,
@@ -97,32 +94,4 @@ def test_closing_ends_the_thread_and_the_loads_that_wait(path: Path) -> None:
     with pytest.raises(WeightsLost, match="about to end"):
         store.rows(0, torch.tensor([1]))
     assert threads_of_stores() == []
-    store.close()
-
-
-def pages_in_memory(path: Path) -> int:
-    """Bytes of the file that the system holds."""
-    found = subprocess.run(["fincore", "-b", "-n", "-o", "RES", path], capture_output=True, check=True)
-    return int(found.stdout)
-
-
-@pytest.mark.skipif(shutil.which("fincore") is None, reason="needs fincore of util-linux")
-def test_the_bundle_that_comes_next_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
-    size = 12 << 20
-    large = Model([[torch.ones(size // 4)] for _ in range(4)], [])
-    file = large.write(tmp_path / "large.safetensors")
-    store = FileStore(file, 1 << 20)
-    target = torch.empty(size, dtype=torch.uint8)
-    for index in (0, 2):  # the others are kept, as it were
-        store.load(index, target, ()).synchronize()
-    with file.path.open("rb") as again:
-        os.fsync(again.fileno())
-        os.posix_fadvise(again.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if pages_in_memory(file.path):
-        pytest.skip("the file system does not let go of what it holds")
-    store.load(0, target, ()).synchronize()
-    deadline = time.monotonic() + 10
-    while pages_in_memory(file.path) < 2 * size and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert pages_in_memory(file.path) >= 2 * size
     store.close()
