@@ -8,15 +8,15 @@ from pathlib import Path
 from benchmarks.results import RESULTS
 from loadgen.ending import sigterm_as_interrupt
 from loadgen.errors import LoadgenError
+from loadgen.peers.folders import default_model
 
 FAILED, USAGE_ERROR = 1, 2
-_DEFAULT_MODEL = Path("~/.cache/djinn/models/smollm2-135m-instruct").expanduser()
 
 
 def make_parser(program: str, description: str | None) -> argparse.ArgumentParser:
     """A parser that already knows --model, --cores, --quick and --output."""
     parser = argparse.ArgumentParser(program, description=description)
-    parser.add_argument("--model", type=Path, default=_DEFAULT_MODEL, help="a Transformers folder")
+    parser.add_argument("--model", type=Path, default=default_model().expanduser(), help="a Transformers folder")
     parser.add_argument("--cores", type=int, choices=range(1, 257), default=2, metavar="1..256", help="default 2")
     parser.add_argument("--quick", action="store_true", help="a short run to see that all works; writes no file")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for results")

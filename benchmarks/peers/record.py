@@ -10,7 +10,7 @@ from benchmarks.peers.rounds import Round
 from benchmarks.peers.workload import Plan
 from benchmarks.results import file_stem, utc_now, write_results
 from benchmarks.tables import to_markdown
-from loadgen.peers.environment import peers_folder
+from loadgen.peers.folders import peers_folder
 from loadgen.peers.launch import ROOT, Launch, without_folders
 from loadgen.peers.registry import find_peer
 

@@ -16,7 +16,7 @@ from loadgen.commands.plan_options import add_plan_options, integers, read_plan,
 from loadgen.commands.targets import run_on
 from loadgen.errors import LoadgenError
 from loadgen.experiments.weights import run_sweep, run_weights
-from loadgen.peers.environment import peers_folder
+from loadgen.peers.folders import peers_folder
 from loadgen.peers.options import add_server_options, read_settings
 from loadgen.reporting.tables import to_rich
 from loadgen.weights.outputs import write_weights

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import Peer, ServerSettings
-from loadgen.peers.environment import peers_folder
+from loadgen.peers.folders import peers_folder
 from loadgen.peers.process import (
     ServerFailedError,
     free_port,

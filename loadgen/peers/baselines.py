@@ -8,7 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.environment import TORCH, Environment, has_stamp, peers_folder, write_stamp
+from loadgen.peers.environment import TORCH, Environment, has_stamp, write_stamp
+from loadgen.peers.folders import peers_folder
 from loadgen.peers.launch import ROOT, Launch, flatten
 
 RAY = "ray==2.60.0"

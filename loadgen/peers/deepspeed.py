@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.peers.base import Say
-from loadgen.peers.environment import TORCH, Environment, has_stamp, peers_folder, write_stamp
+from loadgen.peers.environment import TORCH, Environment, has_stamp, write_stamp
+from loadgen.peers.folders import peers_folder
 from loadgen.peers.launch import ROOT
 
 DEEPSPEED = "deepspeed==0.19.8"

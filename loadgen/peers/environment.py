@@ -14,11 +14,6 @@ TORCH = "torch==2.13.0"
 STAMP = "complete"
 
 
-def peers_folder() -> Path:
-    """Environments, logs, and notes about running servers."""
-    return Path("~/.cache/djinn/peers").expanduser()
-
-
 @dataclass(frozen=True, slots=True)
 class Environment:
     """A virtual environment in `folder`."""

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from loadgen.errors import LoadgenError
-from loadgen.peers.environment import peers_folder
+from loadgen.peers.folders import peers_folder
 from loadgen.peers.llamacpp_source import LlamaCppSource
 
 OUT_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.environment import peers_folder
+from loadgen.peers.folders import peers_folder
 from loadgen.peers.gguf import gguf_file
 from loadgen.peers.launch import Launch, flatten
 from loadgen.peers.llamacpp_source import PACKAGE, VERSION, LlamaCppSource

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import ServerSettings
+from loadgen.peers.folders import default_model
 from loadgen.peers.gguf import OUT_TYPES
 
-DEFAULT_MODEL = Path("~/.cache/djinn/models/smollm2-135m-instruct")
 DEFAULT_DTYPE = "bfloat16"
 DEFAULT_KV = "20x1024"
 SERVER_OPTIONS = ("model", "dtype", "kv")
@@ -21,7 +21,7 @@ def add_server_options(
     parser: argparse._ActionsContainer, *, kv: str | None = DEFAULT_KV, dtype: str = DEFAULT_DTYPE
 ) -> None:
     """The options that `read_settings` reads. `kv` is the default of --kv, None if it depends on the experiment."""
-    parser.add_argument("--model", type=Path, metavar="DIR", help=f"a Transformers folder (default: {DEFAULT_MODEL})")
+    parser.add_argument("--model", type=Path, metavar="DIR", help=f"a Transformers folder (default: {default_model()})")
     parser.add_argument("--dtype", choices=list(OUT_TYPES), help=f"of weights and KV (default: {dtype})")
     parser.add_argument(
         "--kv",
@@ -40,7 +40,7 @@ def read_settings(
 
     Raises `LoadgenError` if there is no model.
     """
-    model = (options.model or DEFAULT_MODEL).expanduser().absolute()
+    model = (options.model or default_model()).expanduser().absolute()
     if not (model / "config.json").is_file():
         raise LoadgenError(f"no model in {model}: `djinn models pull smollm2-135m-instruct`, or another --model")
     kv = options.kv or kv_tokens or options.default_kv

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from loadgen.errors import LoadgenError
 from loadgen.peers import vllm_environment
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.environment import Environment, peers_folder
+from loadgen.peers.environment import Environment
+from loadgen.peers.folders import peers_folder
 from loadgen.peers.launch import Launch, flatten
 
 CPU_BLOCK_TOKENS = 128

@@ -1,0 +1,52 @@
+"""The pages about the HTTP API know every route, error and metric that there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.errors import DjinnError
+from tests.serving import serve
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {path.stem: path.read_text("utf-8") for path in DOCS.glob("*.md")}
+ROUTE = re.compile(r"/[\w/{}.]+")
+COMMAND_LINE_ONLY = {"model_unavailable"}
+
+
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    with serve() as url:
+        yield url
+
+
+def codes(error: type[DjinnError]) -> set[str]:
+    return {error.code}.union(*map(codes, error.__subclasses__()))
+
+
+def unnamed(path: str) -> str:
+    """The route with no names in its braces: the pages call the same thing by shorter ones."""
+    return re.sub(r"\{\w+\}", "{}", path)
+
+
+def test_every_route_is_documented(base_url: str) -> None:
+    paths = httpx.get(f"{base_url}/openapi.json").json()["paths"]
+    written = {unnamed(path) for page in ("api", "breakpoints") for path in ROUTE.findall(PAGES[page])}
+    assert {path for path in paths if unnamed(path) not in written} == set()
+
+
+def test_every_error_is_documented() -> None:
+    table = PAGES["api"].partition("## Errors")[2].partition("## Headers")[0]
+    rows = [row.split("|") for row in table.splitlines() if re.match(r"\| \d{3} ", row)]
+    assert {code for row in rows for code in re.findall(r"`(\w+)`", row[3])} == codes(DjinnError) - COMMAND_LINE_ONLY
+
+
+def test_every_metric_is_documented(base_url: str) -> None:
+    text = httpx.get(f"{base_url}/metrics").text
+    names = set(re.findall(r"^# TYPE ((?:djinn_|vllm:)\w+)", text, re.MULTILINE))
+    found = {re.sub(r"_(total|created)$", "", name) for name in names}
+    assert found == set(re.findall(r"(?:djinn_|vllm:)\w+", PAGES["operating"].partition("## Metrics")[2]))
