@@ -19,6 +19,7 @@ from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.cpu import PagedCpuAttention
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.batch import make_batch
+from app.gpu.dtypes import dtype_name
 from app.gpu.linear import DenseLinear, Linear, MakeLinear, linear_maker
 from app.gpu.weights.weight import Weight
 
@@ -63,7 +64,7 @@ def compare_linears(rows: list[int], repeats: int) -> None:
             "streamed": make(streamed=True),
         }
         for name, maker in makers.items():
-            stacks[f"{dtype} {name}".removeprefix("torch.")] = [maker(weight) for weight in weights]
+            stacks[f"{dtype_name(dtype)} {name}"] = [maker(weight) for weight in weights]
     print_row("rows", list(stacks))
     for count in rows:
         variants = {name: _step(stack, count, name) for name, stack in stacks.items()}

@@ -14,12 +14,13 @@ from client.breakpoint_models import (
     CheckpointInfo,
     Dtype,
     Lens,
+    Positions,
     VectorInfo,
     VectorList,
 )
 from client.calls import Call, nothing, path_part, session_path
 from client.captures import Captures, parse_captures
-from client.edits import EditOptions, Positions, Until, edit_body, until_body
+from client.edits import EditOptions, Until, edit_body, until_body
 from client.models import Turn
 from client.tensors import FloatArray, dump, load
 

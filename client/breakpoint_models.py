@@ -13,6 +13,8 @@ Action = Literal["pause", "capture", "edit"]
 Op = Literal["scale", "add", "replace", "project_out", "clamp", "ablate"]
 OnTimeout = Literal["resume", "abort"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+Positions = Literal["all", "last"] | tuple[int, int]
+"""Positions of a session's history: all of a pass, the last of its context, or from the first to before the second."""
 
 
 class CheckpointInfo(Answer):
@@ -60,7 +62,7 @@ class EditInfo(Answer):
     op: Op
     factor: float | None
     vector: EditVector | None
-    positions: Literal["all", "last"] | tuple[int, int]
+    positions: Positions
     max_norm: float | None
 
 

@@ -8,14 +8,11 @@ from typing import Any, Literal, TypedDict, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from client.breakpoint_models import OnTimeout, Op, Pass
+from client.breakpoint_models import OnTimeout, Op, Pass, Positions
 from client.errors import InvalidRequest
 
 Vector = str | Sequence[float] | npt.NDArray[Any]
 """The name of a vector on the server, or `[hidden]` numbers."""
-
-Positions = Literal["all", "last"] | tuple[int, int]
-"""Positions of a session's history: all of a pass, the last of its context, or from the first to before the second."""
 
 Until = Literal["next_token", "end"] | int
 """How far to resume: to the same layer of the next token, to the end of the turn, or to after a layer of this pass."""

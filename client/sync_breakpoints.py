@@ -8,8 +8,8 @@ from typing import Unpack
 import numpy.typing as npt
 
 from client import breakpoint_calls as calls
-from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens
-from client.edits import EditOptions, Positions
+from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, Positions
+from client.edits import EditOptions
 from client.errors import NotFound
 from client.tensors import FloatArray
 from client.transport import Transport

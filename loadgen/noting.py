@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ def noting(part: str, failures: list[Failure]) -> Iterator[None]:
 
 
 def failure_table(failures: Sequence[Failure], *, interrupted: bool) -> TextTable:
-    """What could not be measured; without rows if all was."""
-    rows = [(failure.part, failure.kind, failure.message) for failure in failures]
+    """What could not be measured, and how many times; without rows if all was."""
+    rows = [(each.part, each.kind, each.message, f"{count}") for each, count in Counter(failures).items()]
     if interrupted:
-        rows.append(("the run", "interrupted", "what is shown is what was measured until then"))
-    return TextTable("Not measured to the end", ("part", "error", "message"), rows, text_columns=3)
+        rows.append(("the run", "interrupted", "what is shown is what was measured until then", "1"))
+    return TextTable("Not measured to the end", ("part", "error", "message", "times"), rows, text_columns=3)

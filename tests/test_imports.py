@@ -44,6 +44,7 @@ PLANNING = (
     "transfers.py",
     "turns.py",
     "commands.py",
+    "weights/alignment.py",
     "weights/ring.py",
     "weights/plan.py",
     "weights/arena.py",
@@ -57,6 +58,7 @@ ENGINE_MAY_IMPORT = (
     "app.memory_map",
     "app.messages",
     "app.errors",
+    "app.histories",
     "app.machine",
     "app.settings",
     "app.model_store",
@@ -143,13 +145,11 @@ def test_clients_stand_alone(package: str) -> None:
 
 
 def test_the_shared_vocabulary_stands_on_itself() -> None:
-    shared = ("app.domain", "app.activations", "app.breakpoints", "app.errors", "app.memory_map", "app.messages")
-    paths = [
-        ROOT / "app" / name for name in ("domain.py", "activations.py", "breakpoints.py", "memory_map.py", "errors.py")
-    ]
+    modules = ("domain", "activations", "breakpoints", "errors", "histories", "memory_map")
+    shared = (*(f"app.{name}" for name in modules), "app.messages")
     third_party = [
         module
-        for path in [*paths, *files("app/messages")]
+        for path in [*(ROOT / "app" / f"{name}.py" for name in modules), *files("app/messages")]
         for module in imports(path)
         if not within(module, *shared, *sys.stdlib_module_names)
     ]

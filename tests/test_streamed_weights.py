@@ -84,6 +84,12 @@ def test_weights_that_cannot_be_read_fail_the_turn_with_the_reason(reference: Re
         assert start(http).json()["token_ids"] == reference.greedy(PROMPT, 8)
 
 
+def flags_of(reference: Reference, cache: Path) -> list[str]:
+    """A server of the reference's model on a port that is free."""
+    places = ["--model", str(reference.folder), "--cache-dir", str(cache), "--state-dir", "none"]
+    return [*places, "--kv-device", "4MiB", "--port", "0"]
+
+
 def test_a_file_that_is_damaged_keeps_the_server_from_starting(
     reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,8 +100,7 @@ def test_a_file_that_is_damaged_keeps_the_server_from_starting(
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
-    flags = ["--model", str(reference.folder), "--cache-dir", str(tmp_path), "--state-dir", "none"]
-    assert main(["serve", *flags, "--kv-device", "4MiB", "--weights-device", str(SHARE)]) == 2
+    assert main(["serve", *flags_of(reference, tmp_path), "--weights-device", str(SHARE)]) == 2
     said = capsys.readouterr().err
     assert path.name in said
     assert "bundle" in said
@@ -113,6 +118,5 @@ def test_a_file_that_is_damaged_keeps_the_server_from_starting(
 def test_what_cannot_be_is_refused_at_start(
     reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
 ) -> None:
-    given = ["--model", str(reference.folder), "--cache-dir", str(tmp_path), "--state-dir", "none", *flags]
-    assert main(["serve", "--kv-device", "4MiB", *given]) == 2
+    assert main(["serve", *flags_of(reference, tmp_path), *flags]) == 2
     assert says in capsys.readouterr().err

@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 
 from app.breakpoints import TensorData
 from app.errors import FieldOutOfRange, MalformedRequest
+from app.gpu.dtypes import dtype_name
 from app.tensors import norm, read_one, to_float32, vector_of, write_file
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,7 +26,7 @@ def tensor_of(dtype: str, *shape: int) -> torch.Tensor:
 
 def data_of(tensor: torch.Tensor) -> TensorData:
     data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-    return TensorData(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+    return TensorData(dtype_name(tensor.dtype), tuple(tensor.shape), data)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

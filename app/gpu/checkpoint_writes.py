@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.breakpoints import MAX_INTERVENTIONS, Edit, EditOp, Intervention
 from app.errors import FieldOutOfRange
 from app.gpu.checkpoint_reads import checkpoint_of, chosen_span
-from app.gpu.checkpoints import StoredTensor
+from app.gpu.checkpoints import Checkpoint, StoredTensor
 from app.gpu.sequence import Sequence
 from app.messages import WriteCheckpoint
 
@@ -29,7 +29,7 @@ def edit_checkpoint(sequence: Sequence, edits: tuple[Edit, ...]) -> None:
         made.append(Intervention(first, end, checkpoint.boundary, edit))
     if not hidden.is_finite():
         raise FieldOutOfRange("the edits lead to values that are not finite numbers", param="edits")
-    _put_back(sequence, hidden, made)
+    _put_back(sequence, checkpoint, hidden, made)
 
 
 def write_checkpoint(sequence: Sequence, command: WriteCheckpoint) -> None:
@@ -50,11 +50,10 @@ def write_checkpoint(sequence: Sequence, command: WriteCheckpoint) -> None:
     sequence.interventions.forget(checkpoint.boundary, checkpoint.first, checkpoint.end)
     edit = Edit(EditOp.REPLACE, vector=tensor)
     made = Intervention(checkpoint.first, checkpoint.end, checkpoint.boundary, edit)
-    _put_back(sequence, checkpoint.hidden.edited(0, checkpoint.length, edit), [made])
+    _put_back(sequence, checkpoint, checkpoint.hidden.edited(0, checkpoint.length, edit), [made])
 
 
-def _put_back(sequence: Sequence, hidden: StoredTensor, made: list[Intervention]) -> None:
-    checkpoint = checkpoint_of(sequence)
+def _put_back(sequence: Sequence, checkpoint: Checkpoint, hidden: StoredTensor, made: list[Intervention]) -> None:
     checkpoint.hidden = hidden
     for intervention in made:
         sequence.interventions.add(intervention)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from app.breakpoints import Edit, TensorData
 from app.gpu.checkpoints import StoredTensor
+from app.gpu.dtypes import dtype_name
 from app.gpu.edits import apply_edit, as_tensor
 from app.gpu.streams import PASSED, DeviceStreams, Event
 
@@ -22,7 +23,7 @@ class HostTensor:
         self._streams = streams
         self._copied = copied
         self.save_ms = save_ms
-        self.dtype = str(tensor.dtype).removeprefix("torch.")
+        self.dtype = dtype_name(tensor.dtype)
         self.shape = (tensor.shape[0], tensor.shape[1])
         self.nbytes = tensor.nbytes
 

@@ -13,7 +13,7 @@ import torch
 from app.domain import KVBudget, KVPolicy
 from app.errors import FieldOutOfRange
 from app.machine.memory import read_host_memory
-from app.machine.units import GIB
+from app.machine.units import size
 from app.settings import EngineSettings
 
 HOST_SHARE = 0.25
@@ -56,13 +56,13 @@ def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int |
 
 
 @contextmanager
-def allocating(name: str, size: int) -> Iterator[None]:
-    """Allocate the `size` bytes that the setting `name` has led to; FieldOutOfRange if they are not granted."""
+def allocating(name: str, nbytes: int) -> Iterator[None]:
+    """Allocate the `nbytes` bytes that the setting `name` has led to; FieldOutOfRange if they are not granted."""
     try:
         yield
     except (MemoryError, OSError, torch.OutOfMemoryError) as error:
-        free = read_host_memory().free_bytes / GIB
-        message = f"{name}: {size / GIB:.2f} GiB cannot be had ({error}); {free:.2f} GiB of host memory are free"
+        free = size(read_host_memory().free_bytes)
+        message = f"{name}: {size(nbytes)} cannot be had ({error}); {free} of host memory are free"
         raise FieldOutOfRange(message, param=name) from error
 
 

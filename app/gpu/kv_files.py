@@ -15,7 +15,6 @@ class KVFiles:
 
     def __init__(self, cache: KVCache, ledger: MoveLedger) -> None:
         self._cache = cache
-        self._host = cache.host
         self._ledger = ledger
 
     def save(self, sequence: Sequence) -> None:
@@ -29,7 +28,7 @@ class KVFiles:
             return
         sequence.disk_blocks, sequence.disk_tokens = len(sequence.host_blocks), 0
         sequence.moving = Tier.TO_DISK
-        self._host.share(sequence.host_blocks)
+        self._cache.host.share(sequence.host_blocks)
         sequence.saving = self._ledger.order(
             sequence,
             MoveKind.TO_DISK,
@@ -43,9 +42,9 @@ class KVFiles:
         """Read the KV from the session's file into the host. False, and nothing is changed, if there is no room."""
         sequence.require_tier(Tier.DISK)
         if sequence.incoming is None:
-            if self._host.available < sequence.disk_blocks:
+            if self._cache.host.available < sequence.disk_blocks:
                 return False
-            target = tuple(self._host.allocate(sequence.disk_blocks))
+            target = tuple(self._cache.host.allocate(sequence.disk_blocks))
             sequence.incoming = self._ledger.order(sequence, MoveKind.FROM_DISK, target=target)
         sequence.moving = Tier.TO_HOST
         return True
@@ -63,8 +62,8 @@ class KVFiles:
 
     def export(self, sequence: Sequence, path: str, about: str) -> Move:
         """Write the history, and as much of the KV as the host has, to a file of the client's."""
-        computed = min(sequence.computed, len(sequence.host_blocks) * self._host.block_size)
-        self._host.share(sequence.host_blocks)
+        computed = min(sequence.computed, len(sequence.host_blocks) * self._cache.host.block_size)
+        self._cache.host.share(sequence.host_blocks)
         return self._ledger.order(
             sequence,
             MoveKind.EXPORT,

@@ -16,6 +16,7 @@ from app.gpu.commands import CommandHandler
 from app.gpu.device_choice import choose_device, choose_dtype, choose_recorder
 from app.gpu.device_memory import CudaMemory
 from app.gpu.disk_store import DiskStore
+from app.gpu.dtypes import dtype_name
 from app.gpu.engine import Engine
 from app.gpu.graph_recording import estimate_graph_bytes, record_graphs
 from app.gpu.graphs import DecodeLimits, Recorder
@@ -39,7 +40,7 @@ from app.gpu.turns import Turns
 from app.gpu.weights.arena import Arena
 from app.gpu.weights.loading import LoadedModel, load_model
 from app.gpu.weights.loan import KVLoans, LoanBook
-from app.machine.units import GIB
+from app.machine.units import size
 from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -55,7 +56,7 @@ def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    logger.info("loading %s as %s on %s", model.name, str(dtype).removeprefix("torch."), device)
+    logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
     attention = attention_for(device, batch_invariant=settings.batch_invariant)
     loaded = load_model(model, settings, device, dtype, attention)
     try:
@@ -73,9 +74,7 @@ def build_engine(
     """An engine around a loaded model. `recorder` records decode steps; None: what device and settings ask for."""
     stack = loaded.stack
     recorder = recorder or choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
-    layout = KVLayout(
-        stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, str(stack.dtype).removeprefix("torch.")
-    )
+    layout = KVLayout(stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, dtype_name(stack.dtype))
     _warm_up(stack, settings.block_size)
     plan = _plan_memory(stack, settings, recorder)
     budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv)
@@ -142,9 +141,7 @@ def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder
 def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_len: int) -> None:
     for tier, blocks in (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk)):
         sessions = blocks * layout.block_size // limit
-        logger.info(
-            "KV on %s: %.2f GiB, %d sessions of %d tokens", tier, blocks * layout.block_bytes / GIB, sessions, limit
-        )
+        logger.info("KV on %s: %s, %d sessions of %d tokens", tier, size(blocks * layout.block_bytes), sessions, limit)
     if limit < max_model_len:
         logger.warning(
             "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, max_model_len
@@ -187,7 +184,7 @@ def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_tok
         hidden_size=stack.hidden_size,
         kv_heads=stack.kv_heads,
         head_dim=stack.head_dim,
-        dtype=str(stack.dtype).removeprefix("torch."),
+        dtype=dtype_name(stack.dtype),
         device=str(stack.device),
         parameter_bytes=stack.parameter_bytes,
         kv_bytes_per_token=kv_bytes_per_token,

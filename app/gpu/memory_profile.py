@@ -21,7 +21,7 @@ from app.gpu.sampling import SampleRequest
 from app.gpu.sampling_inputs import place_requests
 from app.gpu.staging import put_each
 from app.gpu.walk import whole_pass
-from app.machine.units import GIB
+from app.machine.units import size
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -59,15 +59,15 @@ class MemoryPlan:
         left = room - pool_bytes
         if left < 0:
             raise FieldOutOfRange(
-                f"kv_device is {pool_bytes / GIB:.2f} GiB; there is room for {room / GIB:.2f} GiB, of which steps need "
-                f"{self.step / GIB:.2f} GiB",
+                f"kv_device is {size(pool_bytes)}; there is room for {size(room)}, of which steps need "
+                f"{size(self.step)}",
                 param="kv_device",
             )
         if pool_bytes > self.kv:
             logger.warning(
-                "kv_device leaves %.2f GiB, and a step takes up to %.2f GiB: large ones will run in parts",
-                left / GIB,
-                self.step / GIB,
+                "kv_device leaves %s, and a step takes up to %s: large ones will run in parts",
+                size(left),
+                size(self.step),
             )
 
 
@@ -81,16 +81,16 @@ def plan_memory(stack: LayerStack, settings: EngineSettings, memory: DeviceMemor
         step = largest_step(stack, settings, memory)
     except torch.OutOfMemoryError:
         raise FieldOutOfRange(
-            f"a step of {settings.max_step_tokens} tokens does not fit into the {free / GIB:.2f} GiB that are free "
+            f"a step of {settings.max_step_tokens} tokens does not fit into the {size(free)} that are free "
             "beside the weights, without any KV: lower max_step_tokens or max_running",
             param="max_step_tokens",
         ) from None
     plan = MemoryPlan(memory.total(), memory.free(), step, graph_bytes)
     sizes = (plan.total, plan.total - plan.free, plan.step, plan.graphs, plan.kept, plan.kv)
     logger.info(
-        "%s has %.2f GiB: taken %.2f, a step up to %.2f, graphs %.2f, left alone %.2f; %.2f GiB for KV",
+        "%s has %s: taken %s, a step up to %s, graphs %s, left alone %s; %s for KV",
         stack.device,
-        *(size / GIB for size in sizes),
+        *map(size, sizes),
     )
     return plan
 

@@ -6,8 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.errors import FieldOutOfRange
+from app.gpu.dtypes import dtype_name
 from app.machine.memory import read_host_memory
-from app.machine.units import GIB
+from app.machine.units import size
 from app.model_store.resolve import ResolvedModel
 
 
@@ -34,7 +35,7 @@ def check_weights_fit(model: ResolvedModel, needed: int, device: torch.device, d
     free = free_bytes(device)
     if needed > free:
         raise FieldOutOfRange(
-            f"the weights of {model.name} need {needed / GIB:.1f} GiB as {str(dtype).removeprefix('torch.')}; "
-            f"{free / GIB:.1f} GiB are free on {device}. Llama-like models and GPT-2 do with less: see weights_device",
+            f"the weights of {model.name} need {size(needed)} as {dtype_name(dtype)}; "
+            f"{size(free)} are free on {device}. Llama-like models and GPT-2 do with less: see weights_device",
             param="weights_device",
         )

@@ -10,7 +10,7 @@ from app.gpu.kv_blocks import BlockHash
 from app.gpu.kv_files import file_namespace
 from app.gpu.placement import Placement
 from app.gpu.sequence import Sequence as EngineSequence
-from app.gpu.sequence import common_prefix
+from app.histories import common_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SavedFiles:
         saved = self._files.pop(sequence.session, None)
         if saved is None:
             return
-        same = common_prefix(sequence.tokens, tuple(saved.token_ids))
+        same = common_prefix(tuple(sequence.tokens), tuple(saved.token_ids))
         if (
             saved.namespace == file_namespace(sequence, saved.computed) and same
         ):  # what was imported stays apart from others

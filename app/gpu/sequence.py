@@ -165,11 +165,3 @@ class Sequence:
         if self.generated >= stop.max_tokens or len(self.tokens) >= max_model_len:
             return FinishReason.LENGTH
         return None
-
-
-def common_prefix(left: list[int], right: tuple[int, ...]) -> int:
-    """Length of the longest common prefix of two token lists."""
-    limit = min(len(left), len(right))
-    if tuple(left[:limit]) == right[:limit]:
-        return limit
-    return next(i for i in range(limit) if left[i] != right[i])

@@ -6,8 +6,9 @@ import time
 
 from app.errors import ContextTooLong, MalformedRequest, WrongState
 from app.gpu.scheduler import Scheduler
-from app.gpu.sequence import Sequence, common_prefix
+from app.gpu.sequence import Sequence
 from app.gpu.turns import Turns
+from app.histories import common_prefix
 from app.messages import Cancel, Done, Event, Resume, Submit
 from app.messages.turn_commands import TurnCommand
 
@@ -33,8 +34,10 @@ class TurnHandler:
         if sequence.turn is not None:
             doing = "paused" if sequence.turn.paused else "running a turn"
             raise WrongState(f"session {command.session} is {doing}")
-        keep = common_prefix(sequence.tokens, command.token_ids) if command.replace else len(sequence.tokens)
-        length = len(command.token_ids) if command.replace else keep + len(command.token_ids)
+        if command.replace:
+            keep, length = common_prefix(tuple(sequence.tokens), command.token_ids), len(command.token_ids)
+        else:
+            keep, length = len(sequence.tokens), len(sequence.tokens) + len(command.token_ids)
         if length == 0:
             raise MalformedRequest("the session has no tokens yet and the request brings none")
         limit = self._turns.max_model_len

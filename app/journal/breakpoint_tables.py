@@ -21,9 +21,14 @@ CREATE TABLE vector (
 
 def put_steering(connection: sqlite3.Connection, session: SessionId, steering: Steering) -> None:
     """Write a session's steering; most sessions have none, and no row."""
-    connection.execute("DELETE FROM steering WHERE session = ?", (session,))
+    delete_steering(connection, session)
     if steering != NO_STEERING:
         connection.execute("INSERT INTO steering VALUES (?, ?)", (session, steering.to_json()))
+
+
+def delete_steering(connection: sqlite3.Connection, session: SessionId) -> None:
+    """Delete a session's steering, if it has any."""
+    connection.execute("DELETE FROM steering WHERE session = ?", (session,))
 
 
 def load_steering(connection: sqlite3.Connection) -> dict[SessionId, Steering]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from array import array
-from bisect import bisect_left
 from dataclasses import asdict
 
 from app.domain import ModelInfo, SessionId, SessionState
+from app.histories import common_prefix
 from app.journal.journal import Journal
 from app.journal.records import Change, SessionRecord
 from app.journal.steering import NO_STEERING, Steering
@@ -72,14 +72,6 @@ class SessionKeeper:
             return None
         self._steering[session.id] = steering
         return steering
-
-
-def common_prefix(a: array[int], b: array[int]) -> int:
-    """How many items `a` and `b` begin with in common; nearly always all of one of them."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return bisect_left(range(shorter), True, key=lambda length: a[: length + 1] != b[: length + 1])
 
 
 def _record(session: Session) -> SessionRecord:

@@ -104,7 +104,7 @@ class JournalStore:
                 else:
                     self._connection.execute("DELETE FROM session WHERE id = ?", (key,))
                     self._connection.execute("DELETE FROM tokens WHERE session = ?", (key,))
-                    self._connection.execute("DELETE FROM steering WHERE session = ?", (key,))
+                    breakpoint_tables.delete_steering(self._connection, key)
 
     def close(self) -> None:
         """Close the file."""

@@ -7,8 +7,8 @@ GIB = 1 << 30
 
 
 def size(num_bytes: float) -> str:
-    """In MiB below one GiB: "8.0 MiB", "79.1 GiB"."""
-    unit, name = (GIB, "GiB") if num_bytes >= GIB else (MIB, "MiB")
+    """In MiB below one GiB: "8.0 MiB", "79.1 GiB", and "-2.0 GiB" of what is missing."""
+    unit, name = (GIB, "GiB") if abs(num_bytes) >= GIB else (MIB, "MiB")
     return f"{num_bytes / unit:.1f} {name}"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.machine.units import size
 from app.model_store.errors import StoreFull
 
 
@@ -41,7 +42,7 @@ def require_free_space(folder: Path, needed: int) -> None:
     """Raise StoreFull unless the file system of `folder`, which must exist, has `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise StoreFull(f"{folder} has {free / 1e9:.2f} GB free, and this needs {needed / 1e9:.2f} GB")
+        raise StoreFull(f"{folder} has {size(free)} free, and this needs {size(needed)}")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from app.domain import FinishReason, ModelInfo, TurnUsage
 from app.error_handlers import body_of
 from app.generation import TextChunk, TextItem
 from app.messages import Started, TurnFinished
-from app.openai.fields import PromptTokensDetails, StreamOptions, Usage
+from app.openai.fields import StreamOptions, Usage
 
 Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""
@@ -82,12 +82,10 @@ class UsageCount:
 
     def so_far(self, index: int) -> Usage:
         """What choice `index` alone has cost until now."""
-        prompt_tokens, completion_tokens = self._prompt_tokens[index // self._n], self._generated[index]
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached[index]),
+        return Usage.of_tokens(
+            prompt=self._prompt_tokens[index // self._n],
+            completion=self._generated[index],
+            cached=self._cached[index],
         )
 
     def total(self) -> Usage:

@@ -65,7 +65,12 @@ class GenerationFields(NullIsAbsent, SamplingFields):
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="choices per prompt")
     stream: bool = Field(False, description="answer with server-sent events")
     stream_options: StreamOptions | None = Field(None, description="only with stream")
-    user: str | None = Field(None, max_length=512, description="the caller's name for its end user, for its own use")
+    user: str | None = Field(
+        None,
+        max_length=512,
+        description="the caller's name for its end user: metadata of a session that the call opens; ignored where the "
+        "call is bound to a session that is open already, which keeps its own",
+    )
 
     @field_validator("stream_options")
     @classmethod
@@ -98,11 +103,18 @@ class Usage(BaseModel):
     def of(cls, prompts: Iterable[TurnUsage], choices: Iterable[TurnUsage]) -> Self:
         """Sum up a call. `prompts` are the usages of each prompt's first choice, `choices` those of all choices."""
         first = list(prompts)
-        prompt_tokens = sum(usage.prompt_tokens for usage in first)
-        completion_tokens = sum(usage.completion_tokens for usage in choices)
+        return cls.of_tokens(
+            prompt=sum(usage.prompt_tokens for usage in first),
+            completion=sum(usage.completion_tokens for usage in choices),
+            cached=sum(usage.cached_tokens for usage in first),
+        )
+
+    @classmethod
+    def of_tokens(cls, *, prompt: int, completion: int, cached: int) -> Self:
+        """So many tokens of prompts, `cached` of which had their KV already, and of completions."""
         return cls(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(usage.cached_tokens for usage in first)),
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
         )

@@ -34,13 +34,18 @@ class TokenizeBody(NullIsAbsent):
         if (self.prompt is None) == (self.messages is None):
             both = self.prompt is not None
             raise FieldOutOfRange("give exactly one of prompt and messages", param="messages" if both else None)
-        only_chat = self.add_generation_prompt is not None or self.continue_final_message is not None
-        if self.messages is None and only_chat:
-            raise ValueError("add_generation_prompt and continue_final_message are only allowed with messages")
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise FieldOutOfRange(f"{name} is only allowed with messages", param=name)
         if self.prompt is None and self.add_special_tokens is not None:
-            raise ValueError("add_special_tokens is only allowed with prompt: the chat template has its own")
+            raise FieldOutOfRange(
+                "add_special_tokens is only allowed with prompt: the chat template has its own",
+                param="add_special_tokens",
+            )
         if self.add_generation_prompt and self.continue_final_message:
-            raise ValueError("add_generation_prompt and continue_final_message cannot both be true")
+            raise FieldOutOfRange(
+                "add_generation_prompt and continue_final_message cannot both be true", param="continue_final_message"
+            )
         return self
 
 

@@ -26,7 +26,8 @@ from loadgen.density.named import Named
 from loadgen.records import Run
 from loadgen.reporting.figures import Figure
 from loadgen.reporting.plots import Series, areas, bars, cdf, level, lines
-from loadgen.reporting.text import MIB, milliseconds
+from loadgen.reporting.text import milliseconds
+from loadgen.reporting.units import MIB
 
 SECONDS = "seconds since the start"
 

@@ -16,8 +16,8 @@ from loadgen.kv.report import Findings, TargetReport
 from loadgen.kv.structure import Structure
 from loadgen.reporting.figures import Figure, color_of
 from loadgen.reporting.plots import Series, label_axes, level, lines
+from loadgen.reporting.units import MIB
 
-MIB = 1 << 20
 SPEEDS = tuple(float(speed) for speed in np.geomspace(0.01, 1000, 61))
 """Of links, in GB/s."""
 DRAWN_TOKENS = 8192

@@ -10,8 +10,8 @@ from loadgen.kv.fp8 import Fp8Error
 from loadgen.kv.payoff import Payoff, break_even
 from loadgen.kv.report import Findings, TargetReport
 from loadgen.kv.structure import Structure
-from loadgen.kv.units import in_bytes, in_seconds, in_speed
 from loadgen.reporting.tables import Mark, TextTable
+from loadgen.reporting.units import in_bytes, in_seconds, in_speed
 
 SENT_TOKENS = (1024, 8192, 32768, 131072)
 

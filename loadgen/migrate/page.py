@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 from matplotlib.axes import Axes
 
-from loadgen.kv.units import in_bytes
 from loadgen.migrate.report import Cost, MigrateReport
 from loadgen.noting import failure_table
 from loadgen.reporting.figures import Figure
 from loadgen.reporting.page import Page, Section
 from loadgen.reporting.plots import Series, bars, lines
 from loadgen.reporting.tables import Mark, TextTable
+from loadgen.reporting.units import in_bytes
 
 EQUAL, DIFFERENT = "equal", "DIFFERENT"
 

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 
 from loadgen.oversubscribe.findings import Budget, MemorySample
 from loadgen.oversubscribe.report import TargetReport
-from loadgen.oversubscribe.verdicts import MIB
 from loadgen.reporting.figures import Figure
 from loadgen.reporting.plots import Series, level, lines
+from loadgen.reporting.units import MIB
 
 NAMES = {
     "demand_bytes": "all histories",

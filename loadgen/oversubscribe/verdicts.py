@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from loadgen.oversubscribe.findings import Budget, Findings
 from loadgen.oversubscribe.summary import Summary
+from loadgen.reporting.units import MIB
 from loadgen.verdicts import Verdict, verdict
-
-MIB = 2**20
 
 
 def judge(summary: Summary, findings: Findings) -> tuple[Verdict, ...]:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loadgen.reporting.units import MIB, three_digits
+
 NOT_TOLD = "not told"
 """Where a server does not say."""
 
-MIB = 2**20
-
 
 def milliseconds(seconds: float | None) -> str:
-    """Such as 0.42, 12.3 and 4,567: three digits are enough. Empty for None."""
-    if seconds is None:
-        return ""
-    value = 1000 * seconds
-    digits = 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:,.{digits}f}"
+    """Such as 0.42, 12.3 and 4,567. Empty for None."""
+    return "" if seconds is None else three_digits(1000 * seconds)
 
 
 def mebibytes(amount: float | None) -> str:

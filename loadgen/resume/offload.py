@@ -11,6 +11,7 @@ from pathlib import Path
 
 from client import MemoryMap
 from client.models import Model
+from loadgen.dtypes import ELEMENT_BYTES
 from loadgen.errors import LoadgenError
 from loadgen.line_process import LineProcess, line_process
 from loadgen.prompts import TokenIds
@@ -18,7 +19,6 @@ from loadgen.resume.findings import Sample, Way
 from loadgen.resume.plan import Cell
 
 PROGRAM = Path(__file__).with_name("pinned_offload.py")
-BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class OffloadFailed(LoadgenError):
@@ -44,7 +44,7 @@ class Shape:
         Raises `OffloadFailed` if the model in `folder` has another shape, or cannot be read.
         """
         token_bytes = memory.data.block_bytes // memory.data.block_tokens
-        elements = token_bytes // served.layers // BYTES_PER_ELEMENT[dtype]
+        elements = token_bytes // served.layers // ELEMENT_BYTES[dtype]
         if folder is not None and _read_shape(folder) != (served.layers, elements, served.hidden_size):
             raise OffloadFailed(f"the model in {folder.name} is not of the shape of the server's: give another --model")
         return cls(served.layers, elements, served.hidden_size, dtype, None if folder is None else str(folder))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
+from loadgen.noting import failure_table
 from loadgen.reporting.tables import TextTable
 from loadgen.resume.findings import Way
 from loadgen.resume.plan import depth_of
@@ -21,21 +21,13 @@ def tables(target: TargetReport) -> Iterator[TextTable]:
     """The tables that have something in them, the targets met and missed first."""
     every = (
         verdict_table(target.verdicts),
-        _failures(target),
+        failure_table(target.findings.failures, interrupted=target.findings.interrupted),
         _crossings(target),
         *(_times(target, measure) for measure in Measure),
         *(_ratios(target, measure) for measure in Measure),
         _server(target),
     )
     return (table for table in every if table.rows)
-
-
-def _failures(target: TargetReport) -> TextTable:
-    found = Counter((failure.part, failure.kind, failure.message) for failure in target.findings.failures)
-    rows = [(part, kind, message, f"{count}") for (part, kind, message), count in found.items()]
-    if target.findings.interrupted:
-        rows.append(("the run", "interrupted", "what follows is what was measured until then", "1"))
-    return TextTable("Not measured", ("part", "error", "message", "times"), rows, text_columns=3)
 
 
 def _crossings(target: TargetReport) -> TextTable:

@@ -7,9 +7,9 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from loadgen.kv.units import in_bytes
 from loadgen.reporting.figures import Figure
 from loadgen.reporting.plots import Series, bars, lines
+from loadgen.reporting.units import in_bytes
 from loadgen.weights.findings import Way
 from loadgen.weights.report import WeightsReport
 from loadgen.weights.summary import Measure

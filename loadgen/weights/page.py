@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadgen.kv.units import in_bytes
 from loadgen.reporting.page import Page, Section
+from loadgen.reporting.units import in_bytes
 from loadgen.weights.figures import figures
 from loadgen.weights.report import WeightsReport
 from loadgen.weights.tables import choice_in_words, tables

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.errors import LoadgenError
+from loadgen.reporting.units import MIB
 from loadgen.weights.findings import Way
 
-MIB = 1 << 20
 SPARE_TOKENS = 32
 """Of each session: blocks have 16 tokens."""
 LEAST_PROMPT = 2
@@ -52,8 +52,8 @@ class WeightsPlan:
             values = getattr(self, name)
             if min(values, default=0) < 1 or len(set(values)) < len(values):
                 raise LoadgenError(f"{name} must be different numbers from 1")
-        if self.prompt < LEAST_PROMPT * max(self.batches):
-            raise LoadgenError(f"prompt must be at least {LEAST_PROMPT} tokens for each session of a batch")
+        if self.prompt < (least := LEAST_PROMPT * max(self.batches)):
+            raise LoadgenError(f"prompt must be at least {least}: {LEAST_PROMPT} tokens for each session of a batch")
         if self.tokens < FEWEST_TOKENS:
             raise LoadgenError(f"tokens must be at least {FEWEST_TOKENS}")
         if self.repeats < 1:

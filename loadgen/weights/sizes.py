@@ -10,10 +10,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from loadgen.dtypes import ELEMENT_BYTES
 from loadgen.errors import LoadgenError
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 
-from loadgen.kv.units import in_bytes
+from loadgen.noting import failure_table
 from loadgen.reporting.tables import Mark, TextTable
 from loadgen.reporting.text import milliseconds
+from loadgen.reporting.units import in_bytes, three_digits
 from loadgen.spread import Spread
 from loadgen.verdicts import verdict_table
 from loadgen.weights.chunks import NEAR_BEST, Choice
@@ -27,14 +27,9 @@ def in_gigabytes(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.2f}"
 
 
-def in_rate(per_s: float) -> str:
-    """Three digits are enough."""
-    return f"{per_s:.2f}" if per_s < 10 else f"{per_s:.1f}" if per_s < 100 else f"{per_s:,.0f}"
-
-
 MEASURES: dict[Measure, tuple[str, Callable[[Row], Spread | None], Write]] = {
     Measure.FIRST: ("Milliseconds until every session has its first token", lambda row: row.first_s, milliseconds),
-    Measure.RATE: ("Tokens per second, of all sessions together", lambda row: row.tokens_per_s, in_rate),
+    Measure.RATE: ("Tokens per second, of all sessions together", lambda row: row.tokens_per_s, three_digits),
     Measure.BANDWIDTH: ("Weights that come to the device, GB/s", lambda row: row.bytes_per_s, in_gigabytes),
 }
 """Title, figure, and how it is written."""
@@ -44,7 +39,7 @@ def tables(report: WeightsReport) -> Iterator[TextTable]:
     """The tables that have something in them, the targets met and missed first."""
     every = (
         verdict_table(report.verdicts),
-        _failures(report),
+        failure_table(report.findings.failures, interrupted=report.interrupted),
         _chunks(report),
         *(_figures(report, measure) for measure in Measure),
         *(_comparisons(report, measure) for measure in Measure),
@@ -61,14 +56,6 @@ def choice_in_words(choice: Choice) -> str:
         f"{in_bytes(choice.chunk_bytes)}: of the sizes with at least {NEAR_BEST:.0%} of the best bandwidth (it has "
         f"{choice.share_of_best:.1%}) the one with the earliest first token."
     )
-
-
-def _failures(report: WeightsReport) -> TextTable:
-    found = Counter((failure.part, failure.kind, failure.message) for failure in report.findings.failures)
-    rows = [(part, kind, message, f"{count}") for (part, kind, message), count in found.items()]
-    if report.interrupted:
-        rows.append(("the run", "interrupted", "what follows is what was measured until then", "1"))
-    return TextTable("Not measured", ("part", "error", "message", "times"), rows, text_columns=3)
 
 
 def _figures(report: WeightsReport, measure: Measure) -> TextTable:
@@ -122,7 +109,7 @@ def _chunks(report: WeightsReport) -> TextTable:
             in_bytes(row.chunk_bytes),
             _cell(row.bytes_per_s, in_gigabytes),
             _cell(row.first_s, milliseconds),
-            _cell(row.tokens_per_s, in_rate),
+            _cell(row.tokens_per_s, three_digits),
             CHOSEN if choice is not None and choice.chunk_bytes == row.chunk_bytes else "",
         )
         for row in report.chunks

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from app.breakpoints import Edit, EditOp, TensorData
+from app.gpu.dtypes import dtype_name
 from tests.gpu.oracle import greedy_tokens
 
 Where = Callable[[int, int], bool]
@@ -95,7 +96,7 @@ def tensor_of(data: TensorData) -> Tensor:
 
 def data_of(tensor: Tensor) -> TensorData:
     """A tensor as it travels to the engine."""
-    name = str(tensor.dtype).removeprefix("torch.")
+    name = dtype_name(tensor.dtype)
     return TensorData(name, tuple(tensor.shape), tensor.contiguous().numpy().tobytes())
 
 

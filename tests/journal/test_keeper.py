@@ -1,29 +1,19 @@
 from __future__ import annotations
 
-import os.path
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.domain import Phase, Residency, SessionId, SessionState, Ticket
 from app.journal.journal import Journal
-from app.journal.keeper import SessionKeeper, common_prefix
+from app.journal.keeper import SessionKeeper
 from app.session import Session
 from app.session_usage import SessionUsage
 from app.stream import Turn
 from tests.journal.building import model_info
-
-TOKENS = st.lists(st.integers(0, 2), max_size=12)
-
-
-@given(a=TOKENS, b=TOKENS)
-def test_common_prefix_is_pythons(a: list[int], b: list[int]) -> None:
-    assert common_prefix(array("I", a), array("I", b)) == len(os.path.commonprefix([a, b]))  # noqa: RUF071 (of lists)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_no_network_is_a_clear_error(tmp_path: Path, make_wheel: MakeWheel, inde
 
 
 def test_too_small_disk_is_found_before_the_download(make_wheel: MakeWheel, tmp_path: Path) -> None:
-    with pytest.raises(StoreFull, match="GB free"):
+    with pytest.raises(StoreFull, match="iB free"):
         pull_model(make_wheel(disk_bytes=10**15), tmp_path / "cache", QUIET)
     assert _kept(tmp_path / "cache") == []
 

@@ -45,9 +45,14 @@ def test_a_chat_is_tokenized_with_the_models_template(http: httpx.Client, refere
     [
         ("/tokenize", {}, None),
         ("/tokenize", {"prompt": "x", "messages": CHAT}, "messages"),
-        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, None),
-        ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, None),
-        ("/tokenize", {"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True}, None),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "x", "continue_final_message": False}, "continue_final_message"),
+        ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens"),
+        (
+            "/tokenize",
+            {"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/detokenize", {"tokens": [512]}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),

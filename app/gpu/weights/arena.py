@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.gpu.weights.plan import ALIGNMENT, WeightPlan, small_bundles
+from app.gpu.weights.alignment import aligned
+from app.gpu.weights.plan import WeightPlan, small_bundles
 from app.gpu.weights.ring import Place
 
 
@@ -49,7 +50,7 @@ def lay_out(plan: WeightPlan, kv_blocks: int, block_bytes: int) -> Arena:
     small = small_bundles(plan.sizes)
     lendable = _thin_out([index for index in sorted(plan.kept) if index not in small]) if plan.ring_bytes else []
     places = {}
-    end = -(-kv_blocks * block_bytes // ALIGNMENT) * ALIGNMENT
+    end = aligned(kv_blocks * block_bytes)
     for index in [*lendable, *sorted(plan.kept.difference(lendable))]:
         places[index] = Place(end, end + plan.sizes[index])
         end += plan.sizes[index]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from app.gpu.dtypes import dtype_name
 from app.gpu.kv_header import SAFETENSORS_DTYPES
 from app.gpu.weights.layout import BundleLayout, Piece
 
@@ -77,7 +78,7 @@ def encode_header(contents: BundleContents, checksums: Sequence[int]) -> bytes:
             "format": FORMAT,
             "version": VERSION,
             "fingerprint": contents.fingerprint,
-            "dtype": _name(contents.dtype),
+            "dtype": dtype_name(contents.dtype),
             "layouts": _describe(contents.layouts),
             "checksums": " ".join(f"{checksum:08x}" for checksum in checksums),
         }
@@ -109,8 +110,8 @@ def match_header(lead: bytes, contents: BundleContents) -> list[int]:
         raise BundleFileUnusable(f"it is of version {found['version']} of the format, not {VERSION}")
     if found["fingerprint"] != contents.fingerprint:
         raise BundleFileUnusable(f"it is of the model {found['fingerprint']!r}, not {contents.fingerprint!r}")
-    if found["dtype"] != _name(contents.dtype):
-        raise BundleFileUnusable(f"its weights are {found['dtype']}, not {_name(contents.dtype)}")
+    if found["dtype"] != dtype_name(contents.dtype):
+        raise BundleFileUnusable(f"its weights are {found['dtype']}, not {dtype_name(contents.dtype)}")
     if found["layouts"] != _describe(contents.layouts):
         raise BundleFileUnusable("its bundles are laid out in another way")
     if encode_header(contents, checksums) != lead:
@@ -125,7 +126,7 @@ def _place(contents: BundleContents, start: int) -> list[Section]:
         sections.append(Section(f"bundle.{index}", "U8", (layout.nbytes,), start, layout.nbytes))
         start = sections[-1].end
     for index, table in enumerate(contents.tables):
-        dtype, _ = SAFETENSORS_DTYPES[_name(table.dtype)]
+        dtype, _ = SAFETENSORS_DTYPES[dtype_name(table.dtype)]
         sections.append(Section(f"table.{index}", dtype, table.shape, start, table.nbytes))
         start = sections[-1].end
     return sections
@@ -135,15 +136,11 @@ def _field(dtype: str, shape: tuple[int, ...], start: int, stop: int) -> dict[st
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _describe(layouts: Sequence[BundleLayout]) -> str:
     """Each bundle's bytes, and the shape, dtype and place of each of its tensors."""
     return json.dumps(
         [
-            [layout.nbytes, [[piece.shape, _name(piece.dtype), piece.offset] for piece in layout.pieces]]
+            [layout.nbytes, [[piece.shape, dtype_name(piece.dtype), piece.offset] for piece in layout.pieces]]
             for layout in layouts
         ],
         separators=(",", ":"),

@@ -10,6 +10,7 @@ from app.errors import FieldOutOfRange
 from app.gpu.weights.bundle_file import BundleFile
 from app.gpu.weights.bundle_header import BundleContents, BundleFileUnusable, file_bytes
 from app.gpu.weights.file_writer import FileWriter, writing
+from app.machine.units import size
 from app.model_store.install import exclusively
 
 logger = logging.getLogger(__name__)
@@ -38,11 +39,11 @@ def open_bundle_file(path: Path, contents: BundleContents, fill: Callable[[FileW
 
 
 def _open_usable(path: Path, contents: BundleContents) -> BundleFile | None:
-    size = file_bytes(contents) / 1e9
+    needed = size(file_bytes(contents))
     try:
         return BundleFile(path, contents)
     except FileNotFoundError:
-        logger.info("writing %.2f GB of weights to %s, once", size, path)
+        logger.info("writing %s of weights to %s, once", needed, path)
     except BundleFileUnusable as error:
-        logger.warning("%s is not used: %s; writing it anew, %.2f GB", path, error, size)
+        logger.warning("%s is not used: %s; writing it anew, %s", path, error, needed)
     return None

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from app.gpu.weights.alignment import aligned
 from app.gpu.weights.bundle_header import BundleContents, Section, encode_header, file_bytes, sections_of
 from app.gpu.weights.host_bytes import host_bytes
 from app.gpu.weights.layout import BundleLayout, Piece
-from app.gpu.weights.plan import ALIGNMENT
 from app.gpu.weights.progress import Progress
 from app.model_store.install import disk_full_named, require_free_space
 
@@ -106,4 +106,4 @@ def _dense(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
     for tensor in tensors:
         content = host_bytes(tensor.cpu())
         yield content
-        yield memoryview(bytes(-len(content) % ALIGNMENT))
+        yield memoryview(bytes(aligned(len(content)) - len(content)))

@@ -9,7 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from app.gpu.weights.streamed_bundle import StreamedBundle
 from app.gpu.weights.weight import Weight
+
+GIVEN_AWAY = "this model's weights have been given away"
 
 
 class Writer(Protocol):
@@ -35,9 +38,9 @@ class FillText:
         self._bundles = self._tables = 0
 
     @contextmanager
-    def bundle(self) -> Iterator[_Gathered]:
+    def bundle(self) -> Iterator[StreamedBundle]:
         """See `Text.bundle`."""
-        bundle = _Gathered()
+        bundle = StreamedBundle(_NoLinear)
         yield bundle
         self._writer.bundle(self._bundles, [weight.tensor for weight in bundle.weights])
         self._bundles += 1
@@ -52,36 +55,17 @@ class FillText:
 
     def using(self, index: int) -> AbstractContextManager[None]:
         """See `Text.using`: there is nothing to use."""
-        raise AssertionError("this model's weights have been given away")
-
-
-class _Gathered:
-    """See `Bundle`."""
-
-    def __init__(self) -> None:
-        self.weights: list[Weight] = []
-
-    def hold(self, tensor: Tensor) -> Weight:
-        """See `Bundle.hold`."""
-        self.weights.append(Weight(tensor))
-        return self.weights[-1]
-
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> _NoLinear:
-        """See `Bundle.linear`."""
-        self.hold(weight)
-        if bias is not None:
-            self.hold(bias)
-        return _NoLinear(weight)
+        raise AssertionError(GIVEN_AWAY)
 
 
 class _NoLinear:
     """See `Linear`."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.out_features, self.in_features = weight.shape
+    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
+        self.out_features, self.in_features = weight.tensor.shape
 
     def __call__(self, x: Tensor) -> Tensor:
-        raise AssertionError("this model's weights have been given away")
+        raise AssertionError(GIVEN_AWAY)
 
 
 class _NoTable:
@@ -89,4 +73,4 @@ class _NoTable:
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `Table.rows`: there are none."""
-        raise AssertionError("this model's weights have been given away")
+        raise AssertionError(GIVEN_AWAY)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from app.gpu.attention.base import Attention
+from app.gpu.dtypes import dtype_name
 from app.gpu.models import build_stack
 from app.gpu.streams import DeviceStreams
 from app.gpu.weights.bundle_header import BundleContents
@@ -50,5 +51,4 @@ def make_host_copy(
 
 def _file_name(model: ResolvedModel, contents: BundleContents) -> str:
     """One for each model and dtype."""
-    dtype = str(contents.dtype).removeprefix("torch.")
-    return f"{Path(model.name).name}-{contents.fingerprint[:16]}-{dtype}.safetensors"
+    return f"{Path(model.name).name}-{contents.fingerprint[:16]}-{dtype_name(contents.dtype)}.safetensors"

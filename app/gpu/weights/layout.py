@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from app.gpu.weights.plan import ALIGNMENT
+from app.gpu.weights.alignment import aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class BundleLayout:
         pieces, end = [], 0
         for tensor in tensors:
             pieces.append(Piece(tuple(tensor.shape), tensor.dtype, end))
-            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+            end += aligned(tensor.nbytes)
         return BundleLayout(tuple(pieces), end)
 
     def views(self, memory: Tensor) -> list[Tensor]:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from app.gpu.kv_budget import allocating
 from app.gpu.streams import DeviceStreams, Event
+from app.gpu.weights.alignment import aligned
 from app.gpu.weights.chunks import chunks
 from app.gpu.weights.layout import BundleLayout, Piece
-from app.gpu.weights.plan import ALIGNMENT
 from app.machine.memory import read_host_memory
 
 
@@ -26,7 +26,7 @@ class PinnedStore:
         chunk_bytes: int,
     ) -> None:
         """One slab for everything. Raises FieldOutOfRange with both sizes if the host has not the memory."""
-        sizes = [layout.nbytes for layout in layouts] + [-(-table.nbytes // ALIGNMENT) * ALIGNMENT for table in tables]
+        sizes = [layout.nbytes for layout in layouts] + [aligned(table.nbytes) for table in tables]
         self._slab = _allocate(sum(sizes), streams)  # it is pinned only as long as this very tensor lives
         places = self._slab.split(sizes)
         self._layouts = layouts

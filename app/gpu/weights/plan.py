@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from app.errors import FieldOutOfRange
 from app.machine.units import size
 
-ALIGNMENT = 256
-"""Bytes, of which a bundle has a multiple, as has each place: enough for every vector load of a CPU or GPU, and a
-divisor of a page, which direct reads need.
-"""
 SLOTS = 2
 """Largest bundles that the ring holds: one in use, one on its way.
 
@@ -31,11 +27,6 @@ class WeightPlan:
     ring_bytes: int
     sizes: tuple[int, ...]
     """Bytes of every bundle, kept or not."""
-
-    @property
-    def streamed(self) -> tuple[int, ...]:
-        """Bundles that are not kept, in the order of use."""
-        return tuple(index for index in range(len(self.sizes)) if index not in self.kept)
 
     @property
     def kept_bytes(self) -> int:

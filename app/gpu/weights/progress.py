@@ -6,6 +6,7 @@ import logging
 import time
 
 from app.gpu.zeroed import PROGRESS_SECONDS
+from app.machine.units import size
 
 logger = logging.getLogger(__name__)
 
@@ -25,4 +26,4 @@ class Progress:
         self._done += nbytes
         if time.perf_counter() - self._told > PROGRESS_SECONDS:
             self._told = time.perf_counter()
-            logger.info("%s %.1f of %.1f GB of weights", self._what, self._done / 1e9, self._total / 1e9)
+            logger.info("%s %s of %s of weights", self._what, size(self._done), size(self._total))

@@ -1,4 +1,4 @@
-"""A bundle of which only the shapes are known while the model is built."""
+"""A bundle whose weights are there, or have their shapes, only while the model is built."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ class StreamedBundle:
     """See `Bundle`."""
 
     def __init__(self, linear: MakeLinear) -> None:
+        """`linear` makes layers whose weights come and go."""
         self.weights: list[Weight] = []
-        """On `meta` until the bundle is complete."""
+        """In the order in which they were given; what becomes of them once the bundle is complete is the text's
+        business.
+        """
         self._make = linear
 
     def hold(self, tensor: Tensor) -> Weight:

@@ -7,8 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.gpu.weights.alignment import ALIGNMENT
 from app.gpu.weights.arena import lay_out
-from app.gpu.weights.plan import ALIGNMENT, WeightPlan, plan_weights
+from app.gpu.weights.plan import WeightPlan, plan_weights
 
 plans = st.builds(
     lambda units, room: plan_weights([size * ALIGNMENT for size in units], (2 * max(units) + room) * ALIGNMENT),

@@ -232,7 +232,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     needed = file_bytes(MODEL.contents)
     found = psutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: found._replace(free=needed - 1))
-    with pytest.raises(StoreFull, match=r"0\.00 GB free, and this needs 0\.00 GB"):
+    with pytest.raises(StoreFull, match=r"0\.0 MiB free, and this needs 0\.0 MiB"):
         open_bundle_file(path, MODEL.contents, refuse)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: found._replace(free=needed))
     MODEL.write(path).close()

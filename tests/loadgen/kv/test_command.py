@@ -161,7 +161,7 @@ def test_without_a_disk_what_needs_none_is_measured(tmp_path: Path, capsys: pyte
     assert all("no disk tier" in failure["message"] for failure in failures)
     assert {copy["direction"] for copy in found["findings"]["copies"]} == {"out"}
     assert len(found["findings"]["compressions"]) == 5
-    assert "no disk tier" in capsys.readouterr().out
+    assert "Not measured to the end" in capsys.readouterr().out
 
 
 def test_a_server_that_does_not_listen_to_signals(tmp_path: Path) -> None:

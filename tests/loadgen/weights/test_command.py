@@ -160,7 +160,7 @@ def test_without_a_program_the_others_are_measured(
     [
         (["--budget", "1000000000"], "--budget must be less than"),
         (["--prompt", "5000"], "has room for"),
-        (["--batches", "40"], "prompt must be at least 2 tokens"),
+        (["--batches", "40"], "prompt must be at least 80: 2 tokens for each session"),
         (["--chunks", "1MiB"], "--chunks are for --sweep"),
         (["--sweep", "--cold"], "leave --batches and --cold out"),
         (["--sweep", "--batches", "8"], "leave --batches and --cold out"),

@@ -41,7 +41,7 @@ def test_every_batch_has_as_much_to_compute_before_its_first_tokens() -> None:
         ({"batches": (1, 1)}, "batches must be different numbers from 1"),
         ({"batches": (0,)}, "batches must be different numbers from 1"),
         ({"chunks": (0,)}, "chunks must be different numbers from 1"),
-        ({"batches": (32,), "prompt": 63}, "prompt must be at least 2 tokens for each session"),
+        ({"batches": (32,), "prompt": 63}, "prompt must be at least 64: 2 tokens for each session"),
         ({"tokens": 1}, "tokens must be at least 2"),
         ({"repeats": 0}, "repeats must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.kv.units import in_bytes, in_seconds, in_speed
+from loadgen.reporting.units import in_bytes, in_seconds, in_speed
 
 
 @pytest.mark.parametrize(

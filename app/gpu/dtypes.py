@@ -1,0 +1,10 @@
+"""Types of elements by their names."""
+
+from __future__ import annotations
+
+import torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As it is written outside of PyTorch: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
