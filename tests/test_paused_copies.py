@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from app.breakpoints import NEXT_BREAKPOINT
-from app.domain import FinishReason, SessionState
+from app.domain import FinishReason, Phase, SessionState, Tier
 from app.routers.dependencies import Services
 from app.session import Session
 from app.session_files import export_session, import_session
 from app.sessions import SessionRegistry
-from tests.pausing import EACH_TOKEN, TOKENS, assert_nobody_waits, assert_same, finish, paused, read, whole
+from tests.pausing import EACH_TOKEN, PROMPT_END, TOKENS, assert_nobody_waits, assert_same, finish, paused, read, whole
 from tests.serving import running_services
 from tests.taking_turns import assert_nothing_is_held, until
 
@@ -95,6 +95,21 @@ async def test_a_paused_session_goes_on_where_its_file_is_taken(services: Servic
     assert end.reason is FinishReason.LENGTH
     assert_same(reader, expected)
     assert_nobody_waits(registry)
+
+
+async def test_a_session_paused_in_its_prompt_is_taken_away_while_it_waits(services: Services, tmp_path: Path) -> None:
+    """Its KV on the host has blocks that only the paused pass has written to: they are not in the file."""
+    registry = services.sessions
+    expected = await whole(registry, logprobs=1)
+    session, _ = await paused(registry, breakpoint=PROMPT_END, logprobs=1)
+    registry.set_phase(session, Phase.IO_WAIT)
+    await until(lambda: session.kv.tier is Tier.HOST)
+    await export_session(registry, session, tmp_path / "session")
+    await registry.close(session)
+    back = await import_session(registry, tmp_path / "session")
+    reader = registry.pauses.resume(back, NEXT_BREAKPOINT)
+    await finish(registry, back, reader)
+    assert_same(reader, expected)
 
 
 async def test_an_idle_sessions_file_brings_no_turn(services: Services, tmp_path: Path) -> None:

@@ -61,13 +61,15 @@ class KVFiles:
         self._ledger.order(sequence, MoveKind.DELETE)
 
     def export(self, sequence: Sequence, path: str, about: str) -> Move:
-        """Write the history, and as much of the KV as the host has, to a file of the client's."""
-        computed = min(sequence.computed, len(sequence.host_blocks) * self._cache.host.block_size)
-        self._cache.host.share(sequence.host_blocks)
+        """Write the history, and as much of the KV of whole passes as the host has, to a file of the client's."""
+        host = self._cache.host
+        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
+        blocks = sequence.host_blocks[: host.blocks_for(computed)]
+        host.share(blocks)
         return self._ledger.order(
             sequence,
             MoveKind.EXPORT,
-            source=tuple(sequence.host_blocks),
+            source=tuple(blocks),
             token_ids=tuple(sequence.tokens),
             computed=computed,
             path=path,
