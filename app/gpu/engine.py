@@ -54,6 +54,8 @@ class Engine:
         self._inbox = Inbox()
         self._step: LaunchedStep | None = None
         """The step that the device runs."""
+        self._launched_at = 0.0
+        """On the clock of `time.perf_counter`, for the step that the device runs."""
         self._stalled = False
         """Whether the last step had to wait for moves that are under way."""
 
@@ -130,6 +132,7 @@ class Engine:
         """Plan a step and give it to the device. Until `collect` its sequences are the step's: no command or move of
         theirs may be handled.
         """
+        self._launched_at = time.perf_counter()
         try:
             if self._loans is not None:
                 self._loans.settle(idle=False)
@@ -166,6 +169,7 @@ class Engine:
             events.extend(self._finish(step.rows, step.collect()))  # keeps what came before a failure
         except Exception as error:
             events += self._fail_step(step.rows, error)
+        self._placement.phases.note_step(time.perf_counter() - self._launched_at)
         return events
 
     @property

@@ -69,6 +69,18 @@ class Phases:
         self._wanted.pop(sequence.session, None)
         self._returns.remove(sequence)
 
+    @property
+    def margin_s(self) -> float:
+        """How long before its return a session's KV should be on the device."""
+        return self._returns.margin_s
+
+    def note_step(self, seconds: float) -> None:
+        """The engine has been busy with a step for so long: ways back begin that much earlier."""
+        margin_s = self.margin_s
+        self._returns.note_step(seconds)
+        if self.margin_s > margin_s:
+            self.note_change()
+
     def note_change(self) -> None:
         """There may be room where there was none, or a way back may have become longer."""
         self._changed = self._listens
@@ -128,11 +140,10 @@ class Phases:
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks + placement.loading + placement.headroom()
-            lacks_host_room = placement.make_room(needed, sequence, prefetch=True) and not self._tiers.files.load(
-                sequence
-            )
+            load = self._tiers.files.load
+            lacks_host_room = placement.make_room(needed, sequence, prefetch=True) and not load(sequence)
             if lacks_host_room and placement.make_host_room(sequence.disk_blocks, sequence):
-                self._tiers.files.load(sequence)
+                load(sequence)
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.pop(sequence.session, None)
 

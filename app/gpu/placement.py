@@ -16,7 +16,6 @@ from app.gpu.kv_tiers import KVTiers
 from app.gpu.lower_tiers import LowerTiers
 from app.gpu.move_meter import MoveMeter
 from app.gpu.phases import Phases
-from app.gpu.returns import PREFETCH_MARGIN_S
 from app.gpu.sequence import Sequence
 from app.memory_map import TierCounts
 
@@ -223,7 +222,7 @@ class Placement:
         use. Nobody knows when one returns who has not come when it said.
         """
         overdue_s = now - sequence.return_time
-        if -2 * PREFETCH_MARGIN_S <= overdue_s < LAPSE_S:  # it may have been fetched already
+        if -2 * self.phases.margin_s <= overdue_s < LAPSE_S:  # it may have been fetched already
             return _EVICTED_FIRST[Phase.READY], 0.0
         if overdue_s >= LAPSE_S:
             return _EVICTED_FIRST[Phase.COMPUTE], -math.inf

@@ -88,3 +88,21 @@ def test_a_gap_too_short_for_the_disk_is_spent_on_the_host() -> None:
     bench.placement.phases.signal(sequence, Phase.IDLE, 11.0)
     mover.run(bench.now + 5)
     assert tier_of(sequence) is Tier.HOST
+
+
+def test_ways_back_begin_earlier_by_two_steps_of_the_engine_and_no_longer_when_steps_are_short_again() -> None:
+    """Between the order and the arrival the engine may be busy with a step each."""
+    bench = Bench()
+    mover = SlowMover(bench, link_s=0.1)
+    mover.measure(bench.session(12))
+    for long_ago, earliest in ((0, 1.1), (400, 0.1)):
+        bench.placement.phases.note_step(0.5)
+        for _ in range(long_ago):
+            bench.placement.phases.note_step(0.0)
+        start, sequence = bench.now, bench.session(12)
+        bench.placement.phases.signal(sequence, Phase.IO_WAIT, 20.0)
+        mover.run(start + 20 - earliest - 0.7)
+        bench.overwrite_device()
+        assert tier_of(sequence) is Tier.HOST
+        mover.run(start + 20 - earliest + 0.001)
+        assert tier_of(sequence) is Tier.DEVICE
