@@ -99,5 +99,5 @@ def test_full_disk_is_named(tmp_path: Path) -> None:
 
 def test_free_space_is_checked_beforehand(tmp_path: Path) -> None:
     require_free_space(tmp_path, 1)
-    with pytest.raises(StoreFull, match=r"needs 1000000\.00 GB"):
+    with pytest.raises(StoreFull, match=r"needs 931322\.6 GiB"):
         require_free_space(tmp_path, 10**15)
