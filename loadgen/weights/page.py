@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadgen.reporting.page import Page, Section
 from loadgen.reporting.units import in_bytes
 from loadgen.weights.figures import figures
+from loadgen.weights.page_cache import PERIOD_S
 from loadgen.weights.report import WeightsReport
 from loadgen.weights.tables import choice_in_words, tables
 
@@ -28,7 +29,7 @@ TIMED = (
 )
 COLD = Section(
     "Cold",
-    "While a cold sample is taken, all files of weights are dropped from the page cache fifty times a second, so that "
+    f"While a cold sample is taken, all files of weights are dropped from the page cache every {PERIOD_S:g} s, so that "
     "every pass reads from the disk.",
 )
 
