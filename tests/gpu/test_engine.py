@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -220,3 +221,17 @@ def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
     with pytest.raises(NotFound):
         driver.submit(session, [1], 1)
     assert driver.memory().kv_owned_bytes == 0
+
+
+def test_slow_steps_make_ways_back_begin_earlier(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is due while a step runs has to wait for its end."""
+    stack, phases = driver.engine._runner.stack, driver.engine._placement.phases
+    layer, before = stack.layer, phases.margin_s
+
+    def slow_layer(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return layer(*arguments)
+
+    monkeypatch.setattr(stack, "layer", slow_layer)
+    driver.generate(prompt(3, 6), 1)
+    assert phases.margin_s >= before + 0.1 * stack.num_layers
