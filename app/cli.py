@@ -37,16 +37,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             _models(arguments.action, getattr(arguments, "name", ""))
     except ValidationError as error:
         for problem in error.errors():
-            name = "-".join(map(str, problem["loc"])).replace("_", "-")
-            flag = f"--{name}: " if name else ""
-            print(f"djinn: {flag}{problem['msg']}", file=sys.stderr)
+            name = "-".join(map(str, problem["loc"]))
+            print(f"djinn: {_flag(name) + ': ' if name else ''}{problem['msg']}", file=sys.stderr)
         return USAGE_ERROR
     except DjinnError as error:
-        print(f"djinn: {error.message}", file=sys.stderr)
+        print(f"djinn: {_name_flag(error)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def _name_flag(error: DjinnError) -> str:
+    """The error's message, with the flag of the setting that it is about instead of the setting's name, where that is
+    no word of the language.
+    """
+    name = error.param or ""
+    is_name = "_" in name and name in Settings.model_fields
+    return error.message.replace(name, _flag(name)) if is_name else error.message
+
+
+def _flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -46,6 +46,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
         (("serve", *TINY, "--kv-device", "1"), "at least one block"),
+        (("serve", *TINY, "--weights-device", "10"), "djinn: --weights-device is 10 bytes"),
         (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from app.domain import Phase, Residency, SessionState, Tier
 from app.schemas.wire import MAX_COUNT, WireModel
@@ -61,14 +61,14 @@ class PhaseBody(WireModel):
 LISTED = tuple(state for state in SessionState if state is not SessionState.CLOSED)
 
 
-def _require_listed(state: SessionState) -> SessionState:
+def _require_listed(state: object) -> object:
     if state not in LISTED:
-        raise ValueError(f"Input should be {', '.join(LISTED)}: {state} sessions are not listed")
+        raise ValueError(f"Input should be {', '.join(LISTED[:-1])} or {LISTED[-1]}")
     return state
 
 
 ListedState = Annotated[
-    SessionState, AfterValidator(_require_listed), WithJsonSchema({"type": "string", "enum": list(LISTED)})
+    SessionState, BeforeValidator(_require_listed), WithJsonSchema({"type": "string", "enum": list(LISTED)})
 ]
 
 
