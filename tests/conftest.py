@@ -8,9 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import settings
 
 from app.routers.dependencies import Services
 from tests.serving import running_services, serve
+
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")  # on a busy machine any example can take long; `timeout` ends one that hangs
 
 ServeWith = Callable[..., httpx.Client]
 

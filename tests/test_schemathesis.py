@@ -60,7 +60,7 @@ def pause(session: str) -> str:
 
 def check_operation(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, url: str) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     def check(case: Case[Any]) -> None:
         fill_path(case.path_parameters, operation.path, url)
         # Some rules, such as "exactly one of", are not in the schema: a 422 is a fair answer to what it allows.

@@ -271,9 +271,7 @@ class ShortBreakpointMachine(BreakpointMachine):
 
 
 TestDropping = BreakpointMachine.TestCase
-TestDropping.settings = settings(
-    max_examples=EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=SLOW
-)
+TestDropping.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, suppress_health_check=SLOW)
 TestTiered = TieredBreakpointMachine.TestCase
 TestTiered.settings = TestDropping.settings
 TestShort = ShortBreakpointMachine.TestCase

@@ -26,14 +26,14 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert error < TOLERANCE[found.dtype]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(dtype=dtypes, rows=rows, width=st.sampled_from([1, 5, 64, 576]))
 def test_rms_norm(dtype: torch.dtype, rows: int, width: int) -> None:
     x, weight = random(dtype, rows, width), random(dtype, width)
     assert_same(rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (width,), weight.double(), 1e-5))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(dtype=dtypes, rows=rows, inner=st.sampled_from([1, 7, 1536]))
 def test_silu_mul(dtype: torch.dtype, rows: int, inner: int) -> None:
     gate_up = random(dtype, rows, 2 * inner)
@@ -41,7 +41,7 @@ def test_silu_mul(dtype: torch.dtype, rows: int, inner: int) -> None:
     assert_same(silu_mul(gate_up), F.silu(gate) * up)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(dtype=dtypes, rows=rows, heads=st.integers(1, 5), head_dim=st.sampled_from([2, 8, 64, 128]))
 def test_rotate_reads_a_slice_of_the_fused_projection(dtype: torch.dtype, rows: int, heads: int, head_dim: int) -> None:
     fused = random(dtype, rows, heads + 2, head_dim)

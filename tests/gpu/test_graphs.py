@@ -84,7 +84,7 @@ batches = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 99)), min_size=1
 """Rows of one token: its position, and a token id that also decides which blocks the row has."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(batches, min_size=1, max_size=5))
 def test_any_steps_one_after_the_other_find_their_own_inputs(steps: list[list[tuple[int, int]]]) -> None:
     graphs, recorder, sizes = DecodeGraphs(DecodeLimits(11, 16, 6), CPU), FakeRecorder(), []

@@ -98,7 +98,7 @@ class ElasticPoolMachine(RuleBasedStateMachine):
 
 
 TestElasticPool = ElasticPoolMachine.TestCase
-TestElasticPool.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestElasticPool.settings = settings(max_examples=200, stateful_step_count=50)
 
 
 def test_a_pool_shrinks_to_what_is_owned_and_no_further() -> None:

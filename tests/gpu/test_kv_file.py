@@ -50,7 +50,7 @@ def headers(draw: st.DrawFn) -> KVFileHeader:
 
 
 @given(header=headers(), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_read_is_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, header: KVFileHeader, seed: int
 ) -> None:

@@ -199,8 +199,8 @@ class GuaranteedMachine(TierMachine):
 
 
 TestTiers = TierMachine.TestCase
-TestTiers.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
+TestTiers.settings = settings(max_examples=300, stateful_step_count=80)
 TestLru = LruMachine.TestCase
-TestLru.settings = settings(max_examples=100, stateful_step_count=80, deadline=None)
+TestLru.settings = settings(max_examples=100, stateful_step_count=80)
 TestGuaranteed = GuaranteedMachine.TestCase
-TestGuaranteed.settings = settings(max_examples=100, stateful_step_count=80, deadline=None)
+TestGuaranteed.settings = settings(max_examples=100, stateful_step_count=80)

@@ -94,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 def filled(path: Path, sessions: int = 50) -> None:

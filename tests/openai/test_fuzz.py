@@ -23,7 +23,7 @@ def description(openai_url: str) -> Any:
 def test_random_bodies_are_answered_or_refused(description: Any, path: str) -> None:
     answered: set[int] = set()
 
-    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=description[path]["POST"].as_strategy())
     def check(case: Any) -> None:
         case.body["model"] = MODEL  # the server refuses any other at once

@@ -14,7 +14,7 @@ from app.gpu.batch import make_batch
 from tests.gpu.attention.drawing import DEVICES, MIXED, Inputs, Shape, any_shape, assert_agrees, draw_inputs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(any_shape())
 def test_any_batch_agrees_with_the_reference(shape: Shape) -> None:
     assert_agrees("cpu", shape)

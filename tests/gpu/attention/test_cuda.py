@@ -41,13 +41,13 @@ DTYPES = [
 ]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(any_shape())
 def test_any_batch_agrees_with_the_reference(shape: Shape) -> None:
     assert_agrees("cuda", shape)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(any_shape())
 def test_any_batch_agrees_with_the_reference_in_the_batch_invariant_mode(shape: Shape) -> None:
     assert_agrees("cuda-batch-invariant", shape)

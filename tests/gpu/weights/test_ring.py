@@ -108,7 +108,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRing = RingMachine.TestCase
-TestRing.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestRing.settings = settings(max_examples=300, stateful_step_count=60)
 
 
 @given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=12), more=st.integers(0, 24), laps=st.integers(1, 4))

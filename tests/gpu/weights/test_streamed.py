@@ -116,7 +116,7 @@ def goes_wrong(
     return not torch.equal(state, wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     late=st.sampled_from([None, "compute", "weights"]),
