@@ -32,6 +32,8 @@ _MAX_HEADER_BYTES = 100_000_000
 _CLOCK_NS = 2_000_000_000
 """The coarsest clock that file systems have. A file that changed so lately can change again and bear the same time."""
 _SCRATCH_BYTES = 1 << 20
+_ONLY_FROM_MEMORY = getattr(os, "RWF_NOWAIT", -1)
+"""A flag of `preadv` that Linux has; no system takes all flags at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,23 @@ class BundleFile:
             raise WeightsLost(f"{self.path} cannot be looked at: {error}") from error
         age = time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns)
         return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, age > _CLOCK_NS)
+
+    def fileno(self) -> int:
+        """The descriptor, for reads at an offset."""
+        return self._file.fileno()
+
+    def is_cached(self, section: Section) -> bool:
+        """Whether the system has the section in memory, as far as its first and last byte tell; asking may make it
+        begin to read them. False where a system does not say.
+        """
+        byte = bytearray(1)
+        try:
+            return all(
+                os.preadv(self._file.fileno(), [byte], offset, _ONLY_FROM_MEMORY)
+                for offset in (section.offset, section.offset + section.nbytes - 1)
+            )
+        except OSError:  # EAGAIN where it is not; whoever reads it hears of anything else
+            return False
 
     def read(self, section: Section, start: int, into: memoryview) -> None:
         """Fill `into` with the section's bytes from `start` on. Raises `WeightsLost` if they are not there.

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from app.errors import WeightsLost
+from app.gpu.cpu_read import PART_BYTES, read_on_torch_threads
 from app.gpu.streams import Event
-from app.gpu.weights.bundle_file import BundleFile
+from app.gpu.weights.bundle_file import BundleFile, FileState
 from app.gpu.weights.chunks import chunks
 from app.gpu.weights.host_bytes import host_bytes
 from app.gpu.weights.verification import verify
@@ -24,9 +26,13 @@ _ATTEMPTS = 2
 
 
 class FileStore:
-    """See `BundleStore`. One thread of its own reads, without the GIL; it is what a copy stream is on a GPU.
+    """See `BundleStore`. Whatever happens to the file, the bytes that arrive are those that were stored, or
+    `WeightsLost` is raised.
 
-    Whatever happens to the file, the bytes that arrive are those that were stored, or `WeightsLost` is raised.
+    What the system has in memory is copied when it is waited for, by the threads that compute: a thread beside them
+    would take turns with them, and they would wait for each other. Measured with a 135M Llama in float32, a sixth of it
+    on the device, on two cores: 126 ms a pass with such a thread, 82 without. What has to come from the disk first is
+    read ahead by a thread of its own, without the GIL; that one mostly sleeps.
     """
 
     def __init__(self, file: BundleFile, chunk_bytes: int) -> None:
@@ -47,8 +53,12 @@ class FileStore:
         """See `BundleStore.load`."""
         if target.nbytes != self._file.bundles[index].nbytes:
             raise ValueError(f"bundle {index} has {self._file.bundles[index].nbytes} bytes, not {target.nbytes}")
+        # Who waits for a copy is the thread that makes it: one that has not been made by now never will be.
+        after = [event for event in after if not isinstance(event, _Copied)]
+        if self._is_cached(index):
+            return _Copied(partial(self._copy, index, target, after))
         try:
-            future = self._thread.submit(self._load, index, target, after)
+            future = self._thread.submit(self._read, index, target, after)
         except RuntimeError:
             if not self._closed.is_set():
                 raise
@@ -80,17 +90,32 @@ class FileStore:
         self._thread.shutdown(cancel_futures=True)
         self._file.close()
 
-    def _load(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
-        for event in after:
-            with suppress(WeightsLost):  # what has failed does not write to the target any more either
-                event.synchronize()
-        section, memory = self._file.bundles[index], host_bytes(target)
-        before = self._file.state()
+    def _is_cached(self, index: int) -> bool:
+        return not self._closed.is_set() and self._file.is_cached(self._file.bundles[index])
+
+    def _copy(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
+        """On the threads that PyTorch computes with."""
+        _wait(after)
+        self._check_open()
+        section, before = self._file.bundles[index], self._file.state()
+        part_bytes = min(self._chunk_bytes, PART_BYTES)
+        if not read_on_torch_threads(self._file.fileno(), section.offset, target, part_bytes):
+            self._file.read(section, 0, host_bytes(target))
+        self._prove(index, target, before)
+
+    def _read(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
+        """On the store's own thread."""
+        _wait(after)
+        section, memory, before = self._file.bundles[index], host_bytes(target), self._file.state()
         for chunk in chunks(section.nbytes, self._chunk_bytes):
             self._check_open()
             self._file.read(section, chunk.start, memory[chunk])
+        self._prove(index, target, before)
+
+    def _prove(self, index: int, target: Tensor, before: FileState) -> None:
+        section = self._file.bundles[index]
         if not self._file.is_proven(section, before):
-            self._file.prove(section, zlib.crc32(memory), before)
+            self._file.prove(section, zlib.crc32(host_bytes(target)), before)
 
     def _gather(self, table: int, ids: Sequence[int], rows: Tensor) -> None:
         section, memory = self._file.tables[table], host_bytes(rows)
@@ -101,6 +126,35 @@ class FileStore:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise WeightsLost(_CLOSED)
+
+
+def _wait(after: Sequence[Event]) -> None:
+    for event in after:
+        with suppress(WeightsLost):  # what has failed does not write to the target any more either
+            event.synchronize()
+
+
+class _Copied:
+    """See `Event`. It is for one thread, which makes the copy when it first waits."""
+
+    def __init__(self, copy: Callable[[], None]) -> None:
+        self._copy = copy
+        self._future: Future[None] = Future()
+
+    def query(self) -> bool:
+        """See `Event.query`."""
+        return self._future.done()
+
+    def synchronize(self) -> None:
+        """See `Event.synchronize`. Raises `WeightsLost`."""
+        if not self._future.done():
+            try:
+                self._copy()
+            except WeightsLost as error:
+                self._future.set_exception(error)
+            else:
+                self._future.set_result(None)
+        self._future.result()
 
 
 class _Loaded:

@@ -12,7 +12,6 @@ from app.gpu.models import build_stack
 from app.gpu.streams import DeviceStreams
 from app.gpu.weights.bundle_header import BundleContents
 from app.gpu.weights.conversion import open_bundle_file
-from app.gpu.weights.file_store import FileStore
 from app.gpu.weights.fill import FillText, Writer
 from app.gpu.weights.pinned_store import PinnedStore
 from app.gpu.weights.source import weights_of
@@ -41,6 +40,8 @@ def make_host_copy(
         build_stack(model, weights_of(model, origin, dtype), text, attention, settings.max_model_len)
 
     if device.type == "cpu":
+        from app.gpu.weights.file_store import FileStore  # Numba is where models run on a CPU
+
         contents = BundleContents(fingerprint(model), dtype, found.layouts, found.tables)
         path = settings.weights_dir / _file_name(model, contents)
         return FileStore(open_bundle_file(path, contents, fill), settings.chunk_bytes)

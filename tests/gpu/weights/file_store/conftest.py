@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 import app.gpu.weights.bundle_file
+from app.gpu.weights.bundle_file import BundleFile
 from app.gpu.weights.file_store import FileStore
 from tests.gpu.weights.file_store.stored import MODEL, open_store
+
+
+@pytest.fixture(autouse=True, params=["memory", "disk"])
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the file's bytes seem to be. What is in memory is copied by who waits, what is not by a thread."""
+    monkeypatch.setattr(BundleFile, "is_cached", lambda *_: request.param == "memory")
+    return str(request.param)
 
 
 @pytest.fixture

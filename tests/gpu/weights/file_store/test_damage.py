@@ -83,6 +83,7 @@ def test_other_weights_that_are_written_over_the_file_are_not_served(path: Path)
     store.close()
 
 
+@pytest.mark.parametrize("source", ["disk"], indirect=True)
 @pytest.mark.usefixtures("exact_clock")
 def test_a_file_that_changes_while_a_bundle_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, read = open_store(path, 4096), BundleFile.read

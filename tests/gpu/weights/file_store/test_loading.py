@@ -11,6 +11,7 @@ import torch
 
 from app.errors import WeightsLost
 from app.gpu.streams import PASSED, CpuStream
+from app.gpu.weights.bundle_file import BundleFile
 from app.gpu.weights.file_store import FileStore
 from tests.gpu.weights.bundles import Gate, overwrite
 from tests.gpu.weights.file_store.stored import (
@@ -38,6 +39,7 @@ def test_a_target_of_another_size_is_refused(store: FileStore) -> None:
         store.load(0, torch.empty(256, dtype=torch.uint8), ())
 
 
+@pytest.mark.parametrize("source", ["disk"], indirect=True)
 def test_a_load_waits_for_its_guards_and_those_behind_it_wait_too(store: FileStore) -> None:
     gates, first, second = [Gate(), Gate()], MODEL.target(0), MODEL.target(1)
     before = first.clone()
@@ -51,6 +53,33 @@ def test_a_load_waits_for_its_guards_and_those_behind_it_wait_too(store: FileSto
     assert events[0].query()
     assert MODEL.holds(0, first)
     assert MODEL.holds(1, second)
+
+
+@pytest.mark.parametrize("source", ["memory"], indirect=True)
+def test_a_copy_is_made_by_who_waits_for_it_and_one_that_nobody_waits_for_is_not(store: FileStore) -> None:
+    target, after = MODEL.target(0), MODEL.target(1)
+    before, given_up = target.clone(), store.load(0, target, ())
+    store.load(1, after, (given_up,)).synchronize()
+    assert MODEL.holds(1, after)
+    assert torch.equal(target, before)
+    assert not given_up.query()
+    given_up.synchronize()
+    assert MODEL.holds(0, target)
+    assert threads_of_stores() == []
+
+
+@pytest.mark.parametrize("source", ["memory"], indirect=True)
+def test_a_copy_waits_for_what_a_thread_reads_to_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, gate, target = open_store(path), Gate(), MODEL.target(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(BundleFile, "is_cached", lambda *_: False)
+        read = store.load(0, target, (gate,))
+    copied = store.load(0, target, (read,))
+    threading.Timer(0.05, gate.pass_by).start()
+    copied.synchronize()
+    assert read.query()
+    assert MODEL.holds(0, target)
+    store.close()
 
 
 def test_a_stream_of_the_cpu_waits_for_the_bytes(store: FileStore) -> None:
@@ -86,9 +115,9 @@ def test_closing_ends_the_thread_and_the_loads_that_wait(path: Path) -> None:
     gate.pass_by()
     closing.join()
     for event in events:
-        assert event.query()
         with pytest.raises(WeightsLost, match="about to end"):
             event.synchronize()
+        assert event.query()
     with pytest.raises(WeightsLost, match="about to end"):
         store.load(1, MODEL.target(1), ()).synchronize()
     with pytest.raises(WeightsLost, match="about to end"):
