@@ -83,6 +83,17 @@ class StackUse:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Steps since the start: `replayed` ones were recorded decode steps, `eager` ones ran layer by layer; `followed` of
+    both were given to the device while it ran the one before.
+    """
+
+    replayed: int = 0
+    eager: int = 0
+    followed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryMap:
     """The engine's memory, in bytes, and how busy it is.
 
@@ -104,4 +115,5 @@ class MemoryMap:
     counts: TierCounts
     running: int
     waiting: int
+    steps: StepCounts
     stack: StackUse

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from app.domain import Tier
-from app.memory_map import MemoryMap, MoveTotals, TextUse
+from app.memory_map import MemoryMap, MoveTotals, StepCounts, TextUse
 
 MOVE_FIGURES: dict[str, tuple[str, Callable[[MoveTotals], float]]] = {
     "djinn_kv_moves": ("Moves of KV", lambda totals: totals.moves),
@@ -33,6 +33,7 @@ def memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
     for tier in Tier:
         by_tier.add_metric([tier], memory.sessions_by_tier.get(tier, 0))
     yield by_tier
+    yield from _steps(memory.steps)
     yield from _moves(memory)
     yield from _counts(memory)
 
@@ -54,6 +55,15 @@ def _text(text: TextUse) -> Iterator[Metric]:
     yield found
     streamed = "Bytes of weights that were brought to the device, step after step"
     yield CounterMetricFamily("djinn_text_streamed_bytes", streamed, text.streamed_bytes)
+
+
+def _steps(steps: StepCounts) -> Iterator[Metric]:
+    found = CounterMetricFamily("djinn_steps", "Steps that the device was given", labels=["kind"])
+    found.add_metric(["replayed"], steps.replayed)
+    found.add_metric(["eager"], steps.eager)
+    yield found
+    followed = "Steps that the device was given while it ran the one before"
+    yield CounterMetricFamily("djinn_steps_followed", followed, steps.followed)
 
 
 def _moves(memory: MemoryMap) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 WEB = ("fastapi", "starlette", "uvicorn", "asyncio", "pydantic", "pydantic_settings")
 PLANNING = (
     "scheduler.py",
+    "following.py",
     "segments.py",
     "sequence.py",
     "turn_state.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 from app.domain import FinishReason, Residency, SessionId
@@ -18,7 +18,6 @@ from app.gpu.sequence import Sequence
 from app.gpu.transfers import Transfers
 from app.gpu.turn_handler import TurnHandler
 from app.gpu.turns import Turns
-from app.memory_map import TextUse
 from app.messages import (
     BreakpointCommand,
     CheckpointCommand,
@@ -50,7 +49,7 @@ class CommandHandler:
         turns: Turns,
         checkpoints: CheckpointHandler,
         *,
-        text: Callable[[], TextUse],
+        inspector: Inspector,
         files: FilesFound,
     ) -> None:
         self._scheduler = scheduler
@@ -58,7 +57,7 @@ class CommandHandler:
         self._turns = turns
         self._checkpoints = checkpoints
         self._turn_handler = TurnHandler(scheduler, turns)
-        self._inspector = Inspector(scheduler, text)
+        self._inspector = inspector
         self._transfers = Transfers(scheduler.placement, turns.max_model_len)
         self._saved = SavedFiles(scheduler.placement, files)
         self._sequences: dict[SessionId, Sequence] = {}

@@ -24,6 +24,11 @@ def met(when: When, span: Span, token_ids: Sequence[int], prompt_tokens: int) ->
     return list(_runs(p for p in range(first, end) if _holds(when, p, token_ids[p])))
 
 
+def may_meet(when: When, position: int) -> bool:
+    """Whether the conditions can hold at a position that is decoded, whatever token will stand there."""
+    return when.in_pass is not Pass.PREFILL and _holds_at(when, position)
+
+
 def select(positions: Positions, span: Span, prompt_tokens: int) -> Span | None:
     """The part of `span` that `positions` chooses; None if that is nothing.
 
@@ -38,11 +43,11 @@ def select(positions: Positions, span: Span, prompt_tokens: int) -> Span | None:
 
 
 def _holds(when: When, position: int, token_id: int) -> bool:
-    return (
-        when.position in (None, position)
-        and when.token_id in (None, token_id)
-        and (when.every is None or position % when.every == 0)
-    )
+    return when.token_id in (None, token_id) and _holds_at(when, position)
+
+
+def _holds_at(when: When, position: int) -> bool:
+    return when.position in (None, position) and (when.every is None or position % when.every == 0)
 
 
 def _runs(positions: Iterable[int]) -> Iterator[Span]:

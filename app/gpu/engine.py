@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from app.domain import ModelInfo, SessionId
-from app.errors import DjinnError, Draining, EngineError, FieldOutOfRange, WeightsLost
+from app.errors import DjinnError, Draining, EngineError
+from app.gpu.accounting import Accounting
 from app.gpu.commands import CommandHandler
+from app.gpu.following import plan_following
 from app.gpu.inbox import Inbox, Message
 from app.gpu.kv_mover import KVMover
 from app.gpu.kv_moves import Moved
 from app.gpu.launched_step import LaunchedStep
-from app.gpu.outcome import StepResult
 from app.gpu.runner import Runner
+from app.gpu.sampling import SampleRequest
 from app.gpu.scheduler import Scheduler
 from app.gpu.segments import Row
-from app.gpu.sequence import Sequence as EngineSequence
 from app.gpu.turns import Turns, sample_request
 from app.gpu.weights.loan import KVLoans
-from app.messages import Command, Event, Failed, Inspect, Restored, Started
+from app.messages import Command, Event, Failed, Inspect, Paused, Restored, Started, TurnFinished
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ class Engine:
         self._scheduler = scheduler
         self._placement = scheduler.placement
         self._runner = runner
-        self._turns = turns
+        self._max_model_len = turns.max_model_len
+        self._accounting = Accounting(turns)
         self._handler = handler
         self._mover = mover
         self._loans = loans
@@ -54,10 +56,14 @@ class Engine:
         self._inbox = Inbox()
         self._step: LaunchedStep | None = None
         """The step that the device runs."""
-        self._launched_at = 0.0
+        self._following: LaunchedStep | None = None
+        """The one that it runs after that, if it has been given one."""
+        self._began_at = 0.0
         """On the clock of `time.perf_counter`, for the step that the device runs."""
         self._stalled = False
         """Whether the last step had to wait for moves that are under way."""
+        self._outdated = False
+        """Whether something has happened since the last plan that another one could make use of."""
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `run`'s `deliver`."""
@@ -96,20 +102,21 @@ class Engine:
         while not self._inbox.closed:
             self._take_messages()
             events += self._handle_messages()
-            runs_beside = False
-            if self._scheduler.has_work and not self._inbox.closed:
+            if self._step is None and self._scheduler.has_work and not self._inbox.closed:
                 events += self.launch()
-                runs_beside = self._step is not None and not self._step.done
-                if runs_beside:
-                    events = tell(events)
-                    self._inbox.drain()
-                    events = tell(self._handle_messages())
-                events += self.collect()
+            runs_beside = self._step is not None and not self._step.done
+            if runs_beside:
+                events = tell(events)
+                self._inbox.drain()
+                events = tell(self._handle_messages())
+                events += self.follow()
+            events += self.collect()
             events += self._handler.placed()
             if not (runs_beside and self._can_compute):
                 events = tell(events)
+        events += self.collect()
         events += self._handle_messages()  # those that have waited for the last step
-        tell([*events, *self._fail(self._handler.sequences, Draining("the server is shutting down"))])
+        tell([*events, *self._accounting.fail(self._handler.sequences, Draining("the server is shutting down"))])
 
     def handle(self, command: Message) -> list[Event]:
         """Carry out one command, or account for a move; whatever goes wrong with a command is its answer."""
@@ -132,7 +139,8 @@ class Engine:
         """Plan a step and give it to the device. Until `collect` its sequences are the step's: no command or move of
         theirs may be handled.
         """
-        self._launched_at = time.perf_counter()
+        self._began_at = time.perf_counter()
+        self._outdated = False
         try:
             if self._loans is not None:
                 self._loans.settle(idle=False)
@@ -140,7 +148,7 @@ class Engine:
         except Exception as error:
             logger.exception("a step could not be planned")
             busy = [sequence for sequence in self._handler.sequences if sequence.busy]
-            return self._fail(busy, EngineError(f"the step could not be planned: {error}"))
+            return self._accounting.fail(busy, EngineError(f"the step could not be planned: {error}"))
         events: list[Event] = [
             Started(sequence.turn.ticket, sequence.turn.cached_tokens or 0, sequence.turn.restore_ms)
             for sequence in plan.started
@@ -148,33 +156,60 @@ class Engine:
         ]
         try:
             self._runner.pool.copy_blocks(plan.copies)
-            self._placement.write_behind(self._scheduler.running.values())
-            self._mover.submit(self._placement.take_orders())  # after the copies: a move may read a block made by one
+            self._order_moves()  # after the copies: a move may read a block made by one
             self._stalled = not plan.rows and bool(self._placement.tiers.ledger.in_flight)
+            self._outdated |= plan.gave_way
             if plan.rows:
-                requests = [sample_request(row.sequence) for row in plan.rows if row.samples]
-                self._step = self._runner.launch(plan.rows, requests)
+                self._step = self._runner.launch(plan.rows, _requests(plan.rows))
         except Exception as error:
-            events += self._fail_step(plan.rows, error)
+            events += self._accounting.fail_step(plan.rows, error)
         return events
 
     @torch.inference_mode()
+    def follow(self) -> list[Event]:
+        """Give the device the step after the one that runs, if that is known before this one's tokens are. It is not if
+        a message waits, or another plan might run other rows; streamed weights and KV change places between steps.
+        """
+        step = self._step
+        changes = self._outdated or self._inbox.closed or not self._inbox.is_empty or self._loans is not None
+        if step is None or step.tokens is None or changes:
+            return []
+        rows = plan_following(self._scheduler, step.rows, self._max_model_len)
+        if not rows:
+            return []
+        try:
+            self._order_moves()
+            self._following = self._runner.follow(step, rows, _requests(rows))
+        except Exception as error:
+            return [*self.collect(), *self._accounting.fail_step(rows, error)]
+        if self._following is None:  # memory is too short, also for what was reserved
+            self._scheduler.give_up(rows)
+        return []
+
+    @torch.inference_mode()
     def collect(self) -> list[Event]:
-        """Wait for the step that has been launched, if there is one, and account for its rows."""
-        step, self._step = self._step, None
+        """Wait for the step that runs, if there is one, and account for its rows."""
+        step, self._step, self._following = self._step, self._following, None
         events: list[Event] = []
         if step is None:
             return events
         try:
-            events.extend(self._finish(step.rows, step.collect()))  # keeps what came before a failure
+            events.extend(self._accounting.finish(step.rows, step.collect()))  # keeps what came before a failure
         except Exception as error:
-            events += self._fail_step(step.rows, error)
-        self._placement.phases.note_step(time.perf_counter() - self._launched_at)
+            events += self._accounting.fail_step(step.rows, error)
+        self._outdated |= any(isinstance(event, TurnFinished | Paused | Failed) for event in events)
+        now = time.perf_counter()
+        self._placement.phases.note_step(now - self._began_at)
+        self._began_at = now
         return events
+
+    def _order_moves(self) -> None:
+        self._placement.write_behind(self._scheduler.running.values())
+        self._mover.submit(self._placement.take_orders())
 
     @property
     def _can_compute(self) -> bool:
-        return self._scheduler.has_work and not self._stalled
+        return self._step is not None or (self._scheduler.has_work and not self._stalled)
 
     def _take_messages(self) -> None:
         """Take all messages that have come. Waits for one, or for a time to act, while nothing can be computed."""
@@ -198,6 +233,7 @@ class Engine:
         running = set() if self._step is None else {row.sequence.session for row in self._step.rows}
         for message in self._inbox.take_while(lambda found: self._session_of(found) not in running):
             events += self.handle(message)
+            self._outdated = True
         self._placement.phases.tick()
         self._mover.submit(self._placement.take_orders())
         return events
@@ -212,35 +248,6 @@ class Engine:
         alarm = self._placement.phases.next_alarm()
         return None if alarm is None else max(0.0, alarm - time.monotonic())
 
-    def _finish(self, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
-        """Hand over what was captured, report scored prompts, and account for all rows."""
-        for row, captured in result.captured.items():
-            for each in captured:
-                row.sequence.captures.add(each)
-        for row, scores in result.scores.items():
-            if row not in result.broken | result.unfit:
-                yield from self._turns.score(row, scores)
-        for row in rows:
-            stopped = result.stopped.get(row)
-            if row in result.broken:
-                message = "what the edits made of the residual stream led to logits that are not finite numbers"
-                yield self._turns.fail(row.sequence, FieldOutOfRange(message, param="edits"))
-            elif row in result.unfit:
-                message = f"memory is too short for one token of a session of {len(row.sequence.tokens)} tokens"
-                yield self._turns.fail(row.sequence, EngineError(message))
-            elif stopped is not None:
-                yield from self._turns.pause(row, stopped)
-            else:
-                yield from self._turns.advance(row, result.sampled.get(row))
 
-    def _fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
-        if isinstance(error, WeightsLost):
-            logger.error("a step of %d rows failed: %s", len(rows), error.message)
-            reason: DjinnError = error
-        else:
-            logger.error("a step of %d rows failed", len(rows), exc_info=error)
-            reason = EngineError(f"the step failed: {error}")
-        return self._fail((row.sequence for row in rows), reason)
-
-    def _fail(self, sequences: Iterable[EngineSequence], error: DjinnError) -> list[Event]:
-        return [self._turns.fail(sequence, error) for sequence in sequences if sequence.turn is not None]
+def _requests(rows: Sequence[Row]) -> list[SampleRequest]:
+    return [sample_request(row.sequence, row.end) for row in rows if row.samples]

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.scheduler import Scheduler
 from app.gpu.sequence import Sequence
-from app.memory_map import MemoryMap, SessionMemory, StackUse, TextUse, TierUse
+from app.memory_map import MemoryMap, SessionMemory, StackUse, StepCounts, TextUse, TierUse
 
 
 class Inspector:
     """Reads the engine's book-keeping; changes nothing. Sizes in bytes."""
 
-    def __init__(self, scheduler: Scheduler, text: Callable[[], TextUse]) -> None:
+    def __init__(self, scheduler: Scheduler, text: Callable[[], TextUse], steps: Callable[[], StepCounts]) -> None:
         self._scheduler = scheduler
         self._placement = scheduler.placement
-        self._text = text
+        self._text, self._steps = text, steps
         self._block_bytes = scheduler.placement.tiers.block_bytes
 
     def session(self, sequence: Sequence) -> SessionMemory:
@@ -55,6 +55,7 @@ class Inspector:
             counts=self._placement.counts(),
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
+            steps=self._steps(),
             stack=_stack(sequences),
         )
 

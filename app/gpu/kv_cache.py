@@ -90,6 +90,10 @@ class KVCache:
             parent = sequence.hashes[-1] if sequence.hashes else sequence.namespace
             sequence.hashes.append(self._hash(sequence, index, parent, sequence.interventions))
 
+    def trim(self, sequence: Sequence) -> None:
+        """Give up the blocks that were reserved for tokens which have not been computed and will not be."""
+        self.release_blocks(sequence, self.pool.blocks_for(sequence.computed))
+
     def uncompute(self, sequence: Sequence, length: int) -> None:
         """Forget the KV of the tokens from position `length` on, in every tier; the history stays."""
         sequence.computed = min(sequence.computed, length)

@@ -6,6 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor
+
 from app.gpu.checkpoints import Captured
 from app.gpu.host_tensor import HostTensor
 from app.gpu.outcome import Outcome, StepResult
@@ -26,6 +28,13 @@ class LaunchedStep(Protocol):
         """Whether `collect` would not wait."""
         ...
 
+    @property
+    def tokens(self) -> Tensor | None:
+        """What its rows that sample have been given, `[rows]` int64 on the device, for whatever is launched after it.
+        None if the step runs in parts.
+        """
+        ...
+
     def collect(self) -> StepResult:
         """Wait for the tokens."""
         ...
@@ -44,6 +53,11 @@ class WholeStep:
     def done(self) -> bool:
         """See `LaunchedStep.done`."""
         return self.outcome.done
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """See `LaunchedStep.tokens`."""
+        return self.outcome.tokens
 
     def collect(self) -> StepResult:
         """See `LaunchedStep.collect`."""
@@ -67,6 +81,11 @@ class PartedStep:
     def done(self) -> bool:
         """See `LaunchedStep.done`."""
         return all(part.done for part in self.parts)
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """See `LaunchedStep.tokens`."""
+        return None
 
     def collect(self) -> StepResult:
         """See `LaunchedStep.collect`: the results of whole rows."""

@@ -22,6 +22,7 @@ from app.gpu.graph_recording import estimate_graph_bytes, record_graphs
 from app.gpu.graphs import DecodeLimits, Recorder
 from app.gpu.host_pool import HostPool
 from app.gpu.host_tensor import HostTensor
+from app.gpu.inspection import Inspector
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.kv_budget import TierBlocks, allocating, budget_blocks
 from app.gpu.kv_cache import KVCache
@@ -93,12 +94,13 @@ def build_engine(
     turns, runner = Turns(scheduler, limit), Runner(stack, pool, loaded.streams, graphs)
     to_host = partial(HostTensor.of, streams=loaded.streams)
     checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host)
+    inspector = Inspector(scheduler, loaded.text, runner.counts)
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,
         runner,
         turns,
-        CommandHandler(scheduler, turns, checkpoints, text=loaded.text, files=_find_files(disk)),
+        CommandHandler(scheduler, turns, checkpoints, inspector=inspector, files=_find_files(disk)),
         KVMover(host, identity, disk),
         None if arena is None else KVLoans(LoanBook(arena), scheduler.placement, loaded.lender, pool.copy_blocks),
         loaded.close,

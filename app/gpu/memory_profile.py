@@ -115,7 +115,7 @@ def largest_step(stack: LayerStack, settings: EngineSettings, memory: DeviceMemo
 
     def decode() -> None:
         logits = _run(stack, pool, decodes)
-        request = SampleRequest(SamplingParams(seed=0, top_p=0.5), [0], 1, frozenset())
+        request = SampleRequest(SamplingParams(seed=0, top_p=0.5), [0], 1, frozenset(), position=1)
         raw = log_probabilities(logits)  # reported once the token has been chosen
         inputs = place_requests([request] * len(decodes), stack.vocab_size, put_each(stack.device))
         choose(logits, inputs, on_host=stack.device.type == "cpu")

@@ -49,19 +49,21 @@ class Sampling:
         self._inputs = place_requests(requests, vocab_size, put)
         self._reporting = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
         self._reported = put(np.array(self._reporting, np.int64))
+        self.chosen: Tensor | None = None
+        """One token per request, `[requests]` int64 where the logits are, once that has been launched."""
 
     def launch(self, logits: Tensor, download: Download, *, on_host: bool) -> None:
         """Choose, of all logits of the step; they are changed in place. Not to be called without requests."""
         wanted = logits if self._index is None else logits[self._index]
         raw = log_probabilities(wanted[self._reported]) if self._reporting else None
-        chosen = choose(wanted, self._inputs, on_host=on_host)
-        self._chosen = download.fetch(chosen)
+        self.chosen = choose(wanted, self._inputs, on_host=on_host)
+        self._tokens = download.fetch(self.chosen)
         tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
-        self._report = None if raw is None else Report(raw, chosen[self._reported], tops, download)
+        self._report = None if raw is None else Report(raw, self.chosen[self._reported], tops, download)
 
     def read(self) -> list[Sampled]:
         """One token per request."""
-        sampled = [Sampled(token, None) for token in self._chosen.tolist()]
+        sampled = [Sampled(token, None) for token in self._tokens.tolist()]
         for i, logprobs in zip(self._reporting, () if self._report is None else self._report.read(), strict=True):
             sampled[i] = Sampled(logprobs.token_id, logprobs)
         return sampled
@@ -100,6 +102,11 @@ class Outcome:
     def done(self) -> bool:
         """Whether `read` would not wait. So it is from the beginning for a step that nothing is wanted of."""
         return self._done.query()
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """The chosen tokens, `[requests]` int64, for what is launched from now on; None if there are none."""
+        return self._sampling.chosen
 
     def read(self) -> StepResult:
         """Wait for what has been launched."""

@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from app.breakpoints import Action, Breakpoint, Intervention
-from app.gpu.conditions import Span, met, select
+from app.gpu.conditions import Span, may_meet, met, select
 from app.gpu.interventions import InterventionLog, clip
 from app.gpu.sequence import Sequence
 
@@ -72,6 +72,17 @@ def plan_pass(sequence: Sequence, length: int, num_layers: int) -> PassPlan:
     if sequence.computed < sequence.reached:
         return PassPlan(0, num_layers, _marks(sequence.interventions.within(*span)))
     return _plan_new(sequence, span, 0, num_layers)
+
+
+def runs_plainly(sequence: Sequence, position: int) -> bool:
+    """Whether a token that is decoded at `position`, whichever it will be, runs all layers with nothing to do on the
+    way.
+    """
+    turn = sequence.turn
+    assert turn is not None
+    stops = turn.pause_at is not None and turn.pause_at[1] == position
+    met_by_any = any(may_meet(each.when, position) for each in sequence.breakpoints.values())
+    return sequence.checkpoint is None and not stops and not met_by_any
 
 
 def row_limit(sequence: Sequence, max_step_tokens: int) -> int:

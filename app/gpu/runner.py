@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from app.gpu.segments import Row
 from app.gpu.staging import Download, Put, Staging
 from app.gpu.streams import DeviceStreams
 from app.gpu.walk import Walk, token_ids_of, whole_pass
+from app.memory_map import StepCounts
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,13 @@ class Runner:
         self._staging = Staging(streams, stack.device)
         self._vectors = DeviceVectors(streams, stack.device)
         self._decode = decode or partial(whole_pass, stack, pool)
+        self._replays = decode is not None
+        self._counts = Counter[str]()
         self._part_size = PartSize()
+
+    def counts(self) -> StepCounts:
+        """The steps that have been launched."""
+        return StepCounts(**self._counts)
 
     @torch.inference_mode()
     def predict(self, stored: StoredTensor, rows: tuple[int, int], top_k: int) -> list[list[tuple[int, float]]]:
@@ -88,38 +96,51 @@ class Runner:
                     waiting.popleft()
         return parts[0] if len(parts) == 1 and not unfit else PartedStep(rows, parts, unfit)
 
-    def _try(self, rows: list[Row], requests: Seq[SampleRequest]) -> WholeStep | None:
+    def follow(self, before: LaunchedStep, rows: list[Row], requests: Seq[SampleRequest]) -> LaunchedStep | None:
+        """Launch plain rows, each of which goes on from the token that its row of the step `before` samples, whether
+        that has been done or not. None if memory is too short.
+        """
+        return self._try(rows, requests, before)
+
+    def _try(
+        self, rows: list[Row], requests: Seq[SampleRequest], before: LaunchedStep | None = None
+    ) -> WholeStep | None:
         """None if memory is too short. An exception that was handled further out would keep the tensors of its frames
         until then.
         """
         try:
-            return self._launch(rows, requests)
+            return self._launch(rows, requests, before)
         except torch.OutOfMemoryError:
             return None
 
-    def _launch(self, rows: list[Row], requests: Seq[SampleRequest]) -> WholeStep:
+    def _launch(self, rows: list[Row], requests: Seq[SampleRequest], before: LaunchedStep | None) -> WholeStep:
         self._staging.begin()
         put = self._staging.put
         outcome = Outcome(rows, requests, self.stack.vocab_size, self._streams, put)
-        if self._is_plain(rows):
-            compute = self._place_decode(rows, put)
+        if all(row.is_plain(self.stack.num_layers) for row in rows):
+            compute = self._place_decode(rows, before, put)
             self._staging.send()
             outcome.launch(compute())
+            self._count(replayed=self._replays, followed=before is not None)
             return WholeStep(rows, outcome)
         walk = Walk(self.stack, self.pool, self._streams, rows, put, self._vectors)
         self._staging.send()
         outcome.launch(walk.run())
+        self._count(replayed=False, followed=False)
         return WholeStep(rows, outcome, walk.stopped, walk.captured)
 
-    def _is_plain(self, rows: list[Row]) -> bool:
-        """Whether every row is one token that runs all layers, with nothing to do on the way, and samples."""
-        whole = (0, self.stack.num_layers)
-        return all(
-            row.length == 1 and row.samples and not row.way.marks and (row.way.lo, row.way.hi) == whole for row in rows
-        )
+    def _count(self, *, replayed: bool, followed: bool) -> None:
+        self._counts["replayed" if replayed else "eager"] += 1
+        self._counts["followed"] += followed
 
-    def _place_decode(self, rows: list[Row], put: Put) -> Callable[[], Tensor]:
+    def _place_decode(self, rows: list[Row], before: LaunchedStep | None, put: Put) -> Callable[[], Tensor]:
         spans = [(row.first, 1) for row in rows]
         batch = place_batch(spans, [row.sequence.blocks for row in rows], self.pool.block_size, put)
-        token_ids = put(token_ids_of(rows))
-        return lambda: self._decode(token_ids, batch)
+        if before is None:
+            token_ids = put(token_ids_of(rows))
+            return lambda: self._decode(token_ids, batch)
+        sampled = before.tokens
+        assert sampled is not None
+        places = {row.sequence.session: place for place, row in enumerate(before.rows)}
+        index = put(np.array([places[row.sequence.session] for row in rows], np.int64))
+        return lambda: self._decode(sampled[index], batch)

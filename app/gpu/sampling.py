@@ -10,12 +10,21 @@ from app.domain import SamplingParams, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One row's wish: its parameters, its history, where the generated part begins, and tokens not allowed yet."""
+    """One row's wish: its parameters, its history, where the generated part begins, and tokens not allowed yet.
+
+    `position` is that of the new token. The history may not reach up to it if nothing `looks_back`.
+    """
 
     params: SamplingParams
     tokens: Sequence[int]
     prompt_tokens: int
     forbidden: frozenset[int]
+    position: int
+
+
+def looks_back(params: SamplingParams) -> bool:
+    """Whether a token depends on those before it other than through the logits."""
+    return params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
 
 
 @dataclass(frozen=True, slots=True)

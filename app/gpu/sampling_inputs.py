@@ -117,4 +117,4 @@ def _place_draws(requests: Seq[SampleRequest], rows: list[int], vocab_size: int,
 
 def _uniform(request: SampleRequest) -> float:
     """The random number of the request's seed at the position of its new token."""
-    return np.random.Generator(np.random.Philox(key=request.params.seed, counter=len(request.tokens))).random()
+    return np.random.Generator(np.random.Philox(key=request.params.seed, counter=request.position)).random()

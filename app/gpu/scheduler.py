@@ -11,6 +11,7 @@ oldest running sequence is never put back and can have the whole pool, so every 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from app.domain import SessionId, Tier
@@ -21,7 +22,7 @@ from app.gpu.segments import Row
 from app.gpu.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPlan:
     """One step: its rows, those of one token first, and the block copies (source, target) to make before it."""
 
@@ -29,6 +30,8 @@ class StepPlan:
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     """Sequences whose turn has left the queue, for the first time or since it was resumed."""
+    gave_way: bool = False
+    """Whether a sequence was put back: then nobody was admitted, and the next plan may find room for somebody."""
 
 
 class Scheduler:
@@ -88,8 +91,8 @@ class Scheduler:
         for sequence in sorted(self.running.values(), key=lambda running: running.pending > 1):
             if budget > 0 and sequence.session in self.running:  # an earlier one may have put this one back
                 budget -= self._add_row(plan, sequence, budget)
-        gave_way = len(self.waiting) > queued
-        for sequence in [] if gave_way else list(self.waiting.values()):
+        plan.gave_way = len(self.waiting) > queued
+        for sequence in [] if plan.gave_way else list(self.waiting.values()):
             if budget <= 0 or len(self.running) >= self.max_running or self._blocks(plan, sequence):
                 break
             if sequence.session in self.running:
@@ -97,6 +100,11 @@ class Scheduler:
         live = [row for row in plan.rows if row.sequence.session in self.running]
         plan.rows[:] = sorted(live, key=lambda row: row.length > 1)
         return plan
+
+    def give_up(self, rows: Iterable[Row]) -> None:
+        """Take back what was reserved for rows that will not run after all. The rows before them still do."""
+        for row in rows:
+            self.cache.release_blocks(row.sequence, self.cache.pool.blocks_for(row.first))
 
     def _add_row(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
         """Plan the sequence's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.

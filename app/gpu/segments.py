@@ -46,6 +46,11 @@ class Row:
         """Whether nothing of the planned row comes after it."""
         return self.end == self.whole.end
 
+    def is_plain(self, num_layers: int) -> bool:
+        """Whether the row is one token that runs all layers, with nothing to do on the way, and samples."""
+        whole = (self.way.lo, self.way.hi) == (0, num_layers)
+        return self.length == 1 and self.samples and whole and not self.way.marks
+
     @property
     def outputs(self) -> int:
         """How many of the row's last tokens need logits."""

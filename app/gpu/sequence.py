@@ -156,12 +156,16 @@ class Sequence:
             tokens_recomputed=self.turn.tokens_recomputed,
         )
 
+    def is_full(self, max_model_len: int, ahead: int = 0) -> bool:
+        """Whether the running turn has all the tokens that it may have, once it has `ahead` more than now."""
+        assert self.turn is not None
+        limit = self.turn.stop.max_tokens
+        return self.generated + ahead >= limit or len(self.tokens) + ahead >= max_model_len
+
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
         """Why the running turn must end now, judged after each token; None while it may go on."""
         assert self.turn is not None
         stop = self.turn.stop
         if self.generated > 0 and self.tokens[-1] in stop.stop_token_ids and self.generated >= stop.min_tokens:
             return FinishReason.STOP
-        if self.generated >= stop.max_tokens or len(self.tokens) >= max_model_len:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self.is_full(max_model_len) else None

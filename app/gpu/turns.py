@@ -72,6 +72,7 @@ class Turns:
         if not sequence.pending or sampled is not None:
             reason = sequence.finish_reason(self.max_model_len)
             if reason is not None:
+                self._scheduler.cache.trim(sequence)
                 yield self.end(sequence, reason)
 
     def pause(self, row: Row, hidden: StoredTensor) -> Iterator[Event]:
@@ -156,10 +157,10 @@ class Turns:
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
 
 
-def sample_request(sequence: Sequence) -> SampleRequest:
-    """What the sampler needs to choose the sequence's next token."""
+def sample_request(sequence: Sequence, position: int) -> SampleRequest:
+    """What the sampler needs to choose the sequence's token at `position`."""
     turn = sequence.turn
     assert turn is not None
-    too_short = sequence.generated + 1 < turn.stop.min_tokens
+    too_short = position + 1 - turn.prompt_tokens < turn.stop.min_tokens
     forbidden = turn.stop.stop_token_ids if too_short else frozenset[int]()
-    return SampleRequest(turn.sampling, sequence.tokens, turn.prompt_tokens, forbidden)
+    return SampleRequest(turn.sampling, sequence.tokens, turn.prompt_tokens, forbidden, position)

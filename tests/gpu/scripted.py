@@ -92,6 +92,10 @@ class Play:
             raise queue.Empty
         return self._give(message)
 
+    def empty(self) -> bool:
+        """Whether the engine sees no message; one that has just come may show a moment later."""
+        return not (self._commands or self._reports) or self._random.random() < 0.4
+
     def start(self, report: Callable[[Moved], None]) -> None:
         """See `KVMover.start`."""
 

@@ -22,15 +22,18 @@ from hypothesis.stateful import (
 from app.domain import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
 from app.gpu.checkpoint_handler import CheckpointHandler
 from app.gpu.commands import CommandHandler
+from app.gpu.following import plan_following
+from app.gpu.inspection import Inspector
 from app.gpu.kv_blocks import BlockPool
 from app.gpu.kv_cache import KVCache
 from app.gpu.kv_tiers import KVTiers
 from app.gpu.placement import Placement
 from app.gpu.sampling import Sampled
 from app.gpu.saved_files import FilesFound
-from app.gpu.scheduler import Scheduler
+from app.gpu.scheduler import Scheduler, StepPlan
+from app.gpu.segments import Row
 from app.gpu.turns import Turns
-from app.memory_map import TextUse
+from app.memory_map import StepCounts, TextUse
 from app.messages import (
     Cancel,
     Close,
@@ -81,8 +84,8 @@ class PlanningMachine(RuleBasedStateMachine):
         )
         self.turns = Turns(self.scheduler, self.MAX_LEN)
         checkpoints = CheckpointHandler(self.placement, nobody_pauses, nobody_pauses)
-        text = TextUse(0, 0)
-        self.handler = CommandHandler(self.scheduler, self.turns, checkpoints, text=lambda: text, files=FilesFound())
+        inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts)
+        self.handler = CommandHandler(self.scheduler, self.turns, checkpoints, inspector=inspector, files=FilesFound())
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))
         self.names = (SessionId(f"s{i}") for i in itertools.count())
@@ -151,14 +154,16 @@ class PlanningMachine(RuleBasedStateMachine):
         self.take(self.handler.handle(Submit(ticket, session, tuple(new), sampling, stop, replace)))
         self.histories[session] = wanted
 
-    @rule(token=st.sampled_from([0, 0, 1, 2, 3]), count=st.integers(1, 4))
-    def steps(self, token: int, count: int) -> None:
-        """Engine steps in which every row that samples gets the same token; 3 ends a turn."""
+    @rule(token=st.sampled_from([0, 0, 1, 2, 3]), count=st.integers(1, 4), follow=st.integers(0, 3))
+    def steps(self, token: int, count: int, follow: int) -> None:
+        """Engine steps in which every row that samples gets the same token; 3 ends a turn. Up to `follow` more follow
+        each before its tokens are accounted for.
+        """
         for _ in range(count):
-            self.step(token)
+            self.step(token, follow)
             self.every_block_is_accounted_for()
 
-    def step(self, token: int) -> None:
+    def step(self, token: int, follow: int = 0) -> None:
         if not self.scheduler.has_work:
             return
         plan = self.scheduler.plan()
@@ -171,7 +176,26 @@ class PlanningMachine(RuleBasedStateMachine):
         assert len(plan.rows) <= MAX_RUNNING
         assert [row.length > 1 for row in plan.rows] == sorted(row.length > 1 for row in plan.rows)
         self.model.run(plan)
-        for row in plan.rows:
+        rows = plan.rows
+        while rows:
+            going_on = follow and not plan.gave_way and all(row.sequence.turn is not None for row in rows)
+            following = self.launch_following(rows, token) if going_on else []
+            self.account([row for row in rows if row.sequence.turn is not None], token)
+            self.every_block_is_accounted_for()
+            rows, follow = following, follow - 1
+
+    def launch_following(self, rows: list[Row], token: int) -> list[Row]:
+        """Plan and run the rows that follow `rows`, whose token is still on the device."""
+        following = plan_following(self.scheduler, rows, self.MAX_LEN)
+        for row in following:
+            row.sequence.tokens.append(token)
+        self.model.run(StepPlan(following))
+        for row in following:
+            row.sequence.tokens.pop()
+        return following
+
+    def account(self, rows: list[Row], token: int) -> None:
+        for row in rows:
             if row.scores_prompt:
                 predicted = row.sequence.tokens[row.first + 1 : row.first + row.length + 1]
                 self.take(self.turns.score(row, [TokenLogprobs(token_id, 0.0) for token_id in predicted]))
@@ -243,4 +267,4 @@ class PlanningMachine(RuleBasedStateMachine):
 
 
 TestPlanning = PlanningMachine.TestCase
-TestPlanning.settings = settings(max_examples=400, stateful_step_count=80, deadline=None)
+TestPlanning.settings = settings(max_examples=400, stateful_step_count=80)

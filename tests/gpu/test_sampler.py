@@ -38,7 +38,8 @@ def request(
     prompt_tokens: int | None = None,
     forbidden: frozenset[int] = frozenset(),
 ) -> SampleRequest:
-    return SampleRequest(params, tokens, len(tokens) if prompt_tokens is None else prompt_tokens, forbidden)
+    prompt_length = len(tokens) if prompt_tokens is None else prompt_tokens
+    return SampleRequest(params, tokens, prompt_length, forbidden, position=len(tokens))
 
 
 def sample(logits: torch.Tensor, requests: Sequence[SampleRequest], *, on_host: bool = True) -> list[Sampled]:
@@ -62,7 +63,7 @@ def test_greedy_takes_the_largest_logit_of_each_row() -> None:
     assert [sampled.token_id for sampled in chosen] == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     top_k=st.sampled_from([0, 1, 5, 1500]),
@@ -87,7 +88,7 @@ def test_only_tokens_that_transformers_would_leave_are_drawn(
     assert set(drawn) <= allowed
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     limits=st.lists(
