@@ -85,7 +85,7 @@ class StackUse:
 @dataclass(frozen=True, slots=True)
 class StepCounts:
     """Steps since the start: `replayed` ones were recorded decode steps, `eager` ones ran layer by layer; `followed` of
-    both were given to the device while it ran the one before.
+    both were given to the device while it ran the one before. Each part counts of one that did not fit whole.
     """
 
     replayed: int = 0

@@ -109,8 +109,8 @@ def test_a_file_that_is_damaged_keeps_the_server_from_starting(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--weights-device", "100000"], "weights_device is 100000 bytes"),
-        (["--weights-device", str(SHARE), "--cuda-graphs"], "cuda_graphs"),
+        (["--weights-device", "100000"], "--weights-device is 100000 bytes"),
+        (["--weights-device", str(SHARE), "--cuda-graphs"], "--cuda-graphs: the device is cpu"),
         (["--weights-device", "much"], "--weights-device"),
         (["--weights-device", str(SHARE), "--chunk-size", "4KiB"], "--chunk-size"),
     ],

@@ -36,12 +36,12 @@ _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.uin
 """POSIX `pread`."""
 
 
-def read_on_torch_threads(file: int, offset: int, target: Tensor, part_bytes: int = PART_BYTES) -> bool:
-    """Fill `target`, `[bytes]` uint8 on the host, with the bytes of the open `file` from `offset` on, `part_bytes` at a
-    time. Returns whether all of them were there; if not, whoever reads them again hears why.
+def read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
+    """Fill `target`, `[bytes]` uint8 on the host, with the bytes of the open `file` from `offset` on. Returns whether
+    all of them were there; if not, whoever reads them again hears why.
     """
     arguments = _Arguments(
-        file=file, offset=offset, target=target.data_ptr(), nbytes=target.numel(), part_bytes=part_bytes
+        file=file, offset=offset, target=target.data_ptr(), nbytes=target.numel(), part_bytes=PART_BYTES
     )
     run_on_torch_threads(_compiled().address, ctypes.addressof(arguments))
     return not arguments.short

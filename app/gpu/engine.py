@@ -70,7 +70,7 @@ class Engine:
         self._inbox.put(command)
 
     def stop(self) -> None:
-        """Make `run` return after the step that runs now; turns that have not ended fail as `Draining`."""
+        """Make `run` return after the steps that the device has been given; turns that go on fail as `Draining`."""
         self._inbox.close()
 
     def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
@@ -106,15 +106,14 @@ class Engine:
                 events += self.launch()
             runs_beside = self._step is not None and not self._step.done
             if runs_beside:
-                events = tell(events)
                 self._inbox.drain()
-                events = tell(self._handle_messages())
+                events += self._handle_messages()
                 events += self.follow()
+                events = tell(events)
             events += self.collect()
             events += self._handler.placed()
             if not (runs_beside and self._can_compute):
                 events = tell(events)
-        events += self.collect()
         events += self._handle_messages()  # those that have waited for the last step
         tell([*events, *self._accounting.fail(self._handler.sequences, Draining("the server is shutting down"))])
 
@@ -174,10 +173,11 @@ class Engine:
         changes = self._outdated or self._inbox.closed or not self._inbox.is_empty or self._loans is not None
         if step is None or step.tokens is None or changes:
             return []
-        rows = plan_following(self._scheduler, step.rows, self._max_model_len)
-        if not rows:
-            return []
+        rows = step.rows
         try:
+            rows = plan_following(self._scheduler, step.rows, self._max_model_len)
+            if not rows:
+                return []
             self._order_moves()
             self._following = self._runner.follow(step, rows, _requests(rows))
         except Exception as error:

@@ -2,8 +2,8 @@
 
 A device waits while the host reads tokens, accounts for them, tells them and plans. So while nothing but decoding goes
 on, the next step is given to it beside the one that runs, and each row takes its token where that one samples it
-(vLLM's asynchronous scheduling, SGLang's overlap scheduler). What may end a turn in between is a stop token, or a step
-that fails: then the row has been computed in vain, and its result is passed over.
+(vLLM's asynchronous scheduling, SGLang's overlap scheduler). What may end a turn in between is a stop token, or that
+it fails: then the row has been computed in vain, and its result is passed over.
 """
 
 from __future__ import annotations

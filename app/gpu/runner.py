@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -21,7 +21,7 @@ from app.gpu.launched_step import LaunchedStep, PartedStep, WholeStep
 from app.gpu.logprobs import log_probabilities
 from app.gpu.models.base import LayerStack
 from app.gpu.outcome import Outcome
-from app.gpu.parts import PartSize, take_part
+from app.gpu.parts import GROW_AFTER, PartSize, take_part
 from app.gpu.sampling import SampleRequest
 from app.gpu.segments import Row
 from app.gpu.staging import Download, Put, Staging
@@ -48,12 +48,14 @@ class Runner:
         self._vectors = DeviceVectors(streams, stack.device)
         self._decode = decode or partial(whole_pass, stack, pool)
         self._replays = decode is not None
-        self._counts = Counter[str]()
+        self._replayed = self._eager = self._followed = 0
         self._part_size = PartSize()
+        self._alone = 0
+        """Steps to come that none is to follow, as memory was too short for two."""
 
     def counts(self) -> StepCounts:
         """The steps that have been launched."""
-        return StepCounts(**self._counts)
+        return StepCounts(self._replayed, self._eager, self._followed)
 
     @torch.inference_mode()
     def predict(self, stored: StoredTensor, rows: tuple[int, int], top_k: int) -> list[list[tuple[int, float]]]:
@@ -75,6 +77,7 @@ class Runner:
         half-way has left nothing but KV in its rows' own slots. The next attempt writes the same values there before it
         reads them, and nobody else does: blocks are hashed and shared only once their row has been accounted for.
         """
+        self._alone = max(0, self._alone - 1)
         wanted = dict(zip((row for row in rows if row.samples), requests, strict=True))
         waiting, parts, unfit = deque(rows), list[WholeStep](), set[Row]()
         while waiting:
@@ -98,9 +101,14 @@ class Runner:
 
     def follow(self, before: LaunchedStep, rows: list[Row], requests: Seq[SampleRequest]) -> LaunchedStep | None:
         """Launch plain rows, each of which goes on from the token that its row of the step `before` samples, whether
-        that has been done or not. None if memory is too short.
+        that has been done or not. None if memory is too short for both, or has been a short while ago.
         """
-        return self._try(rows, requests, before)
+        if self._alone:
+            return None
+        launched = self._try(rows, requests, before)
+        if launched is None:
+            self._alone = GROW_AFTER
+        return launched
 
     def _try(
         self, rows: list[Row], requests: Seq[SampleRequest], before: LaunchedStep | None = None
@@ -130,8 +138,9 @@ class Runner:
         return WholeStep(rows, outcome, walk.stopped, walk.captured)
 
     def _count(self, *, replayed: bool, followed: bool) -> None:
-        self._counts["replayed" if replayed else "eager"] += 1
-        self._counts["followed"] += followed
+        self._replayed += replayed
+        self._eager += not replayed
+        self._followed += followed
 
     def _place_decode(self, rows: list[Row], before: LaunchedStep | None, put: Put) -> Callable[[], Tensor]:
         spans = [(row.first, 1) for row in rows]

@@ -18,6 +18,7 @@ from app.gpu.launched_step import LaunchedStep
 from app.gpu.runner import Runner
 from app.gpu.sampling import SampleRequest
 from app.gpu.segments import Row
+from app.memory_map import StepCounts
 from app.messages import Arm, Event, Failed, Open, Submit, Token
 from tests.gpu.breaking import BreakDriver
 from tests.gpu.breaking_models import TinyModel, prompt
@@ -112,15 +113,6 @@ def test_clients_are_told_the_same(
     check_blocks(stage._engine)
 
 
-def count_follows(model: TinyModel, script: Callable[[Told], Script], patch: pytest.MonkeyPatch, blocks: int) -> int:
-    """How many steps of a scene of one client follow another."""
-    follows = Follows(patch)
-    device = DeferredDevice(0, late="compute")
-    with device:
-        Scene(blocks, 16, [script]).play(defer(model, device, patch), 0)
-    return len(follows.rows)
-
-
 def one_turn(told: Told, *, sampling: SamplingParams = GREEDY, armed: Breakpoint | None = None) -> Script:
     """Five tokens, and six more."""
     session = SessionId("one")
@@ -153,7 +145,10 @@ def test_the_steps_that_follow(
     steps: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert count_follows(torch_gpt2, script, monkeypatch, blocks) == steps
+    device = DeferredDevice(0, late="compute")
+    with device:
+        _, stage = Scene(blocks, 16, [script]).play(defer(torch_gpt2, device, monkeypatch), 0)
+    assert stage._engine._runner.counts() == StepCounts(eager=6, followed=steps)
 
 
 def test_what_memory_is_too_short_for_runs_when_the_tokens_are_known(
@@ -207,19 +202,19 @@ def test_a_step_that_cannot_follow_fails_its_turns_after_the_tokens_before_it(
     assert any(isinstance(event, Failed) for event in said)
 
 
-def test_an_engine_that_stops_waits_for_both_steps(torch_gpt2: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_stops_waits_for_what_runs(torch_gpt2: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engines: list[Engine] = []
 
     def stop(engine: Engine, events: Sequence[Event]) -> None:
-        if not engines and any(isinstance(event, Token) for event in events):
+        if any(isinstance(event, Token) for event in events):
             engines.append(engine)
-            engine._inbox.closed = True
+            monkeypatch.setattr(Play, "get_nowait", lambda _: None)  # the last message
 
     with pytest.raises(Draining):
         play_one(torch_gpt2, monkeypatch, stop)
-    [engine] = engines
-    assert engine._step is None
-    assert engine._following is None
+    assert engines
+    assert engines[0]._step is None
+    assert engines[0]._following is None
 
 
 def test_nothing_is_reserved_where_no_step_follows(torch_gpt2: TinyModel) -> None:

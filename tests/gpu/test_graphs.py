@@ -17,6 +17,7 @@ from app.gpu.graph_recording import record_graphs
 from app.gpu.graphs import DecodeGraphs, DecodeLimits, batch_buckets
 from app.gpu.kv_pool import KVPool
 from app.gpu.models import load_stack
+from app.memory_map import StepCounts
 from app.messages import Disarm, Token
 from app.model_store.resolve import resolve
 from tests.gpu.breaking import BreakDriver
@@ -170,6 +171,7 @@ def test_a_breakpoint_that_no_position_meets_costs_no_graph(tiny: TinyModel) -> 
     replays.driver.arm(session, 2, action=Action.CAPTURE, when=When(position=13))
     replays.driver.advance()
     assert [replays.in_next_step() for _ in range(10)] == [1] * 7 + [0] + [1] * 2
+    assert replays.driver.engine._runner.counts() == StepCounts(replayed=9, eager=2)
     replays.driver.settle(turn)
 
 

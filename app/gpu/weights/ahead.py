@@ -45,7 +45,7 @@ class LoadAhead:
         self._next = 0
         """Where in `order` the bundle is that is loaded next."""
         self.loaded_bytes = 0
-        """All that has been loaded since the start."""
+        """Of all bundles that passes have used since the start."""
 
     @property
     def ring_bytes(self) -> int:
@@ -58,7 +58,7 @@ class LoadAhead:
         self.reorder(order)
 
     def stop(self) -> None:
-        """Wait for all that has been launched, and let go of the ring."""
+        """Wait for all that has been launched, whether anybody will use it or not, and let go of the ring."""
         while self._flights:
             with suppress(WeightsLost):  # what has failed has ended too
                 self._flights.popleft().loaded.synchronize()
@@ -88,7 +88,6 @@ class LoadAhead:
             loaded = self._store.load(index, self._memory[place.start : place.end], guards)
             self._flights.append(Flight(index, place, loaded))
             self._next = (self._next + 1) % len(self._order)
-            self.loaded_bytes += self._sizes[index]
 
     def take(self, index: int) -> Flight:
         """The flight of a bundle that is streamed; the caller waits for `loaded`, and gives it back after use."""
@@ -97,6 +96,7 @@ class LoadAhead:
         if not self._flights:
             self._next = self._order.index(index)
             self.fill()
+        self.loaded_bytes += self._sizes[index]
         return self._flights.popleft()
 
     def memory(self, flight: Flight) -> Tensor:

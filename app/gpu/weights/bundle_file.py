@@ -32,8 +32,8 @@ _MAX_HEADER_BYTES = 100_000_000
 _CLOCK_NS = 2_000_000_000
 """The coarsest clock that file systems have. A file that changed so lately can change again and bear the same time."""
 _SCRATCH_BYTES = 1 << 20
-_ONLY_FROM_MEMORY = getattr(os, "RWF_NOWAIT", -1)
-"""A flag of `preadv` that Linux has; no system takes all flags at once."""
+_ONLY_FROM_MEMORY = getattr(os, "RWF_NOWAIT", None)
+"""A flag of `preadv` that Linux has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ class BundleFile:
         """Whether the system has the section in memory, as far as its first and last byte tell; asking may make it
         begin to read them. False where a system does not say.
         """
+        if _ONLY_FROM_MEMORY is None:
+            return False
         byte = bytearray(1)
         try:
             return all(

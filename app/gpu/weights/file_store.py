@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from app.errors import WeightsLost
-from app.gpu.cpu_read import PART_BYTES, read_on_torch_threads
+from app.gpu.cpu_read import read_on_torch_threads
 from app.gpu.streams import Event
 from app.gpu.weights.bundle_file import BundleFile, FileState
 from app.gpu.weights.chunks import chunks
@@ -85,7 +85,7 @@ class FileStore:
         raise self._file.lost(section, "the file changes all the time")
 
     def close(self) -> None:
-        """See `BundleStore.close`. A load that has begun ends at its next chunk; those that wait end unread."""
+        """See `BundleStore.close`. A read that has begun ends at its next chunk; loads that wait end unread."""
         self._closed.set()
         self._thread.shutdown(cancel_futures=True)
         self._file.close()
@@ -98,8 +98,7 @@ class FileStore:
         _wait(after)
         self._check_open()
         section, before = self._file.bundles[index], self._file.state()
-        part_bytes = min(self._chunk_bytes, PART_BYTES)
-        if not read_on_torch_threads(self._file.fileno(), section.offset, target, part_bytes):
+        if not read_on_torch_threads(self._file.fileno(), section.offset, target):
             self._file.read(section, 0, host_bytes(target))
         self._prove(index, target, before)
 

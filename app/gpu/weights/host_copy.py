@@ -40,7 +40,7 @@ def make_host_copy(
         build_stack(model, weights_of(model, origin, dtype), text, attention, settings.max_model_len)
 
     if device.type == "cpu":
-        from app.gpu.weights.file_store import FileStore  # Numba is where models run on a CPU
+        from app.gpu.weights.file_store import FileStore  # imports Numba, which only a CPU needs
 
         contents = BundleContents(fingerprint(model), dtype, found.layouts, found.tables)
         path = settings.weights_dir / _file_name(model, contents)

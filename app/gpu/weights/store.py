@@ -15,8 +15,8 @@ class BundleStore(Protocol):
 
     def load(self, index: int, target: Tensor, after: Sequence[Event]) -> Event:
         """Launch the copy of bundle `index` to `target` `[nbytes]` uint8 on the device, in the order of the calls; it
-        begins once every event of `after` has passed, at the latest when the one who launched it waits for its event.
-        Returns at once.
+        begins once every event of `after` has passed, at the latest when its event is waited for, which only the thread
+        that launched it may do. Returns at once.
 
         The event's `synchronize` raises `WeightsLost` if the bundle cannot be read or is not what was stored.
         """
