@@ -44,7 +44,7 @@ def chat(told: Told, *, name: str, seed: int, sampling: SamplingParams, armed: B
     if armed is not None:
         yield lambda ticket: Arm(ticket, session, armed)
     for turn in range(5):
-        stop = StopRule(12, min_tokens=2 * (turn % 2), stop_token_ids=STOPS)
+        stop = StopRule(12, min_tokens=5 * (turn % 2), stop_token_ids=STOPS)
         told.append(numbers((yield say(session, prompt(seed + turn, 5), sampling, stop))))
 
 
