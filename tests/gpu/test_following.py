@@ -95,8 +95,15 @@ def check_blocks(engine: Engine) -> None:
     assert all(len(s.blocks) in (0, pool.blocks_for(s.computed)) for s in sequences)
 
 
-@pytest.mark.parametrize("late", [None, *STREAMS])
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize(
+    ("scene", "late"),
+    [
+        ("chats", None),
+        *(("chats", stream) for stream in STREAMS),
+        ("short of blocks", "compute"),
+        ("with penalties", None),
+    ],
+)
 def test_clients_are_told_the_same(
     torch_gpt2: TinyModel,
     expected: dict[str, list[Told]],
