@@ -5,6 +5,7 @@ import datetime
 import sys
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from benchmarks.figures import figure_table
@@ -20,12 +21,16 @@ FILE_WIDTH = 150
 
 
 def run_check(options: argparse.Namespace) -> bool:
-    """Run the stages that are asked for; whether all is well. Raises SystemExit for a stage that there is not."""
+    """Run the stages that are asked for; whether all is well. Raises SystemExit for a stage that is unknown, and where
+    there is no GPU.
+    """
     budget = Budget(options.time_limit)
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     stages = _choose(options.only)
     _choose(options.profile)
     plan = TINY if options.tiny else FULL
+    if plan is FULL and not torch.cuda.is_available():
+        raise SystemExit("PyTorch finds no CUDA device here; --tiny runs the same stages on a CPU, with a tiny model")
     run = describe_run(plan, f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}", _command())
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)

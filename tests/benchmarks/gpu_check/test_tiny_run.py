@@ -77,3 +77,11 @@ def test_a_stage_that_there_is_not_is_refused_before_anything_runs(tmp_path: Pat
     with pytest.raises(SystemExit, match="decoed"):
         run_check(options)
     assert not list(tmp_path.iterdir())
+
+
+def test_where_there_is_no_gpu_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    options = Namespace(tiny=False, only=[], profile=[], output=tmp_path / "results", time_limit=280.0)
+    with pytest.raises(SystemExit, match="no CUDA device"):
+        run_check(options)
+    assert not options.output.exists()
