@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from app.errors import (
     Busy,
@@ -32,6 +33,8 @@ LONGEST_TEXT = 1000
 """Characters of an error's message: a client's own input can be in it."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has gone: nobody reads it."""
+
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 FROM_STATUS: dict[int, type[DjinnError]] = {
     error.status: error for error in (MalformedRequest, NotFound, MethodNotAllowed, TooLarge)
@@ -67,6 +70,17 @@ def body_of(error: Exception) -> bytes:
     return error_body(DjinnError(BUG_MESSAGE))
 
 
+def _allowed_methods(request: Request) -> list[str]:
+    """Those that the path has a route for (RFC 9110, 15.5.6). The framework names those of one of its routes."""
+    path = {name: request.scope[name] for name in ("type", "path", "root_path", "headers", "query_string")}
+    routes = request.app.router.routes
+
+    def is_allowed(method: str) -> bool:
+        return any(route.matches({**path, "method": method})[0] is Match.FULL for route in routes)
+
+    return list(filter(is_allowed, METHODS))
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every exception with `error_response`."""
 
@@ -85,6 +99,8 @@ def install_error_handlers(app: FastAPI) -> None:
         reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
         response = error_response(meaning(f"{request.method} {request.url.path}: {reason}"))
         response.headers.update(error.headers or {})
+        if meaning is MethodNotAllowed:
+            response.headers["Allow"] = ", ".join(_allowed_methods(request))
         return response
 
     async def on_bug(request: Request, error: Exception) -> Response:

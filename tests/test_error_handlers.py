@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -16,7 +18,14 @@ def test_an_unknown_path_and_a_wrong_method_have_the_error_body(http: httpx.Clie
     assert_error(http.get("/no-such-path"), 404, "not_found")
     response = http.put("/v1/sessions", json={})
     assert_error(response, 405, "method_not_allowed")
-    assert "POST" in response.headers["allow"]
+    assert response.headers["allow"] == "GET, POST"
+
+
+def test_a_wrong_method_names_all_that_the_path_has(http: httpx.Client) -> None:
+    for path, methods in http.get("/openapi.json").json()["paths"].items():
+        response = http.request("TRACE", re.sub(r"\{\w+\}", "x", path))
+        assert_error(response, 405, "method_not_allowed")
+        assert {*methods} <= {*response.headers["allow"].lower().split(", ")}  # `import` is also the name of a session
 
 
 @pytest.mark.parametrize(
