@@ -35,6 +35,7 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has gone: nobody reads it."""
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+"""Those that a route may be for."""
 
 FROM_STATUS: dict[int, type[DjinnError]] = {
     error.status: error for error in (MalformedRequest, NotFound, MethodNotAllowed, TooLarge)

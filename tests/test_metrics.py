@@ -56,6 +56,17 @@ def test_turns_are_counted_under_both_names(serve_with: ServeWith) -> None:
     assert 0 < found["vllm:kv_cache_usage_perc"] < 1
 
 
+def test_steps_are_counted_by_how_they_ran(serve_with: ServeWith) -> None:
+    """On a CPU none is replayed, and none is given to a device that is still at work."""
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True})
+    lines = http.get("/metrics").text.splitlines()
+    assert 'djinn_steps_total{kind="eager"} 5.0' in lines
+    assert 'djinn_steps_total{kind="replayed"} 0.0' in lines
+    assert "djinn_steps_followed_total 0.0" in lines
+
+
 def test_what_the_memory_map_tells_is_there_by_tier_and_direction(serve_with: ServeWith) -> None:
     http = serve_with()
     session = http.post("/v1/sessions").json()["id"]

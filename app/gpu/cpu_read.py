@@ -24,7 +24,7 @@ PART_BYTES = 1 << 18
 
 
 class _Arguments(ctypes.Structure):
-    """What the kernel reads; `next_part` counts the parts that threads have drawn, `short` those that ended early."""
+    """What the kernel reads; `next_part` counts the parts that threads have drawn, `short` is 1 if one ended early."""
 
     _fields_: ClassVar = [
         (name, ctypes.c_int64) for name in ("next_part", "short", "file", "offset", "target", "nbytes", "part_bytes")

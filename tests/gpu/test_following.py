@@ -15,6 +15,7 @@ from app.errors import DjinnError, Draining, EngineError
 from app.gpu.engine import Engine
 from app.gpu.following import plan_following
 from app.gpu.launched_step import LaunchedStep
+from app.gpu.parts import GROW_AFTER
 from app.gpu.runner import Runner
 from app.gpu.sampling import SampleRequest
 from app.gpu.segments import Row
@@ -175,6 +176,8 @@ def test_what_memory_is_too_short_for_runs_when_the_tokens_are_known(
     with device:
         told, stage = SCENES["chats"].play(defer(torch_gpt2, device, monkeypatch), 2)
     assert any(short)
+    counts = stage._engine._runner.counts()
+    assert sum(short) <= 1 + counts.eager // GROW_AFTER  # trying costs memory that others need
     assert same(told, expected["chats"])
     check_blocks(stage._engine)
 

@@ -26,8 +26,8 @@ _ATTEMPTS = 2
 
 
 class FileStore:
-    """See `BundleStore`. Whatever happens to the file, the bytes that arrive are those that were stored, or
-    `WeightsLost` is raised.
+    """See `BundleStore`. Whatever happens to the file, as far as its times show it (`BundleFile.prove`), the bytes that
+    arrive are those that were stored, or `WeightsLost` is raised.
 
     What the system has in memory is copied when it is waited for, by the threads that compute: a thread beside them
     would take turns with them, and they would wait for each other. Measured with a 135M Llama in float32, a sixth of it
