@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter multiplies tiles with NumPy's BLAS, which on some processors sums a row by its place among
+    the others. Here each row is summed alike, as on a device.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(builder: Any, a: Any, b: Any, total: Any, *_: Any) -> Any:
+        products = np.einsum("ik,kj->ij", a.data, b.data, dtype=total.data.dtype)
+        return TensorHandle(products + total.data, total.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 @pytest.fixture(scope="session")

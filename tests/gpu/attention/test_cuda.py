@@ -172,6 +172,7 @@ def test_block_tables_may_hold_anything_past_the_context() -> None:
     assert torch.equal(inputs.run(CudaAttention()), expected)
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", [AttentionSpec(0.3), AttentionSpec(0.3, window=37, softcap=5.0)], ids=["plain", "all"])
 def test_cutting_a_prompt_changes_no_bit_in_the_batch_invariant_mode(dtype: torch.dtype, spec: AttentionSpec) -> None:
@@ -183,6 +184,7 @@ def test_cutting_a_prompt_changes_no_bit_in_the_batch_invariant_mode(dtype: torc
     assert torch.equal(torch.cat(pieces), whole)
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_rest_of_the_batch_and_the_place_of_blocks_change_no_bit_in_the_batch_invariant_mode(
     dtype: torch.dtype,
