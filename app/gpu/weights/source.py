@@ -40,7 +40,11 @@ class WeightSource(Protocol):
 
 
 class SafetensorsFolder:
-    """`model.safetensors`, or the shards that `model.safetensors.index.json` lists, as Transformers saves them."""
+    """`model.safetensors`, or the shards that `model.safetensors.index.json` lists, as Transformers saves them.
+
+    Tensors are copies: one that lies in the mapped file keeps all of it mapped, and where somebody truncates a mapped
+    file, the next look at it ends the process.
+    """
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         self.nbytes = 0
@@ -64,7 +68,7 @@ class SafetensorsFolder:
         if tuple(tensor.shape) != shape:
             found = tuple(tensor.shape)
             raise BrokenModel(f"tensor {name!r} in {self._folder} is {found}, must be {shape}", param="model")
-        tensor = tensor.to(self._dtype)
+        tensor = tensor.to(self._dtype, copy=self._device.type == "cpu")
         self.nbytes += tensor.nbytes
         return tensor
 

@@ -23,6 +23,7 @@ from tests.gpu.models.oracle import build_model, expect, save_model, tiny_config
 
 CPU = torch.device("cpu")
 NOTHING = re.compile(r"(?!)")
+MAPS = Path("/proc/self/maps")
 TOKENS = torch.arange(3, 20)
 
 
@@ -44,6 +45,14 @@ def llama(tmp_path: Path) -> LlamaForCausalLM:
     model: LlamaForCausalLM = build_model(tiny_config("llama"))
     save_model(model, tmp_path)
     return model
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="this system does not tell what a process has mapped")
+@pytest.mark.usefixtures("llama")
+def test_a_model_that_is_loaded_has_none_of_its_files_mapped(tmp_path: Path) -> None:
+    stack = load(tmp_path)
+    assert str(tmp_path) not in MAPS.read_text()
+    assert stack.num_layers
 
 
 @torch.no_grad()
