@@ -37,16 +37,21 @@ class Feed(Protocol):
 
 
 class Checkpoint:
-    """Tensors of a Transformers folder, by name, as `dtype` in host memory."""
+    """Tensors of a Transformers folder, by name, as `dtype` in host memory: copies, so that no file is mapped for
+    good. Pages that somebody has mapped cannot be dropped from the page cache.
+    """
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        files: list[Any] = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-        self._files = {name: file for file in files for name in file.offset_keys()}
+        self._files: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                self._files |= dict.fromkeys(file.offset_keys(), path)
 
     def __getitem__(self, name: str) -> Tensor:
-        found: Tensor = self._files[name].get_tensor(name)
-        return found.to(self._dtype)
+        with safe_open(self._files[name], framework="pt") as file:
+            found: Tensor = file.get_tensor(name)
+        return found.to(self._dtype, copy=True)
 
     @property
     def names(self) -> set[str]:
