@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,10 @@ from app.gpu.attention.cpu import PagedCpuAttention
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.batch import make_batch
 from app.gpu.dtypes import dtype_name
-from app.gpu.linear import DenseLinear, Linear, MakeLinear, linear_maker
+from app.gpu.linear import linear_maker
+from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.dense import DenseLinear
+from app.gpu.linear.onednn import PackedLinear, StoredLinear
 from app.gpu.weights.weight import Weight
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30
@@ -44,7 +46,7 @@ def measure(variants: Variants, repeats: int) -> dict[str, float]:
 
 
 def print_row(label: object, cells: list[str]) -> None:
-    print(f"{label!s:>12}", *(f"{cell:>18}" for cell in cells), flush=True)
+    print(f"{label!s:>12}", *(f"{cell:>22}" for cell in cells), flush=True)
 
 
 def print_times(label: object, times: dict[str, float]) -> None:
@@ -56,15 +58,16 @@ def compare_linears(rows: list[int], repeats: int) -> None:
     stacks: dict[str, list[Linear]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         shapes = LAYER_SHAPES * LAYERS + [(VOCABULARY, HIDDEN)]
-        weights = [Weight(torch.randn(shape).mul_(0.02).to(dtype)) for shape in shapes]
-        make = partial(linear_maker, torch.device("cpu"), dtype, batch_invariant=False)
+        weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
         makers: dict[str, MakeLinear] = {
             "plain": DenseLinear,
-            "packed": make(streamed=False),
-            "streamed": make(streamed=True),
+            "oneDNN stored": StoredLinear,
+            "oneDNN packed": PackedLinear,
         }
+        if dtype is torch.float32:
+            makers["ours"] = linear_maker(torch.device("cpu"), dtype, streamed=False, batch_invariant=False)
         for name, maker in makers.items():
-            stacks[f"{dtype_name(dtype)} {name}"] = [maker(weight) for weight in weights]
+            stacks[f"{dtype_name(dtype)} {name}"] = [maker(Weight(weight)) for weight in weights]
     print_row("rows", list(stacks))
     for count in rows:
         variants = {name: _step(stack, count, name) for name, stack in stacks.items()}

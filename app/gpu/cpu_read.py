@@ -15,7 +15,7 @@ from numba import types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from app.gpu.cpu_compile import c_function
+from app.gpu.cpu_compile import c_function, inlined
 from app.gpu.cpu_intrinsics import fetch_add, pointer
 from app.gpu.openmp import run_on_torch_threads
 
@@ -60,12 +60,18 @@ def _read_parts(address: int) -> None:
         start = fetch_add(address) * a[0].part_bytes
         if start >= a[0].nbytes:
             return
-        end = min(start + a[0].part_bytes, a[0].nbytes)
-        while start < end:
-            count = _pread(
-                np.int32(a[0].file), np.uintp(a[0].target + start), np.uintp(end - start), a[0].offset + start
-            )
-            if count <= 0:
-                a[0].short = 1
-                return
-            start += count
+        nbytes = min(a[0].part_bytes, a[0].nbytes - start)
+        if not read_part(a[0].file, a[0].offset + start, a[0].target + start, nbytes):
+            a[0].short = 1
+
+
+@inlined
+def read_part(file: Any, offset: Any, target: Any, nbytes: Any) -> bool:
+    """Read `nbytes` of the open `file` from `offset` on to address `target`. Returns whether they were there."""
+    done = 0
+    while done < nbytes:
+        count = _pread(np.int32(file), np.uintp(target + done), np.uintp(nbytes - done), offset + done)
+        if count <= 0:
+            return False
+        done += count
+    return True

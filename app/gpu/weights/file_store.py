@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import threading
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from app.errors import WeightsLost
-from app.gpu.cpu_read import read_on_torch_threads
 from app.gpu.streams import Event
-from app.gpu.weights.bundle_file import BundleFile, FileState
+from app.gpu.weights.bundle_file import BundleFile
+from app.gpu.weights.cached_bundle import CLOSED, CachedBundle, wait_for
 from app.gpu.weights.chunks import chunks
 from app.gpu.weights.host_bytes import host_bytes
 from app.gpu.weights.verification import verify
 
-_CLOSED = "the server is about to end: no weights are loaded any more"
 _ATTEMPTS = 2
 """A file that changes all the time is not read more often to gather the same rows."""
 
@@ -54,9 +50,9 @@ class FileStore:
         if target.nbytes != self._file.bundles[index].nbytes:
             raise ValueError(f"bundle {index} has {self._file.bundles[index].nbytes} bytes, not {target.nbytes}")
         # Who waits for a copy is the thread that makes it: one that has not been made by now never will be.
-        after = [event for event in after if not isinstance(event, _Copied)]
+        after = [event for event in after if not isinstance(event, CachedBundle)]
         if self._is_cached(index):
-            return _Copied(partial(self._copy, index, target, after))
+            return CachedBundle(self._file, index, target, after, self._closed)
         try:
             future = self._thread.submit(self._read, index, target, after)
         except RuntimeError:
@@ -93,67 +89,24 @@ class FileStore:
     def _is_cached(self, index: int) -> bool:
         return not self._closed.is_set() and self._file.is_cached(self._file.bundles[index])
 
-    def _copy(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
-        """On the threads that PyTorch computes with."""
-        _wait(after)
-        self._check_open()
-        section, before = self._file.bundles[index], self._file.state()
-        if not read_on_torch_threads(self._file.fileno(), section.offset, target):
-            self._file.read(section, 0, host_bytes(target))
-        self._prove(index, target, before)
-
     def _read(self, index: int, target: Tensor, after: Sequence[Event]) -> None:
         """On the store's own thread."""
-        _wait(after)
+        wait_for(after)
         section, memory, before = self._file.bundles[index], host_bytes(target), self._file.state()
         for chunk in chunks(section.nbytes, self._chunk_bytes):
             self._check_open()
             self._file.read(section, chunk.start, memory[chunk])
-        self._prove(index, target, before)
-
-    def _prove(self, index: int, target: Tensor, before: FileState) -> None:
-        section = self._file.bundles[index]
-        if not self._file.is_proven(section, before):
-            self._file.prove(section, zlib.crc32(host_bytes(target)), before)
+        self._file.prove_copy(section, memory, before)
 
     def _gather(self, table: int, ids: Sequence[int], rows: Tensor) -> None:
         section, memory = self._file.tables[table], host_bytes(rows)
         row_bytes = rows.shape[1] * rows.itemsize
         for place, row in enumerate(ids):
-            self._file.read(section, row * row_bytes, memory[place * row_bytes : (place + 1) * row_bytes])
+            self._file.read_rows(section, row * row_bytes, memory[place * row_bytes : (place + 1) * row_bytes])
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise WeightsLost(_CLOSED)
-
-
-def _wait(after: Sequence[Event]) -> None:
-    for event in after:
-        with suppress(WeightsLost):  # what has failed does not write to the target any more either
-            event.synchronize()
-
-
-class _Copied:
-    """See `Event`. It is for one thread, which makes the copy when it first waits."""
-
-    def __init__(self, copy: Callable[[], None]) -> None:
-        self._copy = copy
-        self._future: Future[None] = Future()
-
-    def query(self) -> bool:
-        """See `Event.query`."""
-        return self._future.done()
-
-    def synchronize(self) -> None:
-        """See `Event.synchronize`. Raises `WeightsLost`."""
-        if not self._future.done():
-            try:
-                self._copy()
-            except WeightsLost as error:
-                self._future.set_exception(error)
-            else:
-                self._future.set_result(None)
-        self._future.result()
+            raise WeightsLost(CLOSED)
 
 
 class _Loaded:
@@ -171,4 +124,4 @@ class _Loaded:
         try:
             self._future.result()
         except CancelledError:
-            raise WeightsLost(_CLOSED) from None
+            raise WeightsLost(CLOSED) from None

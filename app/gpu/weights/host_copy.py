@@ -8,6 +8,7 @@ import torch
 
 from app.gpu.attention.base import Attention
 from app.gpu.dtypes import dtype_name
+from app.gpu.linear.base import MakeLinear
 from app.gpu.models import build_stack
 from app.gpu.streams import DeviceStreams
 from app.gpu.weights.bundle_header import BundleContents
@@ -28,6 +29,7 @@ def make_host_copy(
     settings: EngineSettings,
     device: torch.device,
     dtype: torch.dtype,
+    linear: MakeLinear,
     attention: Attention,
     streams: DeviceStreams,
 ) -> BundleStore:
@@ -36,7 +38,7 @@ def make_host_copy(
     origin = device if model.folder is None else torch.device("cpu")
 
     def fill(writer: Writer) -> None:
-        text = FillText(writer, dtype)
+        text = FillText(writer, dtype, linear)
         build_stack(model, weights_of(model, origin, dtype), text, attention, settings.max_model_len)
 
     if device.type == "cpu":

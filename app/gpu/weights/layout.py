@@ -24,6 +24,10 @@ class Piece:
         """Bytes of the tensor itself."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
+    def view(self, memory: Tensor) -> Tensor:
+        """The tensor in its bundle's `memory`, uint8, which must be aligned."""
+        return memory[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class BundleLayout:
@@ -43,7 +47,4 @@ class BundleLayout:
 
     def views(self, memory: Tensor) -> list[Tensor]:
         """The tensors in `memory`, `[nbytes]` uint8, which must be aligned: views."""
-        return [
-            memory[piece.offset : piece.offset + piece.nbytes].view(piece.dtype).view(piece.shape)
-            for piece in self.pieces
-        ]
+        return [piece.view(memory) for piece in self.pieces]

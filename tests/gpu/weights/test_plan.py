@@ -25,14 +25,14 @@ def streamed_of(plan: WeightPlan) -> tuple[int, ...]:
     return tuple(index for index in range(len(plan.sizes)) if index not in plan.kept)
 
 
-@given(sizes=sizes_of_bundles, share=st.floats(0, 1.5))
-def test_the_budget_holds_and_is_used_up_to_a_bundle(sizes: list[int], share: float) -> None:
+@given(sizes=sizes_of_bundles, share=st.floats(0, 1.5), from_disk=st.booleans())
+def test_the_budget_holds_and_is_used_up_to_a_bundle(sizes: list[int], share: float, from_disk: bool) -> None:
     budget = int(share * sum(sizes))
     if budget < min(sum(sizes), 2 * max(sizes)):
         with pytest.raises(FieldOutOfRange):
-            plan_weights(sizes, budget)
+            plan_weights(sizes, budget, from_disk=from_disk)
         return
-    plan = plan_weights(sizes, budget)
+    plan = plan_weights(sizes, budget, from_disk=from_disk)
     assert plan.device_bytes <= budget
     streamed = streamed_of(plan)
     assert plan.kept <= set(range(len(sizes)))
@@ -62,6 +62,13 @@ def test_layers_that_stay_are_spread_evenly(layers: int, kept: int) -> None:
     if kept:
         streams = [after - before - 1 for before, after in pairwise([-1, *sorted(plan.kept)])]
         assert max(streams) <= -(-len(streamed) // kept)
+
+
+@given(layers=st.integers(3, 60), kept=st.integers(0, 57))
+def test_what_comes_from_a_disk_is_read_from_first_to_last(layers: int, kept: int) -> None:
+    kept = min(kept, layers - 3)
+    plan = plan_weights([LAYER] * layers + [NORM], (2 + kept) * LAYER + NORM, from_disk=True)
+    assert streamed_of(plan) == tuple(range(kept, layers))
 
 
 def test_a_norm_stays_before_any_layer_does() -> None:

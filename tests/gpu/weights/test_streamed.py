@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.gpu.linear import DenseLinear
+from app.gpu.linear.dense import DenseLinear
 from app.gpu.streams import PASSED, Event
 from app.gpu.weights.arena import lay_out
 from app.gpu.weights.layout import BundleLayout

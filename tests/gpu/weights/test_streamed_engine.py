@@ -15,6 +15,7 @@ import torch
 from app.breakpoints import Action, Edit, EditOp, Pass, When
 from app.domain import KVPolicy, Phase, SamplingParams, Ticket
 from app.gpu.engine import Engine
+from app.gpu.weights.bundle_file import BundleFile
 from app.memory_map import MemoryMap
 from app.messages import Done, Event, Inspect
 from tests.gpu.breaking import BreakDriver
@@ -95,6 +96,17 @@ def test_tokens_and_activations_are_those_of_an_engine_that_holds_all(
     model: TinyModel = request.getfixturevalue(name)
     with streaming(model, folder, share) as streamed:
         assert say(streamed, seed=1) == say(model, seed=1)
+
+
+@pytest.mark.parametrize("in_memory", [0, 0.5])
+def test_it_makes_no_difference_what_comes_from_the_disk(
+    tiny_gpt2: TinyModel, folder: Path, monkeypatch: pytest.MonkeyPatch, in_memory: float
+) -> None:
+    """What the system has in memory is used where it is, the rest is copied to the ring."""
+    chance = random.Random(0)
+    monkeypatch.setattr(BundleFile, "is_cached", lambda *_: chance.random() < in_memory)
+    with streaming(tiny_gpt2, folder, 0.25) as streamed:
+        assert say(streamed, seed=1) == say(tiny_gpt2, seed=1)
 
 
 def test_a_pass_may_begin_and_end_anywhere(tiny_gpt2: TinyModel, folder: Path) -> None:

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.errors import FieldOutOfRange
 from app.gpu.attention.reference import ReferenceAttention
+from app.gpu.linear.dense import DenseLinear
 from app.gpu.weights.survey import Survey, survey
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.models.oracle import tiny_config
@@ -38,7 +39,9 @@ GPT2_XL: dict[str, Any] = {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, 
 
 
 def surveyed(fields: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> Survey:
-    return survey(ResolvedModel("large", AutoConfig.for_model(**fields), None, 0), dtype, ReferenceAttention(), None)
+    return survey(
+        ResolvedModel("large", AutoConfig.for_model(**fields), None, 0), dtype, DenseLinear, ReferenceAttention(), None
+    )
 
 
 @pytest.mark.parametrize("fields", [LLAMA_3_70B, SMOLLM2_135M, GPT2_XL], ids=["llama-3-70b", "smollm2", "gpt2-xl"])
@@ -72,12 +75,14 @@ def test_parts_of_an_output_projection_that_is_far_larger_than_a_layer_do_not_be
 @pytest.mark.parametrize("case", ["gpt_neox", "gemma", "mixtral"])
 def test_a_model_that_runs_on_transformers_modules_is_refused(case: str) -> None:
     with pytest.raises(FieldOutOfRange, match=f"'{case}' runs on Transformers' modules") as refused:
-        survey(ResolvedModel(case, tiny_config(case), None, 0), torch.float32, ReferenceAttention(), None)
+        survey(ResolvedModel(case, tiny_config(case), None, 0), torch.float32, DenseLinear, ReferenceAttention(), None)
     assert refused.value.param == "weights_device"
     assert "llama, mistral, qwen2" in refused.value.message
 
 
 def test_a_length_the_model_was_not_made_for_is_refused() -> None:
     with pytest.raises(FieldOutOfRange, match="between 2 and 128") as refused:
-        survey(ResolvedModel("tiny", tiny_config("llama"), None, 0), torch.float32, ReferenceAttention(), 129)
+        survey(
+            ResolvedModel("tiny", tiny_config("llama"), None, 0), torch.float32, DenseLinear, ReferenceAttention(), 129
+        )
     assert refused.value.param == "max_model_len"

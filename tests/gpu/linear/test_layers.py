@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 
 from app.errors import FieldOutOfRange
-from app.gpu.linear import DenseLinear, Linear, linear_maker, tiled_maker
+from app.gpu.linear import linear_maker
+from app.gpu.linear.base import Linear
+from app.gpu.linear.dense import DenseLinear
+from app.gpu.linear.panels import to_panels
+from app.gpu.linear.tiled import tiled_maker
 from app.gpu.weights.weight import Weight
 
 CPU = torch.device("cpu")
@@ -22,13 +26,15 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 def make(weight: Tensor, bias: Tensor | None = None, *, streamed: bool = False, invariant: bool = False) -> Linear:
     """The layer of a weight that stays, or of one that has come after the layer was made."""
     maker = linear_maker(CPU, weight.dtype, streamed=streamed, batch_invariant=invariant)
-    if not streamed:
-        return maker(Weight(weight), None if bias is None else Weight(bias))
-    cells = [Weight(tensor.to("meta")) for tensor in (weight, bias) if tensor is not None]
+    cells = [Weight(tensor) for tensor in (weight, bias) if tensor is not None]
     linear = maker(*cells)
-    for cell, tensor in zip(cells, (weight, bias), strict=False):
-        assert tensor is not None
-        cell.tensor = tensor
+    if not streamed:
+        return linear
+    empty = [Weight(tensor.to("meta")) for tensor in (weight, bias) if tensor is not None]
+    linear = maker(*empty)
+    for cell, came in zip(empty, cells, strict=True):
+        assert cell.tensor.shape == came.tensor.shape
+        cell.tensor = came.tensor
     return linear
 
 
@@ -72,10 +78,10 @@ def test_a_streamed_weight_gives_the_bits_of_one_that_stays(
 def test_a_streamed_weight_is_that_which_is_there_when_it_multiplies() -> None:
     weight, x = Weight(torch.empty(24, 16, device="meta")), draw(3, 16, dtype=torch.float32)
     linear = linear_maker(CPU, torch.float32, streamed=True, batch_invariant=False)(weight)
-    ring = torch.empty(24, 16)
     for seed in range(3):
-        weight.tensor = ring.normal_(generator=torch.Generator().manual_seed(seed))
-        torch.testing.assert_close(linear(x), x @ ring.T)
+        came = torch.randn(24, 16, generator=torch.Generator().manual_seed(seed))
+        weight.tensor = to_panels(came)
+        torch.testing.assert_close(linear(x), x @ came.T)
     del weight.tensor
     with pytest.raises(AttributeError):
         linear(x)

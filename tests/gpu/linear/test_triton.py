@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from app.gpu.triton_linear import TILE_INPUTS, TILE_OUTPUTS, TILE_ROWS, matmul
+from app.gpu.linear.triton_matmul import TILE_INPUTS, TILE_OUTPUTS, TILE_ROWS, matmul
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}
@@ -41,6 +41,7 @@ def test_rows_need_not_be_contiguous() -> None:
     torch.testing.assert_close(matmul(x, weight, None), matmul(x.contiguous(), weight, None), rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     x, weight = draw(TILE_ROWS + 20, 200, dtype=dtype), draw(70, 200, dtype=dtype)

@@ -1,0 +1,153 @@
+"""Products with weights in panels, on the threads that PyTorch computes with, from memory or straight from a file."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numba.np.numpy_support import carray
+from torch import Tensor
+
+from app.gpu.cpu_compile import c_function, inlined
+from app.gpu.cpu_intrinsics import fetch_add, pointer
+from app.gpu.cpu_read import PART_BYTES, read_part
+from app.gpu.linear.cpu_tile import COLUMNS, PANEL, ROWS, make_tile
+from app.gpu.openmp import run_on_torch_threads
+
+
+class _Arguments(ctypes.Structure):
+    """What the kernels read. `x` `[rows, inputs]` has rows `x_bytes` apart; `out` `[rows, panels * PANEL]` is dense.
+
+    `next_part` counts the parts of `part` panels that threads have drawn. `weight` is an address, or an offset in
+    `file`; then each thread reads its parts into memory of its own: `next_thread` counts those that have theirs in
+    `scratch`. `short` is 1 if the file has ended early.
+    """
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int64) for name in ("next_part", "next_thread", "short", "rows", "inputs", "panels", "part")),
+        *((name, ctypes.c_int64) for name in ("x", "x_bytes", "weight", "out", "file", "scratch")),
+    ]
+
+
+_ARGUMENTS = np.dtype(_Arguments)
+_NEXT_THREAD = _Arguments.next_thread.offset
+_SHARE = 8
+"""A product is cut into so many parts at least, if it has as many panels: threads do not end at the same time."""
+_tile, _tile_of_4, _tile_of_2, _tile_of_1 = map(make_tile, (ROWS, 4, 2, 1))
+
+
+class PanelShape:
+    """Of a weight `[panels, inputs, PANEL]`, float32, and how threads share its product."""
+
+    def __init__(self, panels: int, inputs: int) -> None:
+        self.panels, self.inputs = panels, inputs
+        panel_bytes = inputs * PANEL * torch.float32.itemsize
+        self.part = max(1, min(PART_BYTES // panel_bytes, panels // _SHARE))
+        """Panels that a thread draws at a time."""
+        self.part_bytes = self.part * panel_bytes
+
+
+def multiply(x: Tensor, weight: Tensor, shape: PanelShape) -> Tensor:
+    """`x` `[rows, inputs]` times a dense `weight` of `shape`, both float32: `[rows, panels * PANEL]`."""
+    return _run(_from_memory, x, shape, weight=weight.data_ptr())[0]
+
+
+def multiply_from_file(x: Tensor, file: int, offset: int, shape: PanelShape) -> Tensor | None:
+    """The same with a weight that the open `file` holds from byte `offset` on, read while it is multiplied.
+
+    None if the file is shorter, or cannot be read.
+    """
+    scratch = _scratch(torch.get_num_threads() * shape.part_bytes)
+    y, short = _run(_from_file, x, shape, weight=offset, file=file, scratch=scratch.data_ptr())
+    return None if short else y
+
+
+def _run(kernel: Any, x: Tensor, shape: PanelShape, **more: int) -> tuple[Tensor, bool]:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    y = torch.empty(x.shape[0], shape.panels * PANEL)
+    arguments = _Arguments(
+        rows=x.shape[0],
+        inputs=shape.inputs,
+        panels=shape.panels,
+        part=shape.part,
+        x=x.data_ptr(),
+        x_bytes=x.stride(0) * x.itemsize,
+        out=y.data_ptr(),
+        **more,
+    )
+    run_on_torch_threads(_compiled(kernel).address, ctypes.addressof(arguments))
+    return y, bool(arguments.short)
+
+
+class _Scratch(threading.local):
+    """Memory that a thread has its products' parts read into, kept: fresh memory costs a page fault per page."""
+
+    memory = torch.empty(0, dtype=torch.uint8)
+
+
+_scratches = _Scratch()
+
+
+def _scratch(nbytes: int) -> Tensor:
+    if _scratches.memory.numel() < nbytes:
+        _scratches.memory = torch.empty(nbytes, dtype=torch.uint8)
+    return _scratches.memory
+
+
+@functools.cache
+def _compiled(kernel: Any) -> Any:
+    """The kernel as a C function of the address of an `_Arguments`."""
+    return c_function(kernel)
+
+
+def _from_memory(address: int) -> None:
+    """Draw parts until none is left."""
+    a = carray(pointer(address), 1, _ARGUMENTS)[0]
+    panel_bytes = a.inputs * PANEL * 4
+    while True:
+        first = fetch_add(address) * a.part
+        if first >= a.panels:
+            return
+        for panel in range(first, min(first + a.part, a.panels)):
+            _multiply_panel(a, a.weight + panel * panel_bytes, panel)
+
+
+def _from_file(address: int) -> None:
+    """Draw parts until none is left, or one is short."""
+    a = carray(pointer(address), 1, _ARGUMENTS)
+    panel_bytes = a[0].inputs * PANEL * 4
+    own = a[0].scratch + fetch_add(address + _NEXT_THREAD) * a[0].part * panel_bytes
+    while a[0].short == 0:
+        first = fetch_add(address) * a[0].part
+        if first >= a[0].panels:
+            return
+        end = min(first + a[0].part, a[0].panels)
+        if not read_part(a[0].file, a[0].weight + first * panel_bytes, own, (end - first) * panel_bytes):
+            a[0].short = 1
+            return
+        for panel in range(first, end):
+            _multiply_panel(a[0], own + (panel - first) * panel_bytes, panel)
+
+
+@inlined
+def _multiply_panel(a: Any, weight: Any, panel: Any) -> None:
+    """All rows with the panel at address `weight`."""
+    out_bytes = a.panels * PANEL * 4
+    for column in range(0, PANEL, COLUMNS):
+        start, out = weight + column * 4, a.out + (panel * PANEL + column) * 4
+        row = 0
+        while row + ROWS <= a.rows:
+            _tile(a.x + row * a.x_bytes, a.x_bytes, start, a.inputs, out + row * out_bytes, out_bytes)
+            row += ROWS
+        while row + 4 <= a.rows:
+            _tile_of_4(a.x + row * a.x_bytes, a.x_bytes, start, a.inputs, out + row * out_bytes, out_bytes)
+            row += 4
+        if row + 2 <= a.rows:
+            _tile_of_2(a.x + row * a.x_bytes, a.x_bytes, start, a.inputs, out + row * out_bytes, out_bytes)
+            row += 2
+        if row < a.rows:
+            _tile_of_1(a.x + row * a.x_bytes, a.x_bytes, start, a.inputs, out + row * out_bytes, out_bytes)

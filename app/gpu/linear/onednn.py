@@ -1,0 +1,50 @@
+"""oneDNN's products on a CPU of half types, for which it uses instructions that our own kernels have no access to.
+
+A weight that stays is reordered once into its blocked layout: measured in bfloat16 over the linears of a 135M Llama on
+an AVX-512 machine (`python -m benchmarks.kernels linear`), in 0.7 times the time up to 16 rows. One that is streamed is
+multiplied as it is stored: reordering it each time would cost more than the product of a few rows. oneDNN gives the
+same bits for either layout. Nobody promises that; the tests hold it for the processor that they run on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from app.gpu.linear.base import tensor_of
+from app.gpu.weights.weight import Weight
+
+
+class StoredLinear:
+    """oneDNN on a weight in the layout in which it is stored."""
+
+    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
+        self.out_features, self.in_features = weight.tensor.shape
+        self._weight = weight
+        self._bias = bias
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self._multiply(x, self._weight.tensor, tensor_of(self._bias), "none", [], "")
+        return y
+
+
+class PackedLinear(StoredLinear):
+    """The same bits from a weight in oneDNN's blocked layout; there is no other copy of it."""
+
+    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
+        super().__init__(weight, bias)
+        weight.tensor = torch.ops.mkldnn._reorder_linear_weight.default(weight.tensor)
+
+
+def onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether this machine's oneDNN multiplies the half type `dtype` in its blocked layout."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    match dtype:
+        case torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        case torch.float16:
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        case _:
+            return False
