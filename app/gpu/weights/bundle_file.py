@@ -2,8 +2,8 @@
 
     8 bytes    length of the header, little-endian
     header     JSON, padded to a page: each tensor's dtype, shape and place; `__metadata__` says what they belong to
-    bundle.0   U8 [nbytes], laid out as `BundleLayout` says; and so on, in the order of use, each from a new page on
-    table.0    [rows, width]; and so on
+    table.0    [rows, width]; and so on, each from a new page on
+    bundle.0   U8 [nbytes], laid out as `BundleLayout` says; and so on, in the order of use
 
 It is read with `preadv`, never mapped: where somebody truncates a mapped file, the next look at it is a SIGBUS, which
 ends the server; where he does that to this one, a read comes up short, and a turn fails with the reason.
@@ -75,8 +75,8 @@ class BundleFile:
             """Nothing is read any more."""
         self._checksums = {section.name: found for section, found in zip(self.sections, checksums, strict=True)}
         self._proven: dict[str, FileState] = {}
-        self.bundles = self.sections[: len(contents.layouts)]
-        self.tables = self.sections[len(contents.layouts) :]
+        self.tables = self.sections[: len(contents.tables)]
+        self.bundles = self.sections[len(contents.tables) :]
 
     def state(self) -> FileState:
         """As of now."""

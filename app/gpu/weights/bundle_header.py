@@ -56,7 +56,9 @@ class Section:
 
 
 def sections_of(contents: BundleContents) -> list[Section]:
-    """Bundles in the order of their use, then the tables, each from a new page on."""
+    """Tables, then bundles in the order of their use, each from a new page on: the system reads on behind the last
+    bundle, where nothing is now that would have to be read for nobody.
+    """
     count = len(contents.layouts) + len(contents.tables)
     return _place(contents, len(encode_header(contents, [0] * count)))
 
@@ -122,12 +124,12 @@ def match_header(lead: bytes, contents: BundleContents) -> list[int]:
 def _place(contents: BundleContents, start: int) -> list[Section]:
     """The sections, one after the other, from `start` on."""
     sections: list[Section] = []
-    for index, layout in enumerate(contents.layouts):
-        sections.append(Section(f"bundle.{index}", "U8", (layout.nbytes,), start, layout.nbytes))
-        start = sections[-1].end
     for index, table in enumerate(contents.tables):
         dtype, _ = SAFETENSORS_DTYPES[dtype_name(table.dtype)]
         sections.append(Section(f"table.{index}", dtype, table.shape, start, table.nbytes))
+        start = sections[-1].end
+    for index, layout in enumerate(contents.layouts):
+        sections.append(Section(f"bundle.{index}", "U8", (layout.nbytes,), start, layout.nbytes))
         start = sections[-1].end
     return sections
 

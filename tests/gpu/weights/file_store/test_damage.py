@@ -58,7 +58,7 @@ def test_what_goes_bad_while_serving_is_lost_and_comes_back(path: Path, name: st
 def test_what_is_behind_the_new_end_is_lost(path: Path) -> None:
     store = open_store(path)
     os.truncate(path, middle(SECTIONS["bundle.1"]))
-    assert all_lost(store) == ["bundle.1", "bundle.3", "table.0", "table.1"]
+    assert all_lost(store) == ["bundle.1", "bundle.3"]
     with pytest.raises(WeightsLost, match=f"the file ends at byte {middle(SECTIONS['bundle.1'])}\\."):
         load(store, 1)
     store.close()
@@ -79,7 +79,7 @@ def test_other_weights_that_are_written_over_the_file_are_not_served(path: Path)
     store = open_store(path)
     OTHER.write(path.with_name("other.safetensors")).close()
     shutil.copyfile(path.with_name("other.safetensors"), path)  # in place, of the same size
-    assert all_lost(store) == [name for name, section in SECTIONS.items() if section.nbytes]
+    assert set(all_lost(store)) == {name for name, section in SECTIONS.items() if section.nbytes}
     store.close()
 
 
@@ -138,7 +138,8 @@ def test_checksums_are_compared_once_for_each_change(path: Path, monkeypatch: py
     assert compared == []
     path.touch()
     assert all_lost(store) == []
-    assert compared == [section.nbytes for section in SECTIONS.values() if section.nbytes or section.name == "bundle.2"]
+    read = (section.nbytes for section in SECTIONS.values() if section.nbytes or section.name == "bundle.2")
+    assert sorted(compared) == sorted(read)
     assert all_lost(store) == []
     assert len(compared) == len(SECTIONS)
     store.close()
