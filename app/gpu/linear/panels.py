@@ -1,8 +1,7 @@
 """Dense layers of float32 on a CPU, by kernels of our own, from weights that are cut into panels.
 
 Measured over the linears of a 135M Llama, AVX-512, two cores (`python -m benchmarks.kernels linear`), beside oneDNN on
-weights in its blocked layout: 0.85 to 1.0 times the time at 1 to 1,024 rows. What oneDNN cannot do is why they are
-here:
+weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What oneDNN cannot do is why they are here:
 
 - They multiply a weight that is still in a file, a part at a time while it is in a core's cache: streamed weights take
   1 to 3 ms of 15 longer than those in memory, not as long again.
