@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
-from numba import cfunc, njit, types
+from numba import njit, types
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
 """What stands for a tensor's dtype inside a kernel; see `cpu_intrinsics.widen`."""
@@ -30,10 +36,29 @@ def c_function(kernel: Callable[[int], None]) -> Any:
     Compiling takes up to some seconds; the machine code is kept in Numba's cache, beside the file or in the user's
     cache directory, and compiled again at every start where neither can be written to.
     """
-    try:
-        return cfunc(types.void(types.int64), cache=True, **_OPTIONS)(kernel)
-    except RuntimeError:
-        return cfunc(types.void(types.int64), **_OPTIONS)(kernel)
+    compiled = CFunc(kernel, ((types.int64,), types.void), locals={}, options=dict(_OPTIONS))
+    with suppress(RuntimeError):  # nowhere to keep it
+        compiled._cache = _KernelCache(kernel)  # type: ignore[attr-defined, no-untyped-call]
+    compiled.compile()
+    return compiled
+
+
+class _KernelCache(FunctionCache):
+    """Numba's knows a kernel by its own file and by what it closes over. What others of our files give to be compiled
+    into it could change, and the old machine code run on data that is laid out in another way.
+    """
+
+    def _index_key(self, signature: Any, codegen: Any) -> Any:
+        return *super()._index_key(signature, codegen), kernel_sources()  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def kernel_sources() -> str:
+    """A digest of all files that kernels are made of."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("cpu*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @inlined

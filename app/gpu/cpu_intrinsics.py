@@ -1,7 +1,4 @@
-"""Machine instructions that Numba has no function for, as intrinsics of its compiled functions.
-
-Compiled kernels that are cached on disk do not notice a change of this file, only of the file that calls it.
-"""
+"""Machine instructions that Numba has no function for, as intrinsics of its compiled functions."""
 
 from __future__ import annotations
 

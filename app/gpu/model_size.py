@@ -14,7 +14,7 @@ from app.model_store.resolve import ResolvedModel
 
 def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> int:
     """Bytes of all parameters on `device` as `dtype`. On a CPU an output projection that is tied to the embedding is a
-    second copy: see `app.gpu.linear`.
+    second copy, in the layout in which it is multiplied.
     """
     with torch.device("meta"):
         parameters: int = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model.config).parameters())

@@ -36,17 +36,18 @@ def dropped(paths: Sequence[Path]) -> Iterator[None]:
         files = [stack.enter_context(path.open("rb")).fileno() for path in paths]
         for file in files:
             os.fsync(file)  # what is not on the disk yet cannot be dropped
-        _drop(files)
-        for path, file in zip(paths, files, strict=True):
-            _require_dropped(path, file)
         over = threading.Event()
         dropping = threading.Thread(target=_drop_until, args=(files, over), name="page cache")
-        dropping.start()
         try:
+            _drop(files)
+            for path, file in zip(paths, files, strict=True):
+                _require_dropped(path, file)
+            dropping.start()
             yield
         finally:
             over.set()
-            dropping.join()
+            if dropping.ident is not None:
+                dropping.join()
             _read(files)
 
 

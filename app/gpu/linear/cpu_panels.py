@@ -24,12 +24,12 @@ class _Arguments(ctypes.Structure):
 
     `next_part` counts the parts of `part` panels that threads have drawn. `weight` is an address, or an offset in
     `file`; then each thread reads its parts into memory of its own: `next_thread` counts those that have theirs in
-    `scratch`. `short` is 1 if the file has ended early.
+    `scratch`, where there is room for `threads`. `short` is 1 if the file has ended early.
     """
 
     _fields_: ClassVar = [
         *((name, ctypes.c_int64) for name in ("next_part", "next_thread", "short", "rows", "inputs", "panels", "part")),
-        *((name, ctypes.c_int64) for name in ("x", "x_bytes", "weight", "out", "file", "scratch")),
+        *((name, ctypes.c_int64) for name in ("x", "x_bytes", "weight", "out", "file", "scratch", "threads")),
     ]
 
 
@@ -52,7 +52,9 @@ class PanelShape:
 
 
 def multiply(x: Tensor, weight: Tensor, shape: PanelShape) -> Tensor:
-    """`x` `[rows, inputs]` times a dense `weight` of `shape`, both float32: `[rows, panels * PANEL]`."""
+    """`x` `[rows, inputs]` times a dense `weight` of `shape`, both float32: `[rows, panels * PANEL]`. Raises ValueError
+    for another `x`.
+    """
     return _run(_from_memory, x, shape, weight=weight.data_ptr())[0]
 
 
@@ -61,14 +63,17 @@ def multiply_from_file(x: Tensor, file: int, offset: int, shape: PanelShape) -> 
 
     None if the file is shorter, or cannot be read.
     """
-    scratch = _scratch(torch.get_num_threads() * shape.part_bytes)
-    y, short = _run(_from_file, x, shape, weight=offset, file=file, scratch=scratch.data_ptr())
+    threads = torch.get_num_threads()
+    scratch = _scratch(threads * shape.part_bytes).data_ptr()
+    y, short = _run(_from_file, x, shape, weight=offset, file=file, scratch=scratch, threads=threads)
     return None if short else y
 
 
 def _run(kernel: Any, x: Tensor, shape: PanelShape, **more: int) -> tuple[Tensor, bool]:
+    if x.dtype is not torch.float32 or x.dim() != 2 or x.shape[1] != shape.inputs:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, not float32 [rows, {shape.inputs}]")
     x = x if x.stride(1) == 1 else x.contiguous()
-    y = torch.empty(x.shape[0], shape.panels * PANEL)
+    y = x.new_empty(x.shape[0], shape.panels * PANEL)
     arguments = _Arguments(
         rows=x.shape[0],
         inputs=shape.inputs,
@@ -120,8 +125,9 @@ def _from_file(address: int) -> None:
     """Draw parts until none is left, or one is short."""
     a = carray(pointer(address), 1, _ARGUMENTS)
     panel_bytes = a[0].inputs * PANEL * 4
-    own = a[0].scratch + fetch_add(address + _NEXT_THREAD) * a[0].part * panel_bytes
-    while a[0].short == 0:
+    thread = fetch_add(address + _NEXT_THREAD)
+    own = a[0].scratch + thread * a[0].part * panel_bytes
+    while a[0].short == 0 and thread < a[0].threads:
         first = fetch_add(address) * a[0].part
         if first >= a[0].panels:
             return

@@ -1,9 +1,10 @@
 """oneDNN's products on a CPU of half types, for which it uses instructions that our own kernels have no access to.
 
-A weight that stays is reordered once into its blocked layout: measured in bfloat16 over the linears of a 135M Llama on
-an AVX-512 machine (`python -m benchmarks.kernels linear`), in three quarters of the time up to 16 rows. One that is streamed is
-multiplied as it is stored: reordering it each time would cost more than the product of a few rows. oneDNN gives the
-same bits for either layout. Nobody promises that; the tests hold it for the processor that they run on.
+A weight that stays is reordered once into its blocked layout, and multiplied in three quarters of the time: measured in
+bfloat16 over the linears of a 135M Llama on an AVX-512 machine, up to 16 rows (`python -m benchmarks.kernels linear`).
+One that is streamed is multiplied as it is stored: reordering it each time would cost more than the product of a few
+rows. oneDNN gives the same bits for either layout. Nobody promises that; the tests hold it for the processor that they
+run on.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Measured over the linears of a 135M Llama, AVX-512, two cores (`python -m benchmarks.kernels linear`), beside oneDNN on
 weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What oneDNN cannot do is why they are here:
 
-- They multiply a weight that is still in a file, a part at a time while it is in a core's cache: streamed weights take
-  1 to 3 ms of 15 longer than those in memory, not as long again.
+- They multiply a weight that is still in a file, a part at a time while it is in a core's cache: a pass with streamed
+  weights takes a fourth longer than one with resident ones, not twice as long (`python -m loadgen weights`).
 - Each sum is made from its first term to its last, whatever else there is to do. So a row's bits do not depend on its
   company, nor on where the weight is.
 """

@@ -13,8 +13,8 @@ from app.gpu.linear.base import Linear, MakeLinear
 from app.gpu.weights.weight import Weight
 
 TILE_ROWS = 16
-"""Rows of every product. Measured over the linears of a 135M Llama on two cores: 1.45 times the time of the fastest
-layer for one row, 1.1 times for 16 and 1.5 times for 32."""
+"""Rows of every product. Measured over the linears of a 135M Llama, in float32, on two cores: 1.45 times the time of
+the fastest layer for one row, 1.1 times for 16 and 1.5 times for 32."""
 
 
 def tiled_maker(make: MakeLinear) -> MakeLinear:

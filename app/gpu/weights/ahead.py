@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
 from torch import Tensor
 
-from app.errors import WeightsLost
 from app.gpu.streams import Event
+from app.gpu.weights.cached_bundle import guards_of, wait_for
 from app.gpu.weights.ring import Place, Ring
 from app.gpu.weights.store import BundleStore
 
@@ -59,9 +58,8 @@ class LoadAhead:
 
     def stop(self) -> None:
         """Wait for all that has been launched, whether anybody will use it or not, and let go of the ring."""
-        while self._flights:
-            with suppress(WeightsLost):  # what has failed has ended too
-                self._flights.popleft().loaded.synchronize()
+        wait_for(guards_of(flight.loaded for flight in self._flights))
+        self._flights.clear()
         self._ring = Ring(0)
         self._memory = torch.empty(0, dtype=torch.uint8)
 

@@ -45,10 +45,12 @@ class Arena:
 def lay_out(plan: WeightPlan, kv_blocks: int, block_bytes: int) -> Arena:
     """The arena of `kv_blocks` blocks and the weights that `plan` has on the device.
 
-    Lent bundles are streamed, so where there is no ring none can be lent; small ones are not worth it.
+    Lent bundles are streamed, so where there is no ring none can be lent; small ones are not worth it. Those that come
+    from a disk are lent from the last one on, so that what is streamed stays one run.
     """
     small = small_bundles(plan.sizes)
-    lendable = _thin_out([index for index in sorted(plan.kept) if index not in small]) if plan.ring_bytes else []
+    large = [index for index in sorted(plan.kept) if index not in small] if plan.ring_bytes else []
+    lendable = large[::-1] if plan.from_disk else _thin_out(large)
     places = {}
     end = aligned(kv_blocks * block_bytes)
     for index in [*lendable, *sorted(plan.kept.difference(lendable))]:

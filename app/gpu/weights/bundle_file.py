@@ -5,8 +5,8 @@
     table.0    [rows, width]; and so on, each from a new page on
     bundle.0   U8 [nbytes], laid out as `BundleLayout` says; and so on, in the order of use
 
-It is read with `preadv`, never mapped: where somebody truncates a mapped file, the next look at it is a SIGBUS, which
-ends the server; where he does that to this one, a read comes up short, and a turn fails with the reason.
+It is read with system calls, never through a mapping: where somebody truncates a mapped file, the next look at it is a
+SIGBUS, which ends the server; where he does that to this one, a read comes up short, and a turn fails with the reason.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class BundleFile:
         """As of now."""
         try:
             found = os.fstat(self._file.fileno())
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: it is closed
             raise WeightsLost(f"{self.path} cannot be looked at: {error}") from error
         age = time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns)
         return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, age > _CLOCK_NS)
@@ -114,7 +114,7 @@ class BundleFile:
         while done < len(into):
             try:
                 count = os.preadv(file.fileno(), [into[done:]], section.offset + start + done)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise self.lost(section, str(error)) from error
             if not count:
                 raise self.lost(section, f"the file ends at byte {self.state().size}")
@@ -135,13 +135,15 @@ class BundleFile:
         return before == self._proven.get(section.name) == self.state()
 
     def is_intact(self, section: Section) -> bool:
-        """Whether what has been read of the section, since it was proven, is what was stored."""
+        """Whether what has been read of the section, since it was proven, is what was stored. Asked after each product,
+        and so without what `state` takes its time for.
+        """
         proven = self._proven.get(section.name)
         if proven is None:
             return False
         try:
             found = os.fstat(self._file.fileno())
-        except OSError:
+        except (OSError, ValueError):
             return False
         return (found.st_size, found.st_mtime_ns, found.st_ctime_ns) == proven.seen
 

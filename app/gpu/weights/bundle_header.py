@@ -19,7 +19,7 @@ from app.gpu.kv_header import SAFETENSORS_DTYPES
 from app.gpu.weights.layout import BundleLayout, Piece
 
 FORMAT = "djinn-weights"
-VERSION = "1"
+VERSION = "2"
 
 PAGE_BYTES = 4096
 """Bytes. Every bundle and table begins on a page of the file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class CachedBundle:
     ) -> None:
         """`target` may be written to once every event of `after` has passed. Nothing is read any more when `closed`."""
         self._file, self._section, self._target = file, file.bundles[index], target
-        self._after, self._closed = after, closed
+        self._after, self._closed, self._descriptor = after, closed, file.fileno()
         self._copied: Future[None] = Future()
 
     def query(self) -> bool:
@@ -50,13 +50,19 @@ class CachedBundle:
                 self._copied.set_result(None)
         self._copied.result()
 
+    def guards(self) -> list[Event]:
+        """What must still pass before anybody writes to its place, as nobody has waited for it yet. Who is given the
+        place next waits for these, and not for the bundle: that one is not brought any more.
+        """
+        return [event for event in self._after if not event.query()]
+
     def is_intact(self) -> bool:
         """Whether what has been read of it in the file until now is what was stored."""
         return not self._closed.is_set() and self._file.is_intact(self._section)
 
     def tensor(self, piece: Piece) -> CachedTensor:
         """One of its tensors."""
-        return CachedTensor(self, piece, self._file.fileno(), self._section.offset + piece.offset)
+        return CachedTensor(self, piece, self._descriptor, self._section.offset + piece.offset)
 
     def bring(self, piece: Piece) -> Tensor:
         """The tensor in its place, where its bytes are now: its own alone, if they are few and as they were stored, or
@@ -78,7 +84,7 @@ class CachedBundle:
         if self._closed.is_set():
             raise WeightsLost(CLOSED)
         before = self._file.state()
-        if not read_on_torch_threads(self._file.fileno(), self._section.offset, self._target):
+        if not read_on_torch_threads(self._descriptor, self._section.offset, self._target):
             self._file.read(self._section, 0, host_bytes(self._target))
         self._file.prove_copy(self._section, host_bytes(self._target), before)
 
@@ -101,7 +107,14 @@ class CachedTensor:
         return self.bundle.bring(self.piece)
 
 
-def wait_for(events: Sequence[Event]) -> None:
+def guards_of(events: Iterable[Event]) -> list[Event]:
+    """What must pass before anybody writes where the events' loads write or would have written. Who waits for a cached
+    bundle is the thread that brings it: one that has not been brought by now never will be.
+    """
+    return [guard for event in events for guard in (event.guards() if isinstance(event, CachedBundle) else [event])]
+
+
+def wait_for(events: Iterable[Event]) -> None:
     """Wait until nothing that these events stand for reads or writes any more."""
     for event in events:
         with suppress(WeightsLost):  # what has failed does not write either

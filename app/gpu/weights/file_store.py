@@ -1,4 +1,4 @@
-"""Bundles that come from a file, by way of the system's page cache: what a CPU's ring is filled from."""
+"""Bundles that come from a file, by way of the system's page cache: what a CPU streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from app.errors import WeightsLost
 from app.gpu.streams import Event
 from app.gpu.weights.bundle_file import BundleFile
-from app.gpu.weights.cached_bundle import CLOSED, CachedBundle, wait_for
+from app.gpu.weights.cached_bundle import CLOSED, CachedBundle, guards_of, wait_for
 from app.gpu.weights.chunks import chunks
 from app.gpu.weights.host_bytes import host_bytes
 from app.gpu.weights.verification import verify
@@ -25,10 +25,9 @@ class FileStore:
     """See `BundleStore`. Whatever happens to the file, as far as its times show it (`BundleFile.prove`), the bytes that
     arrive are those that were stored, or `WeightsLost` is raised.
 
-    What the system has in memory is copied when it is waited for, by the threads that compute: a thread beside them
-    would take turns with them, and they would wait for each other. Measured with a 135M Llama in float32, a sixth of it
-    on the device, on two cores: 126 ms a pass with such a thread, 82 without. What has to come from the disk first is
-    read ahead by a thread of its own, without the GIL; that one mostly sleeps.
+    What the system has in memory is used where it is, or copied by the threads that compute when it is waited for: a
+    thread beside them would take turns with them, and they would wait for each other. What has to come from the disk
+    first is read ahead by a thread of its own, without the GIL; that one mostly sleeps.
     """
 
     def __init__(self, file: BundleFile, chunk_bytes: int) -> None:
@@ -49,8 +48,7 @@ class FileStore:
         """See `BundleStore.load`."""
         if target.nbytes != self._file.bundles[index].nbytes:
             raise ValueError(f"bundle {index} has {self._file.bundles[index].nbytes} bytes, not {target.nbytes}")
-        # Who waits for a copy is the thread that makes it: one that has not been made by now never will be.
-        after = [event for event in after if not isinstance(event, CachedBundle)]
+        after = guards_of(after)
         if self._is_cached(index):
             return CachedBundle(self._file, index, target, after, self._closed)
         try:

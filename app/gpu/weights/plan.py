@@ -28,6 +28,7 @@ class WeightPlan:
     ring_bytes: int
     sizes: tuple[int, ...]
     """Bytes of every bundle, kept or not."""
+    from_disk: bool = False
 
     @property
     def kept_bytes(self) -> int:
@@ -70,7 +71,7 @@ def plan_weights(sizes: Sequence[int], budget: int, *, from_disk: bool = False) 
     choose, small = _first if from_disk else _spread, small_bundles(sizes)
     kept = choose(sizes, small, budget - ring)
     room = budget - ring - sum(sizes[index] for index in kept)
-    return WeightPlan(kept | choose(sizes, set(range(len(sizes))) - small, room), ring, tuple(sizes))
+    return WeightPlan(kept | choose(sizes, set(range(len(sizes))) - small, room), ring, tuple(sizes), from_disk)
 
 
 def small_bundles(sizes: Sequence[int]) -> frozenset[int]:

@@ -33,7 +33,7 @@ class Residency:
 
     def holds(self, offset: int, nbytes: int) -> bool:
         """Whether bytes `[offset, offset + nbytes)`, at least 1, are in memory, as far as samples tell. False where a
-        system does not say.
+        system has no such call; Linux says so of all files that belong to others.
         """
         last = nbytes - 1
         return all(self._holds(offset + last * number // (_SAMPLES - 1)) for number in range(_SAMPLES))

@@ -1,4 +1,6 @@
-"""Weights of which the device holds a part: each bundle is brought to the ring before a pass uses it."""
+"""Weights of which the device holds a part: each bundle is brought to the ring before a pass uses it. On a CPU it may
+be used where it is, in the host's file.
+"""
 
 from __future__ import annotations
 
@@ -170,4 +172,6 @@ class _Use:
 
     def __exit__(self, *_: object) -> None:
         self._text.unbind(self._index)
-        self._ahead.give_back(self._flight, self._compute.record())
+        loaded = self._flight.loaded  # one that was used where it is may not have waited for those before it
+        used = loaded if isinstance(loaded, CachedBundle) else self._compute.record()
+        self._ahead.give_back(self._flight, used)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,34 @@ def test_a_product_from_a_file_has_the_bits_of_one_from_memory(threads: int, mon
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    "x",
+    [torch.zeros(2, 7), torch.zeros(2, 9), torch.zeros(8), torch.zeros(1, 2, 8), torch.zeros(2, 8).double()],
+    ids=["narrow", "wide", "vector", "batched", "float64"],
+)
+def test_what_is_not_rows_of_inputs_is_refused(x: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"not float32 \[rows, 8\]"):
+        multiply(x, to_panels(draw(5, 8)), PanelShape(1, 8))
+
+
+@given(rows=st.integers(1, 20), first=st.integers(0, 5))
+def test_rows_may_lie_anywhere(rows: int, first: int) -> None:
+    wide, weight = draw(rows, 40), to_panels(draw(70, 20))
+    columns = draw(20, rows).T
+    for x in (wide[:, first : first + 20], columns, draw(1, 20).expand(rows, 20)):
+        assert torch.equal(multiply(x, weight, shape_of(weight)), multiply(x.contiguous(), weight, shape_of(weight)))
+
+
+def test_another_default_type_changes_nothing() -> None:
+    x, weight = draw(3, 20), to_panels(draw(70, 20))
+    expected = multiply(x, weight, shape_of(weight))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(multiply(x, weight, shape_of(weight)), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_file_that_cannot_be_read_has_no_product() -> None:
     assert multiply_from_file(draw(1, 8), -1, 0, PanelShape(1, 8)) is None
 
@@ -105,11 +134,12 @@ class InFile:
 
 
 @pytest.fixture
-def spoilt(tmp_path: Path) -> InFile:
+def spoilt(tmp_path: Path) -> Iterator[InFile]:
     """A file that has not what was stored."""
     stored = to_panels(draw(70, 20))
     (tmp_path / "weight").write_bytes(torch.zeros_like(stored).numpy().tobytes())
-    return InFile(os.open(tmp_path / "weight", os.O_RDONLY), intact=True, stored=stored)
+    with (tmp_path / "weight").open("rb") as file:
+        yield InFile(file.fileno(), intact=True, stored=stored)
 
 
 def layer_in(place: InFile) -> tuple[PanelLinear, Weight]:

@@ -95,7 +95,7 @@ def test_two_servers_that_start_together_write_it_once(path: Path) -> None:
 
 
 def of_another_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"0"'))
+    path.write_bytes(path.read_bytes().replace(b'"version":"2"', b'"version":"0"'))
 
 
 def of_something_else(path: Path) -> None:

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class _Remembering(RandomWeights):
-    """Knows what it has given away. Float64, which oneDNN does not multiply."""
+    """Knows what it has given away. Float64, which is multiplied as it is stored."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(0, config, CPU, torch.float64)
@@ -29,7 +29,7 @@ class _Remembering(RandomWeights):
 
 
 @torch.no_grad()
-def test_a_tied_output_projection_is_the_embedding_itself_where_weights_are_not_packed() -> None:
+def test_a_tied_output_projection_is_the_embedding_itself_where_weights_stay_as_they_are() -> None:
     config = tiny_config("gpt2")
     source, text = _Remembering(config), ResidentText(CPU, torch.float64, batch_invariant=False)
     stack = build_stack(ResolvedModel("tied", config, None, 0), source, text, ReferenceAttention(), None)

@@ -15,7 +15,9 @@ from tests.gpu.weights.file_store.stored import MODEL, open_store
 
 @pytest.fixture(autouse=True, params=["memory", "disk"])
 def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the file's bytes seem to be. What is in memory is copied by who waits, what is not by a thread."""
+    """Where the file's bytes seem to be. What is in memory is used there, or copied by who waits; the rest is read by
+    a thread.
+    """
     monkeypatch.setattr(BundleFile, "is_cached", lambda *_: request.param == "memory")
     return str(request.param)
 
