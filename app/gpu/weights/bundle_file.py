@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from io import FileIO
@@ -84,7 +85,7 @@ class BundleFile:
             found = os.fstat(self._file.fileno())
         except (OSError, ValueError) as error:  # ValueError: it is closed
             raise WeightsLost(f"{self.path} cannot be looked at: {error}") from error
-        age = time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns)
+        age = time.time_ns() - found.st_ctime_ns  # whoever sets the other time, also to one to come, changes this one
         return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, age > _CLOCK_NS)
 
     def fileno(self) -> int:
@@ -122,13 +123,20 @@ class BundleFile:
 
     def checksum(self, section: Section) -> int:
         """Of what the section holds now. Raises `WeightsLost` if it cannot be read."""
-        scratch = memoryview(bytearray(min(_SCRATCH_BYTES, section.nbytes)))
         found = 0
+        for _, part in self.parts(section):
+            found = zlib.crc32(part, found)
+        return found
+
+    def parts(self, section: Section) -> Iterator[tuple[int, memoryview]]:
+        """All of the section from first to last, each part with its first byte's place in the section. A part is there
+        until the next one is asked for. Raises `WeightsLost` if it cannot be read.
+        """
+        scratch = memoryview(bytearray(min(_SCRATCH_BYTES, section.nbytes)))
         for start in range(0, section.nbytes, _SCRATCH_BYTES):
             part = scratch[: section.nbytes - start]
             self.read(section, start, part)
-            found = zlib.crc32(part, found)
-        return found
+            yield start, part
 
     def is_proven(self, section: Section, before: FileState) -> bool:
         """Whether what was read of the section since `before` is what was stored."""
@@ -152,19 +160,17 @@ class BundleFile:
         if not self.is_proven(section, before):
             self.prove(section, zlib.crc32(copy), before)
 
-    def prove(self, section: Section, checksum: int, before: FileState) -> bool:
+    def prove(self, section: Section, checksum: int, before: FileState) -> None:
         """Compare the checksum of all of the section, read since `before`; `WeightsLost` if it is another.
 
-        Returns whether the file has stood still since `before`. Then the section is proven, if a change would show.
-        (Stores through a mapping to a page that is dirty already do not, until the page is written back.)
+        If the file has stood still since `before`, and a change from now on would show, the section is proven. (Stores
+        through a mapping to a page that is dirty already do not show until the page is written back, nor does what one
+        write call does later than `_CLOCK_NS` after it began.)
         """
         if checksum != self._checksums[section.name]:
             raise self.lost(section, "its checksum does not match its content")
-        if self.state() != before:
-            return False
-        if before.settled:
+        if before.settled and self.state() == before:
             self._proven[section.name] = before
-        return True
 
     def lost(self, section: Section, reason: str) -> WeightsLost:
         """The error that says so."""

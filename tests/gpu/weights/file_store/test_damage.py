@@ -142,6 +142,11 @@ def test_checksums_are_compared_once_for_each_change(path: Path, monkeypatch: py
     assert sorted(compared) == sorted(read)
     assert all_lost(store) == []
     assert len(compared) == len(SECTIONS)
+    to_come = time.time_ns() + 10**18
+    os.utime(path, ns=(to_come, to_come))
+    for _ in range(2):
+        assert all_lost(store) == []
+    assert len(compared) == 2 * len(SECTIONS)
     store.close()
 
 
