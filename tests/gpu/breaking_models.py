@@ -20,6 +20,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.streams import DeviceStreams, streams_of
 from app.gpu.weights.loading import LoadedModel, Streamed
 from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.shapes import shape_config
 from app.settings import EngineSettings
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, save_model
 
@@ -33,6 +34,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mistral": {**CASES["mistral-window"], "sliding_window": None, "num_hidden_layers": 32},
     "llama": {**CASES["llama"], "num_hidden_layers": 4},
     "two-layers": {**CASES["llama"], "num_hidden_layers": 2},
+    "llama-2-7b-scaled": {
+        **shape_config("llama-2-7b").to_dict(),
+        "hidden_size": 4096 // 32,
+        "intermediate_size": 11_008 // 32,
+        "num_attention_heads": 32 // 8,
+        "num_key_value_heads": 32 // 8,
+        "head_dim": 128 // 4,
+        "vocab_size": 32_000 // 32,
+    },
 }
 
 

@@ -56,6 +56,12 @@ def torch_gpt2(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 @pytest.fixture(scope="session")
+def scaled_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """The shape of Llama 2 7B: all of its 32 layers, a thousandth of their weights."""
+    return make_tiny("llama-2-7b-scaled", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
 def tiny_mistral(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """32 layers, as many as Mistral 7B has."""
     return make_tiny("mistral", tmp_path_factory.mktemp("mistral"))

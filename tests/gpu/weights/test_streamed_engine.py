@@ -88,7 +88,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), [("tiny_mistral", 1 / 6), ("tiny_gpt2", 0.25), ("tiny_llama", 0.6), ("tiny_llama", 0.97)]
+    ("name", "share"),
+    [("scaled_llama", 1 / 6), ("tiny_mistral", 1 / 6), ("tiny_gpt2", 0.25), ("tiny_llama", 0.6), ("tiny_llama", 0.97)],
 )
 def test_tokens_and_activations_are_those_of_an_engine_that_holds_all(
     request: pytest.FixtureRequest, folder: Path, name: str, share: float
