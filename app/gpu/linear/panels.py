@@ -4,7 +4,7 @@ Measured over the linears of a 135M Llama, AVX-512, two cores (`python -m benchm
 weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What oneDNN cannot do is why they are here:
 
 - They multiply a weight that is still in a file, a part at a time while it is in a core's cache: a pass with streamed
-  weights takes a fourth longer than one with resident ones, not twice as long (`python -m loadgen weights`).
+  weights takes a third longer than one with resident ones, not more than twice as long (`python -m loadgen weights`).
 - Each sum is made from its first term to its last, whatever else there is to do. So a row's bits do not depend on its
   company, nor on where the weight is.
 """
