@@ -30,6 +30,7 @@ from app.gpu.weights.bundle_header import (
     sections_of,
 )
 from app.gpu.weights.residency import Residency
+from app.gpu.weights.writers import has_writers
 
 _MAX_HEADER_BYTES = 100_000_000
 """As the safetensors library has it."""
@@ -86,7 +87,9 @@ class BundleFile:
         except (OSError, ValueError) as error:  # ValueError: it is closed
             raise WeightsLost(f"{self.path} cannot be looked at: {error}") from error
         age = time.time_ns() - found.st_ctime_ns  # whoever sets the other time, also to one to come, changes this one
-        return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, age > _CLOCK_NS)
+        # A change shows when somebody begins to make it: one that is under way may bear a time long past.
+        settled = age > _CLOCK_NS and not has_writers(self._file.fileno())
+        return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, settled)
 
     def fileno(self) -> int:
         """The descriptor, for reads at an offset."""
@@ -163,9 +166,7 @@ class BundleFile:
     def prove(self, section: Section, checksum: int, before: FileState) -> None:
         """Compare the checksum of all of the section, read since `before`; `WeightsLost` if it is another.
 
-        If the file has stood still since `before`, and a change from now on would show, the section is proven. (Stores
-        through a mapping to a page that is dirty already do not show until the page is written back, nor does what one
-        write call does later than `_CLOCK_NS` after it began.)
+        If the file has stood still since `before`, and a change since then would show, the section is proven.
         """
         if checksum != self._checksums[section.name]:
             raise self.lost(section, "its checksum does not match its content")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from app.errors import WeightsLost
 from app.gpu.weights.bundle_file import BundleFile
 from app.gpu.weights.bundle_header import Section
+from app.gpu.weights.writers import has_writers
 from tests.gpu.weights.bundles import overwrite
 from tests.gpu.weights.file_store.stored import (
     OTHER,
@@ -148,6 +150,30 @@ def test_checksums_are_compared_once_for_each_change(path: Path, monkeypatch: py
         assert all_lost(store) == []
     assert len(compared) == 2 * len(SECTIONS)
     store.close()
+
+
+@pytest.mark.usefixtures("exact_clock")
+def test_what_changes_without_a_new_time_while_the_file_is_open_for_writing_is_lost(path: Path) -> None:
+    """As what a store through a mapping changes in a page that was written to before, or a write call that lasts."""
+    place = middle(SECTIONS["bundle.1"])
+    with path.open("r+b") as writer, mmap.mmap(writer.fileno(), 0) as mapped:
+        if not has_writers_of(path):
+            pytest.skip("this file system has no leases")
+        for _ in range(2):
+            mapped[place] ^= 1
+        store = open_store(path)
+        assert all_lost(store) == []
+        mapped[place] ^= 1
+        assert all_lost(store) == ["bundle.1"]
+        mapped[place] ^= 1
+        assert all_lost(store) == []
+    assert not has_writers_of(path)
+    store.close()
+
+
+def has_writers_of(path: Path) -> bool:
+    with path.open("rb") as file:
+        return has_writers(file.fileno())
 
 
 def test_a_change_that_bears_the_time_of_the_one_before_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
