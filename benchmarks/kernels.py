@@ -22,7 +22,7 @@ from app.gpu.dtypes import dtype_name
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear, MakeLinear
 from app.gpu.linear.dense import DenseLinear
-from app.gpu.linear.onednn import PackedLinear, StoredLinear
+from app.gpu.linear.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from app.gpu.weights.weight import Weight
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30
@@ -59,19 +59,24 @@ def compare_linears(rows: list[int], repeats: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         shapes = LAYER_SHAPES * LAYERS + [(VOCABULARY, HIDDEN)]
         weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
-        makers: dict[str, MakeLinear] = {
-            "plain": DenseLinear,
-            "oneDNN stored": StoredLinear,
-            "oneDNN packed": PackedLinear,
-        }
-        if dtype is torch.float32:
-            makers["ours"] = linear_maker(torch.device("cpu"), dtype, streamed=False, batch_invariant=False)
-        for name, maker in makers.items():
+        for name, maker in _linear_makers(dtype).items():
             stacks[f"{dtype_name(dtype)} {name}"] = [maker(Weight(weight)) for weight in weights]
     print_row("rows", list(stacks))
     for count in rows:
         variants = {name: _step(stack, count, name) for name, stack in stacks.items()}
         print_times(count, measure(variants, repeats))
+
+
+def _linear_makers(dtype: torch.dtype) -> dict[str, MakeLinear]:
+    """The kinds of linear layers that this processor can multiply `dtype` in."""
+    makers: dict[str, MakeLinear] = {"plain": DenseLinear}
+    if dtype is torch.float32 or onednn_multiplies(dtype):
+        makers |= {"oneDNN stored": StoredLinear, "oneDNN packed": PackedLinear}
+    else:
+        print(f"oneDNN multiplies no {dtype_name(dtype)} on this processor: left out")
+    if dtype is torch.float32:
+        makers["ours"] = linear_maker(torch.device("cpu"), dtype, streamed=False, batch_invariant=False)
+    return makers
 
 
 def _step(stack: list[Linear], rows: int, name: str) -> Callable[[], object]:
