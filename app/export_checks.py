@@ -9,12 +9,13 @@ from array import array
 import numpy as np
 
 from app.activations import CheckpointInfo
+from app.breakpoint_work import MAX_SPAN_WORK, MAX_WORK, span_work_of, work_of
 from app.breakpoints import MAX_INTERVENTIONS, Action, Breakpoint, Edit, EditOp, Intervention, Pass, TensorData
 from app.domain import ModelInfo
 from app.export_label import ExportLabel, PausedTurnLabel
 from app.schemas.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.schemas.edits import MAX_EDITS, MAX_FLOAT32, NEEDED_BY, fits
-from app.session_breakpoints import MAX_BREAKPOINTS, MAX_WORK, work_of
+from app.session_breakpoints import MAX_BREAKPOINTS
 from app.tensors import EXPONENTS, to_float32
 
 ID = re.compile(r"bp_[0-9a-f]{16}")
@@ -26,10 +27,10 @@ class LabelChecks:
     Whatever raises, `ValueError` or `FieldOutOfRange`: such a label nobody has exported.
     """
 
-    def __init__(self, info: ModelInfo, history: array[int], *, max_step_tokens: int) -> None:
+    def __init__(self, info: ModelInfo, history: array[int], *, part_tokens: int) -> None:
         self._info = info
         self._history = history
-        self._max_step_tokens = max_step_tokens
+        self._part_tokens = part_tokens
 
     def check(self, label: ExportLabel) -> None:
         """Check all of it."""
@@ -38,6 +39,10 @@ class LabelChecks:
         for breakpoint in label.breakpoints:
             self._check_breakpoint(breakpoint)
         _require(work_of(label.breakpoints) <= MAX_WORK, f"more than {MAX_WORK} edits and captures in a pass")
+        _require(
+            span_work_of(label.breakpoints, self._part_tokens) <= MAX_SPAN_WORK,
+            f"more than {MAX_SPAN_WORK} edits and captures in a pass, counted at each span of positions,",
+        )
         self._check_interventions(label.interventions)
         if label.turn is not None:
             self._check_turn(label.turn)
@@ -109,7 +114,7 @@ class LabelChecks:
         match place.in_pass:
             case Pass.PREFILL:
                 _require(tokens == prompt_tokens, f"{span} after {tokens - prompt_tokens} generated tokens")
-                _require(place.end - place.first <= self._max_step_tokens, f"more than {self._max_step_tokens}: {span}")
+                _require(place.end - place.first <= self._part_tokens, f"more than {self._part_tokens}: {span}")
             case Pass.DECODE:
                 _require(prompt_tokens <= place.first == tokens - 1, f"{span} of {tokens} tokens")
             case Pass.ANY:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from app.activations import Captures
-from app.breakpoints import Action, Breakpoint
+from app.breakpoint_work import check_work
+from app.breakpoints import Breakpoint
 from app.domain import SessionState
 from app.errors import FieldOutOfRange, NotFound
 from app.executor import EngineExecutor
@@ -16,20 +17,23 @@ from app.session import Session
 from app.session_table import SessionTable
 
 MAX_BREAKPOINTS = 64
-MAX_WORK = 256
-"""Edits and captures of one session, counted at each of their layers: what its passes may add to everybody's step."""
 
 
 class Breakpoints:
     """Arms and disarms, in the engine and in the journal. `Session.breakpoints` follows. Used on the event loop only.
 
     A breakpoint is in `Session.breakpoints` from before the engine has it until after: a pause that it makes finds it.
+    `part_tokens` is the most tokens that one pass of a session has. Breakpoints that a restart brings back stay, also
+    if it has made that larger: without them the session's tokens would be others.
     """
 
-    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper, table: SessionTable) -> None:
+    def __init__(
+        self, executor: EngineExecutor, keeper: SessionKeeper, table: SessionTable, *, part_tokens: int
+    ) -> None:
         self._executor = executor
         self._keeper = keeper
         self._table = table
+        self._part_tokens = part_tokens
         executor.on_spent = self._note_spent
 
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
@@ -43,13 +47,7 @@ class Breakpoints:
                 f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, and no more may be: remove some",
                 param="breakpoints",
             )
-        work = work_of([*session.breakpoints.values(), breakpoint])
-        if work > MAX_WORK:
-            raise FieldOutOfRange(
-                f"session {session.id} would make {work} edits and captures in a pass, counted at each layer, with "
-                f"this breakpoint; at most {MAX_WORK} may be: remove some, or name fewer layers or edits",
-                param="breakpoints",
-            )
+        check_work(session.breakpoints.values(), breakpoint, self._part_tokens)
         session.breakpoints[breakpoint.id] = breakpoint
         try:
             await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))
@@ -92,9 +90,3 @@ class Breakpoints:
             return
         self._executor.post(lambda ticket: Disarm(ticket, session.id, breakpoint.id))
         self._keeper.note(session)
-
-
-def work_of(breakpoints: Iterable[Breakpoint]) -> int:
-    """Edits and captures that breakpoints can make in one pass, each counted at every layer."""
-    working = (each for each in breakpoints if each.action is not Action.PAUSE)
-    return sum(max(1, len(each.edits)) * len(each.layers) for each in working)

@@ -85,7 +85,7 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
 
 
 def _checks(registry: SessionRegistry, history: array[int]) -> LabelChecks:
-    return LabelChecks(registry.info, history, max_step_tokens=registry.settings.max_step_tokens)
+    return LabelChecks(registry.info, history, part_tokens=registry.part_tokens)
 
 
 def _reason(error: ValueError | FieldOutOfRange) -> str:

@@ -28,6 +28,8 @@ class SessionTurns:
         self.executor = executor
         self.info = executor.engine.info
         self.settings = settings
+        self.part_tokens = min(settings.max_step_tokens, self.info.max_model_len)
+        """Most tokens that one pass of a session has."""
         self.draining = False
         self.table = SessionTable(settings.max_sessions)
         self.on_paused: Callable[[Session, CheckpointInfo], None] = lambda session, info: None

@@ -32,7 +32,7 @@ class SessionRegistry(SessionTurns):
         self, executor: EngineExecutor, settings: Settings, metrics: Metrics, keeper: SessionKeeper, tokens: Tokens
     ) -> None:
         super().__init__(executor, settings, metrics, keeper)
-        self.breakpoints = Breakpoints(executor, keeper, self.table)
+        self.breakpoints = Breakpoints(executor, keeper, self.table, part_tokens=self.part_tokens)
         self.pauses = Pauses(self, tokens)
         executor.on_placed = self.table.place
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.activations import CheckpointInfo, PausedTurn
+from app.breakpoint_work import MAX_WORK
 from app.breakpoints import (
     MAX_INTERVENTIONS,
     Action,
@@ -32,7 +33,6 @@ from app.export_checks import LabelChecks
 from app.export_label import ExportLabel, PausedTurnLabel
 from app.pause import PausedPlace, PauseLimit
 from app.session import Session
-from app.session_breakpoints import MAX_WORK
 from app.turn_reader import TextRule
 from tests.journal.building import model_info
 
@@ -72,7 +72,7 @@ def label(turn: PausedTurn | None = TURN, place: PausedPlace = PAUSED, **changed
 
 
 def check(found: ExportLabel) -> None:
-    LabelChecks(MODEL, HISTORY, max_step_tokens=2).check(found)
+    LabelChecks(MODEL, HISTORY, part_tokens=2).check(found)
 
 
 def test_everything_comes_back_as_it_was() -> None:
@@ -221,6 +221,14 @@ def test_breakpoints_do_not_have_more_to_do_than_can_be_armed() -> None:
     check(label(breakpoints=(*busy[:8], WAIT)))
     with pytest.raises(ValueError, match="more than 256 edits"):
         check(label(breakpoints=tuple(busy)))
+
+
+def test_spans_of_positions_count_in_a_file_too() -> None:
+    often = replace(STEER, when=When(every=2), layers=(0, 1), edits=(SCALE,) * 16)
+    checks = LabelChecks(MODEL, HISTORY, part_tokens=32)
+    checks.check(label(None, breakpoints=(often,)))
+    with pytest.raises(ValueError, match="more than 512 edits"):
+        checks.check(label(None, breakpoints=(often, replace(STEER, id=WAIT.id))))
 
 
 def test_there_are_not_more_interventions_than_are_kept() -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from app.breakpoint_work import MAX_WORK
 from app.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
 from app.domain import SessionState, StopRule
 from app.errors import FieldOutOfRange, NotDurable, NotFound, WrongState
 from app.journal.journal import FILE_NAME
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
-from app.session_breakpoints import MAX_BREAKPOINTS, MAX_WORK
+from app.session_breakpoints import MAX_BREAKPOINTS
 from app.sessions import SessionRegistry
 from tests.pausing import EACH_TOKEN, PROMPT, paused, read, start
 from tests.serving import running_services
@@ -112,6 +113,24 @@ async def test_breakpoints_and_steering_are_there_after_a_restart(services: Serv
         reader = start(again.sessions, back)
         assert isinstance(await read(reader), TurnFinished)
     assert reader.token_ids == steered
+
+
+async def test_breakpoints_from_a_time_of_shorter_passes_stay_after_a_restart(tmp_path: Path) -> None:
+    often = replace(STEER, when=When(every=2), layers=(0, 1, 2, 3), edits=(Edit(EditOp.SCALE, 1.01),) * 16)
+    async with running_services(state_dir=tmp_path, max_step_tokens=16, max_running=4) as services:
+        before = services.sessions.create()
+        await services.sessions.breakpoints.arm(before, often)
+        assert isinstance(await read(start(services.sessions, before)), TurnFinished)
+    async with running_services(state_dir=tmp_path, max_step_tokens=32, max_running=4) as services:
+        registry = services.sessions
+        back = registry.table.get(before.id)
+        assert back.breakpoints == {often.id: often}
+        assert isinstance(await read(start(registry, back)), TurnFinished)
+        with pytest.raises(FieldOutOfRange, match="1025 edits") as refused:
+            await registry.breakpoints.arm(back, replace(WATCH, layers=(0,)))
+        assert refused.value.param == "breakpoints"
+        await registry.breakpoints.disarm(back, often.id)
+        await registry.breakpoints.arm(back, WATCH)
 
 
 async def test_arming_waits_for_the_journal_and_one_who_leaves_meanwhile_leaves_nothing(tmp_path: Path) -> None:
