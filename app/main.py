@@ -138,7 +138,7 @@ def _middleware(settings: Settings) -> list[Middleware]:
         Middleware(
             BodyLimitMiddleware,
             max_bytes=int(settings.max_request_bytes),
-            paths={export.IMPORT_PATH: int(settings.max_import_bytes)},
+            routes={("POST", export.IMPORT_PATH): int(settings.max_import_bytes)},
         ),
     ]
 

@@ -13,24 +13,26 @@ from app.errors import CompressedBody, TooLarge
 
 
 class BodyLimitMiddleware:
-    """Refuses a declared length at once and counts the rest as it arrives. `paths` have limits of their own.
+    """Refuses a declared length at once and counts the rest as it arrives.
+
+    `routes` have limits of their own, in bytes by method and path. Every other method of such a path has `max_bytes`.
 
     What a compressed body would come to cannot be told, and nothing here decompresses one.
 
     FastAPI's own `max_body_size` does the same, but answers a declared length with a plain-text body.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, paths: Mapping[str, int]) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, routes: Mapping[tuple[str, str], int]) -> None:
         self.app = app
         self.max_bytes = max_bytes
-        self.paths = paths
+        self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        max_bytes = self.paths.get(scope["path"], self.max_bytes)
+        max_bytes = self.routes.get((scope["method"], scope["path"]), self.max_bytes)
         message = f"the body must be at most {max_bytes} bytes"
         headers = Headers(scope=scope)
         encoding = headers.get("content-encoding", "identity")

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import gzip
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
+from tests.processes import serve_process
 
+IMPORT = "/v1/sessions/import"
+MIB = 1 << 20
 LIMIT = 1000
 JSON = {"Content-Type": "application/json"}
 
@@ -50,3 +56,57 @@ def test_a_compressed_body_is_refused_by_name(http: httpx.Client, path: str) -> 
 def test_a_body_in_pieces_is_refused_when_it_passes_the_limit(limited: httpx.Client) -> None:
     response = limited.post("/v1/sessions", content=in_pieces(body_of(LIMIT + 1)), headers=JSON)
     assert "1000 bytes" in assert_error(response, 413, "request_too_large")
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "OPTIONS"])
+def test_only_a_post_has_the_limit_of_imports(limited: httpx.Client, method: str) -> None:
+    response = limited.request(method, IMPORT, content=body_of(LIMIT + 1))
+    assert "1000 bytes" in assert_error(response, 413, "request_too_large")
+    assert "1000 bytes" not in assert_error(limited.post(IMPORT, content=body_of(LIMIT + 1)), 422, "bad_export")
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@pytest.mark.parametrize("path", [IMPORT, "/v1/sessions", "/v1/vectors", "/v1/vectors/one"])
+def test_a_body_in_pieces_that_no_route_takes_is_refused_too(limited: httpx.Client, method: str, path: str) -> None:
+    response = limited.request(method, path, content=in_pieces(body_of(LIMIT + 1)))
+    if response.status_code == 405:  # known before the body comes
+        assert_error(response, 405, "method_not_allowed")
+    else:
+        assert "1000 bytes" in assert_error(response, 413, "request_too_large")
+
+
+def test_an_answer_to_head_has_the_status_alone(limited: httpx.Client) -> None:
+    declared = limited.request("HEAD", IMPORT, content=body_of(LIMIT + 1))
+    assert (declared.status_code, declared.content) == (413, b"")
+    in_parts = limited.request("HEAD", IMPORT, content=in_pieces(body_of(LIMIT + 1)))
+    assert (in_parts.status_code, in_parts.content) == (405, b"")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
+def test_a_declared_length_is_refused_before_the_body_comes(http: httpx.Client, method: str) -> None:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as client:
+        head = f"{method} {IMPORT} HTTP/1.1\r\nHost: x\r\nContent-Length: {1500 * MIB}\r\n\r\nbegin"
+        client.sendall(head.encode())
+        assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("method", "limit", "status"),
+    [("GET", "8MiB", 413), ("DELETE", "8MiB", 413), ("GET", "1GiB", 422), ("POST", "8MiB", 422)],
+)
+def test_a_large_body_is_not_kept_in_memory(tmp_path: Path, method: str, limit: str, status: int) -> None:
+    with (
+        serve_process(tmp_path / "state", "--max-request-bytes", limit) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        http.get("/health").raise_for_status()
+        process = psutil.Process(server.pid)
+        resident = [process.memory_info().rss]
+
+        def pieces() -> Iterator[bytes]:
+            for _ in range(128):
+                yield bytes(MIB)
+                resident.append(process.memory_info().rss)
+
+        assert http.request(method, IMPORT, content=pieces()).status_code == status
+        assert max(resident) - resident[0] < 32 * MIB
