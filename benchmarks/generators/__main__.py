@@ -21,6 +21,7 @@ from benchmarks.results import utc_now
 from benchmarks.tables import to_rich
 from loadgen.peers.base import SERVED_NAME, ServerSettings
 from loadgen.peers.djinn import DjinnPeer
+from loadgen.peers.dtype_choice import AUTO, CHOICES, choose_dtype
 from loadgen.peers.launch import ROOT, Launch, without_folders
 from loadgen.peers.process import free_port, running_server
 
@@ -31,7 +32,8 @@ def main() -> int:
     """Runs the benchmark; returns the process's exit status: 1 also where the generators differ too much."""
     parser = make_parser("python -m benchmarks.generators", __doc__)
     parser.add_argument("--rounds", type=int, choices=range(1, 21), default=5, metavar="1..20", help="default 5")
-    parser.add_argument("--dtype", default="bfloat16", help="of weights and KV (default: bfloat16)")
+    auto = "auto: bfloat16 where this machine multiplies it natively, else float32"
+    parser.add_argument("--dtype", choices=CHOICES, default=AUTO, help=f"of weights and KV (default {auto})")
     arguments = parser.parse_args()
     found: list[Comparison] = []
     status = exit_status(arguments.model, lambda: found.extend(_benchmark(arguments, Console())))
@@ -44,7 +46,8 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> list[Comparis
         ensure_guidellm(guidellm_environment())
     loads, count = (QUICK, 1) if arguments.quick else (FULL, arguments.rounds)
     port = free_port()
-    launch = DJINN.launch(ServerSettings(arguments.model, arguments.dtype, cores=tuple(cores)), port)
+    settings = ServerSettings(arguments.model, choose_dtype(arguments.dtype), cores=tuple(cores))
+    launch = DJINN.launch(settings, port)
     endpoint = Endpoint(f"http://127.0.0.1:{port}", SERVED_NAME, arguments.model.resolve())
     discarded: list[str] = []
     rounds = _run_rounds(launch, endpoint, loads, count, cores, discarded, console)

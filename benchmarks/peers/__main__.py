@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.arguments import exit_status, make_parser
 from benchmarks.cpu_meter import DISTURBED_SHARE
 from benchmarks.machine import bind_to_cores
-from benchmarks.peers.peers import DTYPES, PEERS, VLLM
+from benchmarks.peers.peers import DTYPES, PEERS, VLLM, default_dtypes
 from benchmarks.peers.record import describe_run, write_run
 from benchmarks.peers.report import ratio_table, variant_table
 from benchmarks.peers.rounds import Round
@@ -73,7 +73,12 @@ def _warn_if_disturbed(entry: Round, progress: Progress) -> None:
 def _parse_arguments() -> argparse.Namespace:
     parser = make_parser("python -m benchmarks.peers", __doc__)
     parser.add_argument("--only", type=_names(PEERS), default=PEERS, help=f"some of {','.join(PEERS)}")
-    parser.add_argument("--dtypes", type=_names(DTYPES), default=DTYPES, help=f"some of {','.join(DTYPES)}")
+    parser.add_argument(
+        "--dtypes",
+        type=_names(DTYPES),
+        default=default_dtypes(),
+        help=f"some of {','.join(DTYPES)} (default: float32, and bfloat16 where it is native)",
+    )
     parser.add_argument("--rounds", type=int, choices=range(1, 21), default=3, metavar="1..20", help="default 3")
     return parser.parse_args()
 

@@ -4,12 +4,18 @@ import sys
 from pathlib import Path
 
 from loadgen.peers.base import ServerSettings
+from loadgen.peers.dtype_choice import AUTO, choose_dtype
 from loadgen.peers.launch import Launch
 from loadgen.peers.registry import find_peer
 
 DJINN, VLLM, TRANSFORMERS = "djinn", "vllm", "transformers"
 PEERS = (DJINN, VLLM, TRANSFORMERS)
 DTYPES = ("float32", "bfloat16")
+
+
+def default_dtypes() -> tuple[str, ...]:
+    """Those of `DTYPES` in which a peer may be at its best on this machine."""
+    return tuple(dict.fromkeys(("float32", choose_dtype(AUTO))))
 
 
 def launch(peer: str, settings: ServerSettings, port: int) -> Launch:

@@ -11,13 +11,8 @@ from typing import TypeVar
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import Peer
-from loadgen.peers.options import (
-    DEFAULT_DTYPE,
-    DEFAULT_KV,
-    add_server_options,
-    read_settings,
-    refuse_server_options,
-)
+from loadgen.peers.dtype_choice import AUTO
+from loadgen.peers.options import DEFAULT_KV, add_server_options, read_settings, refuse_server_options
 from loadgen.peers.registry import PEERS, find_peer
 from loadgen.peers.serving import ManagedTarget, check_installed
 from loadgen.targets import TargetSpec
@@ -34,7 +29,7 @@ def add_targets(
     *,
     openai: bool = False,
     kv: str | None = DEFAULT_KV,
-    dtype: str = DEFAULT_DTYPE,
+    dtype: str = AUTO,
 ) -> None:
     """`--target`, and what servers are given that are started for the run.
 

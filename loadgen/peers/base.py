@@ -33,7 +33,7 @@ class ServerSettings:
     """
 
     model: Path
-    dtype: str = "bfloat16"
+    dtype: str
     kv_tokens: int | None = None
     context_tokens: int | None = None
     state: Path | None = None

@@ -9,20 +9,22 @@ from pathlib import Path
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import ServerSettings
+from loadgen.peers.dtype_choice import AUTO, CHOICES, choose_dtype
 from loadgen.peers.folders import default_model
-from loadgen.peers.gguf import OUT_TYPES
 
-DEFAULT_DTYPE = "bfloat16"
 DEFAULT_KV = "20x1024"
 SERVER_OPTIONS = ("model", "dtype", "kv")
 
 
-def add_server_options(
-    parser: argparse._ActionsContainer, *, kv: str | None = DEFAULT_KV, dtype: str = DEFAULT_DTYPE
-) -> None:
+def add_server_options(parser: argparse._ActionsContainer, *, kv: str | None = DEFAULT_KV, dtype: str = AUTO) -> None:
     """The options that `read_settings` reads. `kv` is the default of --kv, None if it depends on the experiment."""
     parser.add_argument("--model", type=Path, metavar="DIR", help=f"a Transformers folder (default: {default_model()})")
-    parser.add_argument("--dtype", choices=list(OUT_TYPES), help=f"of weights and KV (default: {dtype})")
+    parser.add_argument(
+        "--dtype",
+        choices=CHOICES,
+        help=f"of weights and KV (default: {dtype}); auto: bfloat16 where this machine multiplies it natively, "
+        "else float32",
+    )
     parser.add_argument(
         "--kv",
         type=_kv_tokens,
@@ -44,7 +46,7 @@ def read_settings(
     if not (model / "config.json").is_file():
         raise LoadgenError(f"no model in {model}: `djinn models pull smollm2-135m-instruct`, or another --model")
     kv = options.kv or kv_tokens or options.default_kv
-    return ServerSettings(model, options.dtype or options.default_dtype, kv, context_tokens)
+    return ServerSettings(model, choose_dtype(options.dtype or options.default_dtype), kv, context_tokens)
 
 
 def refuse_server_options(options: argparse.Namespace, *, but: Collection[str] = ()) -> None:

@@ -17,4 +17,4 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> ServerSettings:
-    return ServerSettings(tmp_path / "models/tiny", kv_tokens=20480, context_tokens=1728, cores=(0, 1))
+    return ServerSettings(tmp_path / "models/tiny", "bfloat16", kv_tokens=20480, context_tokens=1728, cores=(0, 1))
