@@ -43,9 +43,10 @@ report: model    ## every experiment small, in ten minutes: report/index.html
 test: model      ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-lint: setup      ## style and types
+lint: setup      ## style, types, and which room imports which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 bench: model     ## decode and time to first token beside vLLM's CPU build and Transformers

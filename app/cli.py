@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 from pydantic import ValidationError
 
-from app.errors import DjinnError
+from app.domain.errors import DjinnError
 from app.settings import Settings
 
 USAGE_ERROR = 2
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings) -> None:
-    from app.server import Server, bind
+    from app.web.server import Server, bind
 
     logging.basicConfig(level=logging.INFO, format="djinn: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -12,40 +12,27 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
-from app.auth import ApiKeyMiddleware
-from app.error_handlers import install_error_handlers
-from app.executor import Engine, EngineExecutor
-from app.gpu.loader import load_engine
-from app.housekeeping import restore, sweep
+from app.bridge.executor import Engine, EngineExecutor
+from app.exports.spool import Spool
+from app.gpu.startup.loader import load_engine
 from app.journal.journal import Journal
-from app.journal.keeper import SessionKeeper
-from app.metrics import Metrics
-from app.middleware.body_limit import BodyLimitMiddleware
-from app.middleware.request_id import RequestIdMiddleware
+from app.metrics.turns import Metrics
 from app.model_store.resolve import resolve
-from app.openai.bound_sessions import BoundSessions
-from app.routers import (
-    breakpoints,
-    chat,
-    checkpoint,
-    completions,
-    export,
-    generate,
-    models,
-    phase,
-    resume,
-    sessions,
-    system,
-    tokenize,
-    vectors,
-)
+from app.routers import breakpoints, checkpoint, export, generate, phase, resume, sessions, system, vectors
 from app.routers.dependencies import Services
-from app.sessions import SessionRegistry
+from app.routers.openai import chat, completions, models, tokenize
+from app.sessions.bound import BoundSessions
+from app.sessions.keeper import SessionKeeper
+from app.sessions.lifecycle import restore, sweep
+from app.sessions.registry import SessionRegistry
+from app.sessions.vectors import Vectors
 from app.settings import Settings
-from app.spool import Spool
-from app.strict_requests import refuse_unread
-from app.tokens import Tokens, load_tokens
-from app.vectors import Vectors
+from app.text.tokenizer import Tokens, load_tokens
+from app.web.auth import ApiKeyMiddleware
+from app.web.body_limit import BodyLimitMiddleware
+from app.web.error_handlers import install_error_handlers
+from app.web.request_id import RequestIdMiddleware
+from app.web.strict_requests import refuse_unread
 
 ROUTERS = (
     sessions,

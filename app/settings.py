@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.domain import KVBudget, KVPolicy
+from app.domain.values import KVBudget, KVPolicy
 
 
 @dataclass(frozen=True, slots=True)

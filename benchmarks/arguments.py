@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.results import RESULTS
-from loadgen.ending import sigterm_as_interrupt
 from loadgen.errors import LoadgenError
-from loadgen.peers.folders import default_model
+from loadgen.options.ending import sigterm_as_interrupt
+from loadgen.processes.folders import default_model
 
 FAILED, USAGE_ERROR = 1, 2
 

@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.attention.base import Attention, AttentionSpec
+from app.gpu.attention.batch import make_batch
 from app.gpu.attention.cpu import PagedCpuAttention
 from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.batch import make_batch
-from app.gpu.dtypes import dtype_name
+from app.gpu.device.dtypes import dtype_name
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear, MakeLinear
 from app.gpu.linear.dense import DenseLinear
 from app.gpu.linear.onednn import PackedLinear, StoredLinear, onednn_multiplies
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16

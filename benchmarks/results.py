@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from loadgen.peers.launch import ROOT
+from loadgen.processes.launch import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 _INDENT = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE

@@ -10,28 +10,24 @@ from typing import Protocol
 
 from rich.console import Console
 
-from loadgen.commands import (
-    density,
-    everything,
-    kv,
-    migrate,
-    oversubscribe,
-    peers,
-    report,
-    resume_latency,
-    schema,
-    selfcheck,
-    weights,
-    whitebox,
-)
-from loadgen.commands.common import EXIT_INTERRUPTED, EXIT_UNUSABLE
-from loadgen.ending import sigterm_as_interrupt
+from loadgen.commands import peers, report, schema
 from loadgen.errors import LoadgenError
-from loadgen.reporting.origin import published
+from loadgen.everything import command as everything
+from loadgen.experiments.density import command as density
+from loadgen.experiments.kv import command as kv
+from loadgen.experiments.migrate import command as migrate
+from loadgen.experiments.oversubscribe import command as oversubscribe
+from loadgen.experiments.resume_latency import command as resume_latency
+from loadgen.experiments.weights import command as weights
+from loadgen.experiments.whitebox import command as whitebox
+from loadgen.options.common import EXIT_INTERRUPTED, EXIT_UNUSABLE
+from loadgen.options.ending import sigterm_as_interrupt
+from loadgen.results.origin import published
+from loadgen.selfcheck import command as selfcheck
 
 
 class Command(Protocol):
-    """What a file in `loadgen.commands` has."""
+    """The module of a command."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Say what can be given."""

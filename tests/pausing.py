@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Pass, When
-from app.domain import SessionState, StopRule
+from app.domain.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Pass, When
+from app.domain.values import SessionState, StopRule
 from app.messages import Paused, TurnFinished
-from app.session import Session
-from app.sessions import SessionRegistry
-from app.turn_reader import TextRule, TurnReader
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.text.turn_reader import TextRule, TurnReader
 from tests.taking_turns import GREEDY
 
 PROMPT = list(range(5, 45))

@@ -24,7 +24,7 @@ def forking() -> ForkServerContext:
     """Processes that begin as forks of one that has imported PyTorch and all of Djinn, which takes seconds."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # as `djinn serve` does: it counts when PyTorch is imported
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.main", "app.server"])
+    context.set_forkserver_preload(["app.main", "app.web.server"])
     return context
 
 

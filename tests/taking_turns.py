@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from app.domain import SamplingParams, StopRule
+from app.bridge.turn import Turn
+from app.domain.values import SamplingParams, StopRule
 from app.messages import TurnFinished
-from app.session import Session
-from app.sessions import SessionRegistry
-from app.stream import Turn
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 LONG = StopRule(max_tokens=900)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.domain import Phase, SamplingParams, StopRule, Tier
+from app.bridge.turn import TokenRun
+from app.domain.values import Phase, SamplingParams, StopRule, Tier
 from app.messages import TurnFinished
 from app.routers.dependencies import Services
-from app.stream import TokenRun
 from tests.serving import running_services
 
 AGENTS = 80

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.errors import DjinnError
+from app.domain.errors import DjinnError
 from tests.serving import serve
 
 DOCS = Path(__file__).parents[1] / "docs"

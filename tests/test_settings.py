@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from app.domain import KVBudget
+from app.domain.values import KVBudget
 from app.settings import Settings
 
 

@@ -1,0 +1,1 @@
+"""`djinn doctor`: one file for each thing that it examines."""

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from app.doctor.findings import Finding, error, ok, warning
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 from app.gpu.doctor.facts import GPU, TorchBuild
 from app.machine.files import read, read_field
 

@@ -1,0 +1,1 @@
+"""The engine: everything that plans, holds and computes what sessions ask for."""

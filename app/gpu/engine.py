@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from app.domain import ModelInfo, SessionId
-from app.errors import DjinnError, Draining, EngineError
-from app.gpu.accounting import Accounting
-from app.gpu.commands import CommandHandler
-from app.gpu.following import plan_following
-from app.gpu.inbox import Inbox, Message
-from app.gpu.kv_mover import KVMover
-from app.gpu.kv_moves import Moved
-from app.gpu.launched_step import LaunchedStep
-from app.gpu.runner import Runner
-from app.gpu.sampling import SampleRequest
-from app.gpu.scheduler import Scheduler
-from app.gpu.segments import Row
-from app.gpu.turns import Turns, sample_request
-from app.gpu.weights.loan import KVLoans
+from app.domain.errors import DjinnError, Draining, EngineError
+from app.domain.values import ModelInfo, SessionId
+from app.gpu.commands.dispatch import CommandHandler
+from app.gpu.commands.message_queue import Inbox, Message
+from app.gpu.kv.moves import Moved
+from app.gpu.kv_pools.mover import KVMover
+from app.gpu.passes.segments import Row
+from app.gpu.planning.overlap import plan_following
+from app.gpu.planning.scheduler import Scheduler
+from app.gpu.planning.turns import Turns, sample_request
+from app.gpu.sampling.requests import SampleRequest
+from app.gpu.step.accounting import Accounting
+from app.gpu.step.launched import LaunchedStep
+from app.gpu.step.runner import Runner
+from app.gpu.weight_ring.loan import KVLoans
 from app.messages import Command, Event, Failed, Inspect, Paused, Restored, Started, TurnFinished
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Durable sessions: a SQLite file, and the thread that writes it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from app.breakpoints import TensorData
-from app.domain import SessionId
+from app.domain.breakpoints import TensorData
+from app.domain.values import SessionId
 from app.journal.records import VectorKey
 from app.journal.steering import NO_STEERING, Steering
 

@@ -9,9 +9,9 @@ from array import array
 from concurrent.futures import Future
 from pathlib import Path
 
-from app.breakpoints import TensorData
-from app.domain import ModelInfo, SessionId
-from app.errors import NotDurable
+from app.domain.breakpoints import TensorData
+from app.domain.errors import NotDurable
+from app.domain.values import ModelInfo, SessionId
 from app.journal.lock import FolderLock
 from app.journal.records import Batch, Entry, Key, SessionRecord, VectorKey, add_to
 from app.journal.steering import Steering

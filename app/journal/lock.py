@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 
 
 class FolderLock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.breakpoints import TensorData
-from app.domain import Phase, Residency, SessionId
+from app.domain.breakpoints import TensorData
+from app.domain.values import Phase, Residency, SessionId
 from app.journal.steering import Steering
 
 TOKEN_BYTES = 4

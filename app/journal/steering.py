@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import ConfigDict, TypeAdapter
 
-from app.breakpoints import Breakpoint, Intervention
+from app.domain.breakpoints import Breakpoint, Intervention
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
-from app.breakpoints import TensorData
-from app.domain import ModelInfo, Phase, Residency, SessionId
-from app.errors import FieldOutOfRange
+from app.domain.breakpoints import TensorData
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables
 from app.journal.records import TOKEN_BYTES, Batch, Change, SessionRecord, VectorKey
 from app.journal.steering import Steering

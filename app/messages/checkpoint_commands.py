@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.activations import PausedTurn
-from app.breakpoints import Breakpoint, Edit, Intervention, Positions, TensorData
-from app.domain import SessionId, Ticket
+from app.domain.activations import PausedTurn
+from app.domain.breakpoints import Breakpoint, Edit, Intervention, Positions, TensorData
+from app.domain.values import SessionId, Ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from app.activations import CheckpointInfo, ResumeCost
-from app.breakpoints import Intervention
-from app.domain import FinishReason, SessionId, Ticket, TokenLogprobs, TurnUsage
-from app.errors import DjinnError
-from app.memory_map import SessionMemory
+from app.domain.activations import CheckpointInfo, ResumeCost
+from app.domain.breakpoints import Intervention
+from app.domain.errors import DjinnError
+from app.domain.memory_map import SessionMemory
+from app.domain.values import FinishReason, SessionId, Ticket, TokenLogprobs, TurnUsage
 
 
 @dataclass(frozen=True, slots=True)

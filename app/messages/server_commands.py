@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.domain import Ticket
+from app.domain.values import Ticket
 
 
 @dataclass(frozen=True, slots=True)

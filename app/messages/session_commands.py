@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.breakpoints import Breakpoint, Intervention
-from app.domain import Phase, Residency, SessionId, Ticket
+from app.domain.breakpoints import Breakpoint, Intervention
+from app.domain.values import Phase, Residency, SessionId, Ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.breakpoints import NEXT_BREAKPOINT, Until
-from app.domain import FinishReason, SamplingParams, SessionId, StopRule, Ticket
+from app.domain.breakpoints import NEXT_BREAKPOINT, Until
+from app.domain.values import FinishReason, SamplingParams, SessionId, StopRule, Ticket
 
 
 @dataclass(frozen=True, slots=True)

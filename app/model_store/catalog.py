@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ ModelStoreError
 
 from __future__ import annotations
 
-from app.errors import DjinnError
+from app.domain.errors import DjinnError
 
 
 class ModelStoreError(DjinnError):

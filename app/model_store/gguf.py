@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 from app.model_store.errors import ConversionFailed
 from app.model_store.install import install_once, require_free_space
 

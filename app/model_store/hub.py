@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 from app.model_store.errors import DownloadFailed
 
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 from app.model_store.catalog import CATALOG
 from app.model_store.errors import BrokenModel
 from app.model_store.gguf import cached_gguf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 from app.model_store.byte_tokenizer import BOS_ID, EOS_ID, IM_END_ID
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The OpenAI surface: bodies and answers of its routes."""

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
-from app.domain import FinishReason, ModelInfo, TurnUsage
-from app.error_handlers import body_of
-from app.generation import TextChunk, TextItem
+from app.domain.values import FinishReason, ModelInfo, TurnUsage
 from app.messages import Started, TurnFinished
 from app.openai.fields import StreamOptions, Usage
+from app.text.generation import TextChunk, TextItem
+from app.web.error_handlers import body_of
 
 Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, NullIsAbsent, Usage
 from app.openai.messages import Message
-from app.schemas.sessions import Metadata
-from app.schemas.wire import MAX_COUNT
+from app.wire.base import MAX_COUNT
+from app.wire.sessions import Metadata
 
 
 class ResponseFormat(NullIsAbsent):

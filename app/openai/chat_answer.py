@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.domain import TokenLogprobs
-from app.generation import TextChunk, TextItem
+from app.domain.values import TokenLogprobs
 from app.messages import TurnFinished
 from app.openai.answers import Entry, openai_finish_reason
 from app.openai.chat import AnswerMessage, ChatChoice, ChatLogprobs, ChatTokenLogprob, TokenAlternative
-from app.tokens import Tokens
+from app.text.generation import TextChunk, TextItem
+from app.text.tokenizer import Tokens
 
 
 class ChatChunkWriter:

@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from app.errors import FieldOutOfRange, MalformedRequest
+from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.openai.messages import Message
-from app.tokens import Tokens
+from app.text.tokenizer import Tokens
 
 MAY_BE_LEFT_OUT = (("system", "name"), ("user", "name"), ("assistant", "name"), ("assistant", "tool_calls"))
 """Fields of messages that not every chat template writes."""

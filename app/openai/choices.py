@@ -8,14 +8,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from app.domain import FinishReason, SamplingParams, StopRule
-from app.errors import DjinnError, Draining, WrongState
-from app.generation import TextChunk, TextItem, TextTurn
+from app.domain.errors import DjinnError, Draining, WrongState
+from app.domain.values import FinishReason, SamplingParams, StopRule
 from app.messages import TurnFinished
-from app.schemas.turns import MAX_SEED
-from app.session import Session
-from app.sessions import SessionRegistry
-from app.tokens import Tokens
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.text.generation import TextChunk, TextItem, TextTurn
+from app.text.tokenizer import Tokens
+from app.wire.turns import MAX_SEED
 
 OpenSession = Callable[[], AbstractAsyncContextManager[Session]]
 

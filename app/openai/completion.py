@@ -7,8 +7,8 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
-from app.schemas.wire import MAX_COUNT, TokenId
-from app.views.turns import is_none
+from app.wire.base import MAX_COUNT, TokenId
+from app.wire.turns import is_none
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16

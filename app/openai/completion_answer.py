@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from app.domain import TokenLogprobs
-from app.generation import TextChunk, TextItem
+from app.domain.values import TokenLogprobs
 from app.messages import PromptScored, TurnFinished
 from app.openai.answers import Entry, openai_finish_reason
 from app.openai.completion import CompletionChoice, CompletionLogprobs
 from app.openai.completion_logprobs import LogprobsWriter, joined
-from app.tokens import Tokens
+from app.text.generation import TextChunk, TextItem
+from app.text.tokenizer import Tokens
 
 
 @dataclass(frozen=True, slots=True)

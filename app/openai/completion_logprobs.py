@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from app.domain import TokenLogprobs
+from app.domain.values import TokenLogprobs
 from app.openai.completion import CompletionLogprobs
-from app.tokens import Tokens
+from app.text.tokenizer import Tokens
 
 
 class LogprobsWriter:

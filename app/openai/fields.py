@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from app.domain import TurnUsage
-from app.schemas.turns import SamplingFields
-from app.schemas.wire import WireModel
+from app.domain.values import TurnUsage
+from app.wire.base import WireModel
+from app.wire.turns import SamplingFields
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20

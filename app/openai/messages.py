@@ -8,7 +8,7 @@ import orjson
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from app.openai.fields import NullIsAbsent
-from app.schemas.wire import WireModel
+from app.wire.base import WireModel
 
 
 class TextPart(WireModel):

@@ -6,10 +6,10 @@ from typing import Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 from app.openai.fields import NullIsAbsent
 from app.openai.messages import Message
-from app.schemas.wire import TokenId
+from app.wire.base import TokenId
 
 
 class TokenizeBody(NullIsAbsent):

@@ -7,14 +7,13 @@ import json
 
 from fastapi import APIRouter, Response
 
-from app.activations import Captures
-from app.errors import NotFound
-from app.routers.binary import FILE, file_response
+from app.domain.activations import Captures
+from app.domain.errors import NotFound
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
-from app.schemas.breakpoints import BreakpointBody
-from app.tensors import write_file
-from app.views.breakpoints import BreakpointList, BreakpointView
+from app.web.binary import FILE, file_response
+from app.wire.breakpoints import BreakpointBody, BreakpointList, BreakpointView
+from app.wire.tensors import write_file
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"])
 

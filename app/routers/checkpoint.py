@@ -8,16 +8,23 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
-from app.activations import Activation, CheckpointInfo
-from app.breakpoints import TensorData
-from app.errors import FieldOutOfRange
-from app.pauses import require_pause
-from app.routers.binary import FILE, FILE_BODY, SAFETENSORS, file_response, whole_body
+from app.domain.activations import Activation, CheckpointInfo
+from app.domain.breakpoints import TensorData
+from app.domain.errors import FieldOutOfRange
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
-from app.schemas.checkpoint import ActivationQuery, EditCheckpointBody, LensQuery
-from app.tensors import read_one, to_float32, write_file
-from app.views.checkpoint import ActivationView, CheckpointView, LensPositionView, LensView
+from app.sessions.pauses import require_pause
+from app.web.binary import FILE, FILE_BODY, SAFETENSORS, file_response, whole_body
+from app.wire.checkpoint import (
+    ActivationQuery,
+    ActivationView,
+    CheckpointView,
+    EditCheckpointBody,
+    LensPositionView,
+    LensQuery,
+    LensView,
+)
+from app.wire.tensors import read_one, to_float32, write_file
 
 router = APIRouter(prefix="/v1/sessions/{session_id}/checkpoint", tags=["breakpoints"])
 

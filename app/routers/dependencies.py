@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.domain import ModelInfo
-from app.metrics import Metrics
-from app.openai.bound_sessions import BoundSessions
-from app.session import Session
-from app.sessions import SessionRegistry
+from app.domain.values import ModelInfo
+from app.exports.spool import Spool
+from app.metrics.turns import Metrics
+from app.sessions.bound import BoundSessions
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.sessions.vectors import Vectors
 from app.settings import Settings
-from app.spool import Spool
-from app.tokens import Tokens
-from app.vectors import Vectors
-from app.views.errors import ErrorBody
+from app.text.tokenizer import Tokens
+from app.wire.errors import ErrorBody
 
 
 @dataclass(frozen=True, slots=True)

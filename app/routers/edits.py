@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from app.breakpoints import Edit, TensorData
-from app.errors import FieldOutOfRange
+from app.domain.breakpoints import Edit, TensorData
+from app.domain.errors import FieldOutOfRange
 from app.routers.dependencies import Services
-from app.schemas.edits import DIRECTION_LENGTHS, EditBody, fits
-from app.tensors import norm, to_float32, vector_of
+from app.wire.edits import DIRECTION_LENGTHS, EditBody, fits
+from app.wire.tensors import norm, to_float32, vector_of
 
 
 def to_edits(bodies: Iterable[EditBody], services: Services, owner: str | None) -> tuple[Edit, ...]:

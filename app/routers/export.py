@@ -7,12 +7,12 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from app import session_files
-from app.errors import EngineError
-from app.routers.binary import FILE, FILE_BODY, SAFETENSORS, body_chunks
+from app.domain.errors import EngineError
+from app.exports import exports as session_files
+from app.exports.spool import read_chunks, write_chunks
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
-from app.spool import read_chunks, write_chunks
-from app.views.sessions import SessionView
+from app.web.binary import FILE, FILE_BODY, SAFETENSORS, body_chunks
+from app.wire.sessions import SessionView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 

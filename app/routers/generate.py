@@ -7,15 +7,14 @@ from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request, Response
 
-from app.domain import SessionState
-from app.errors import WrongState
-from app.prompts import new_token_ids
+from app.domain.errors import WrongState
+from app.domain.values import SessionState
 from app.routers.dependencies import CleanupDep, Services, ServicesDep, SessionDep, errors
+from app.routers.prompts import new_token_ids
 from app.routers.turn_answer import TURN_RESPONSE, answer_turn
-from app.schemas.turns import GenerateBody
-from app.session import Session
-from app.turn_reader import TextRule, TurnReader
-from app.views.turns import TurnView
+from app.sessions.session import Session
+from app.text.turn_reader import TextRule, TurnReader
+from app.wire.turns import GenerateBody, TurnView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 

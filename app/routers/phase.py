@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from app.domain import KVPolicy
+from app.domain.values import KVPolicy
 from app.routers.dependencies import ServicesDep, SessionDep, errors
-from app.schemas.sessions import PhaseBody
-from app.views.sessions import PhaseView
+from app.wire.sessions import PhaseBody, PhaseView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
 from app.routers.turn_answer import TURN_RESPONSE, answer_turn
-from app.schemas.checkpoint import ResumeBody
-from app.views.turns import TurnView
+from app.wire.checkpoint import ResumeBody
+from app.wire.turns import TurnView
 
 router = APIRouter(prefix="/v1/sessions", tags=["breakpoints"])
 

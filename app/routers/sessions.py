@@ -7,11 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from app.domain import Residency, SessionState
+from app.domain.values import Residency, SessionState
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
-from app.schemas.sessions import CreateSessionBody, ListSessionsQuery, RewindBody
-from app.views.history import HistoryView
-from app.views.sessions import SessionPage, SessionView
+from app.wire.sessions import CreateSessionBody, HistoryView, ListSessionsQuery, RewindBody, SessionPage, SessionView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 

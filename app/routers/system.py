@@ -8,14 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from app.domain import KVPolicy
-from app.errors import Draining
+from app.domain.errors import Draining
+from app.domain.values import KVPolicy
 from app.routers.dependencies import ServicesDep, errors
-from app.schemas.memory import EstimateQuery
-from app.views.errors import ErrorBody
-from app.views.estimate import MemoryEstimate
-from app.views.memory import MemoryView
-from app.views.system import Status, Version
+from app.wire.errors import ErrorBody
+from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView
+from app.wire.system import Status, Version
 
 router = APIRouter(tags=["system"])
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from app.error_handlers import body_of
-from app.generation import TextChunk
 from app.messages import Paused, TurnFinished
-from app.session import Session
-from app.sse import EventStream, sse_event, unless_disconnected
-from app.turn_reader import TurnReader
-from app.views.checkpoint import CheckpointView
-from app.views.turns import TokenEvent, TokenLogprobsView, TurnUsageView, TurnView
+from app.sessions.session import Session
+from app.text.generation import TextChunk
+from app.text.turn_reader import TurnReader
+from app.web.error_handlers import body_of
+from app.web.sse import EventStream, sse_event, unless_disconnected
+from app.wire.checkpoint import CheckpointView
+from app.wire.turns import TokenEvent, TokenLogprobsView, TurnUsageView, TurnView
 
 TURN_RESPONSE: dict[str, Any] = {
     "description": "With `stream`, events `token` (TokenEvent), then `finished` or `paused` (TurnView) or `error` "

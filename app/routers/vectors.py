@@ -7,13 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.breakpoints import TensorData
-from app.errors import FieldOutOfRange
-from app.routers.binary import FILE, FILE_BODY, file_response, whole_body
+from app.domain.breakpoints import TensorData
+from app.domain.errors import FieldOutOfRange
 from app.routers.dependencies import OwnerDep, ServicesDep, errors
-from app.schemas.vectors import VectorQuery
-from app.tensors import read_one, write_file
-from app.views.vectors import VectorList, VectorView
+from app.web.binary import FILE, FILE_BODY, file_response, whole_body
+from app.wire.tensors import read_one, write_file
+from app.wire.vectors import VectorList, VectorQuery, VectorView
 
 router = APIRouter(prefix="/v1/vectors", tags=["breakpoints"])
 

@@ -4,11 +4,11 @@ import random
 import time
 from dataclasses import dataclass
 
-from app.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
 from benchmarks.breakpoints.engine import BenchEngine
 from benchmarks.breakpoints.plan import BUSY_SESSIONS, PROMPT_TOKENS
 from benchmarks.text import TokenSource
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 
 WARM_UP_STEPS = 3
 NEVER = 10**6

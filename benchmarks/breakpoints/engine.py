@@ -8,21 +8,21 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from app.activations import CheckpointInfo
-from app.breakpoints import Breakpoint, Until
-from app.domain import SamplingParams, SessionId, StopRule, Ticket
+from app.domain.activations import CheckpointInfo
+from app.domain.breakpoints import Breakpoint, Until
+from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.attention import attention_for
-from app.gpu.batch import Batch
-from app.gpu.loader import build_engine
+from app.gpu.attention.batch import Batch
+from app.gpu.device.choice import streams_of
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.streams import streams_of
-from app.gpu.weights.loading import LoadedModel
+from app.gpu.startup.loader import build_engine
+from app.gpu.startup.weights import LoadedModel
 from app.messages import Close, Command, Event, Failed, Open, Paused, Placed, Resume, Spent, Submit, Token, TurnFinished
 from app.model_store.resolve import resolve
 from app.settings import Settings
 from benchmarks.breakpoints.plan import DTYPE, KV_DEVICE
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 
 GREEDY = SamplingParams(seed=0, temperature=0)
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from app.activations import CheckpointInfo
-from app.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Pass, Until, When
-from app.domain import SessionId
+from app.domain.activations import CheckpointInfo
+from app.domain.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Pass, Until, When
+from app.domain.values import SessionId
 from benchmarks.breakpoints.engine import BenchEngine
 from benchmarks.breakpoints.plan import PREFILL_TOKENS, PROMPT_TOKENS
 from benchmarks.text import TokenSource
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 
 WARM_UP = 3
 

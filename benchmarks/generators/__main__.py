@@ -22,8 +22,8 @@ from benchmarks.tables import to_rich
 from loadgen.peers.base import SERVED_NAME, ServerSettings
 from loadgen.peers.djinn import DjinnPeer
 from loadgen.peers.dtype_choice import AUTO, CHOICES, choose_dtype
-from loadgen.peers.launch import ROOT, Launch, without_folders
-from loadgen.peers.process import free_port, running_server
+from loadgen.processes.launch import ROOT, Launch, without_folders
+from loadgen.processes.process import free_port, running_server
 
 DJINN = DjinnPeer("djinn", "signal")
 

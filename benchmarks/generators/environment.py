@@ -1,7 +1,7 @@
 """GuideLLM in a virtual environment of its own: its pins must not meet Djinn's."""
 
-from loadgen.peers.environment import TORCH, Environment, has_stamp, write_stamp
-from loadgen.peers.folders import peers_folder
+from loadgen.processes.environment import TORCH, Environment, has_stamp, write_stamp
+from loadgen.processes.folders import peers_folder
 
 GUIDELLM = "guidellm"
 VERSION = "0.8.1"

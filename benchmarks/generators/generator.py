@@ -10,7 +10,7 @@ from typing import Protocol
 
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured
-from loadgen.peers.process import ServerFailedError, log_tail, spawn, stop_server
+from loadgen.processes.process import ServerFailedError, log_tail, spawn, stop_server
 
 TIMEOUT_S = 600.0
 

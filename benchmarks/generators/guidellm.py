@@ -10,7 +10,7 @@ from benchmarks.generators.environment import GUIDELLM
 from benchmarks.generators.generator import Endpoint, run_generator, scratch_folder
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured
-from loadgen.peers.environment import Environment
+from loadgen.processes.environment import Environment
 
 ROUTE = "/v1/completions"
 LOST_AFTER_S = 1.0

@@ -5,8 +5,8 @@ from math import inf
 
 import numpy as np
 
-from loadgen.arrivals import Arrivals, arrival_times
-from loadgen.trace import AgentPlan, Trace, TurnPlan
+from loadgen.load.arrivals import Arrivals, arrival_times
+from loadgen.load.trace import AgentPlan, Trace, TurnPlan
 
 
 @dataclass(frozen=True, slots=True)

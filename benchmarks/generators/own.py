@@ -5,11 +5,11 @@ import sys
 from benchmarks.generators.generator import Endpoint, run_generator, scratch_folder
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured
-from loadgen.density.report import DensityReport
-from loadgen.peers.process import ServerFailedError
-from loadgen.reporting.files import read_result
+from loadgen.experiments.density.report import DensityReport
+from loadgen.load.trace import write_trace
+from loadgen.processes.process import ServerFailedError
+from loadgen.results.files import read_result
 from loadgen.stats import Summary
-from loadgen.trace import write_trace
 
 
 class OwnGenerator:

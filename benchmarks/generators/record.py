@@ -9,7 +9,7 @@ from benchmarks.generators.report import DEFINITIONS, describe_load
 from benchmarks.machine import Machine
 from benchmarks.results import file_stem, write_results
 from benchmarks.tables import TextTable, to_markdown
-from loadgen.peers.launch import Launch
+from loadgen.processes.launch import Launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from benchmarks.generators.comparison import Round
 from benchmarks.generators.generator import Endpoint, Generator
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured, OtherLoadError, check_load
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 
 MAX_TRIES = 6
 

@@ -8,12 +8,12 @@ import torch
 from accelerate import cpu_offload, init_empty_weights
 from transformers import AutoModelForCausalLM
 
-from app.gpu.device_choice import choose_device, choose_dtype
+from app.gpu.device.choice import choose_device, choose_dtype
 from app.model_store.resolve import ResolvedModel
 from benchmarks.gpu_check.away import random_tokens
 from benchmarks.gpu_check.plan import StreamPlan
-from loadgen.weights.generation import Generation, Timed
-from loadgen.weights.offload.generating import generate
+from loadgen.experiments.weights.generation import Generation, Timed
+from loadgen.rivals.offload.generating import generate
 
 WEIGHT = 0.01
 """Of every parameter: copies and products take as long as with any other. Memory that nobody has written to would not

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from app.domain import Phase, SessionId, Tier
+from app.domain.values import Phase, SessionId, Tier
 from benchmarks.gpu_check.context import StageFailed
 from benchmarks.gpu_check.live import LiveEngine
 

@@ -5,13 +5,12 @@ from pathlib import Path
 import torch
 
 from app.gpu.attention import attention_for
-from app.gpu.device_choice import choose_device, choose_dtype
+from app.gpu.device.choice import choose_device, choose_dtype, streams_of
 from app.gpu.engine import Engine
-from app.gpu.loader import build_engine, load_engine
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.streams import streams_of
-from app.gpu.weights.loading import LoadedModel
+from app.gpu.startup.loader import build_engine, load_engine
+from app.gpu.startup.weights import LoadedModel
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
 from benchmarks.gpu_check.context import StageContext

@@ -4,9 +4,8 @@ import time
 
 import torch
 
-from app.gpu.device_choice import choose_device, choose_dtype
-from app.gpu.model_size import weight_bytes
-from app.gpu.streams import streams_of
+from app.gpu.device.choice import choose_device, choose_dtype, streams_of
+from app.gpu.startup.budgets import weight_bytes
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel
 from benchmarks.gpu_check.context import SkipStage, StageContext

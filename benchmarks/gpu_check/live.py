@@ -11,11 +11,11 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from app.breakpoints import NEXT_BREAKPOINT, Breakpoint, Until
-from app.domain import Phase, SamplingParams, SessionId, StopRule, Ticket, Tier
-from app.errors import DjinnError
+from app.domain.breakpoints import NEXT_BREAKPOINT, Breakpoint, Until
+from app.domain.errors import DjinnError
+from app.domain.memory_map import MemoryMap, SessionMemory
+from app.domain.values import Phase, SamplingParams, SessionId, StopRule, Ticket, Tier
 from app.gpu.engine import Engine
-from app.memory_map import MemoryMap, SessionMemory
 from app.messages import (
     Arm,
     Close,

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from random import Random
 
-from app.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
-from app.domain import SessionId
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
+from app.domain.values import SessionId
 from app.gpu.models.base import LayerStack
 from benchmarks.figures import Target
 from benchmarks.gpu_check.away import random_tokens

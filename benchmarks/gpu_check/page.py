@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from benchmarks.figures import figure_table
 from benchmarks.gpu_check.journal import StageRecord
 from benchmarks.gpu_check.record import Run, heading, origin
-from loadgen.reporting.figures import Figure
-from loadgen.reporting.page import Page, Section, write_page, write_pictures
-from loadgen.reporting.plots import Series, lines
-from loadgen.reporting.tables import Mark, TextTable
+from loadgen.results.figures import Figure
+from loadgen.results.page import Page, Section, write_page, write_pictures
+from loadgen.results.plots import Series, lines
+from loadgen.results.tables import Mark, TextTable
 
 MARKS = {"yes": Mark.GOOD, "no": Mark.BAD}
 

@@ -7,9 +7,9 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
-from app.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Pass, Until, When
-from app.domain import SessionId
-from app.gpu.batch import Batch
+from app.domain.breakpoints import NEXT_BREAKPOINT, Action, Breakpoint, Pass, Until, When
+from app.domain.values import SessionId
+from app.gpu.attention.batch import Batch
 from app.gpu.models.base import LayerStack
 from app.messages import Paused
 from benchmarks.figures import Target

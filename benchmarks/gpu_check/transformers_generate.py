@@ -13,7 +13,7 @@ from benchmarks.gpu_check.away import random_tokens
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.engines import find_model
 from benchmarks.gpu_check.plan import DecodePlan
-from loadgen.step_times import StepTimes
+from loadgen.rivals.step_times import StepTimes
 
 
 class Way(StrEnum):

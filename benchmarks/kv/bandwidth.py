@@ -10,14 +10,14 @@ from typing import cast
 import numpy as np
 import torch
 
-from app.domain import SessionId
-from app.gpu.host_pool import HostPool
-from app.gpu.kv_header import KVIdentity, KVLayout
-from app.gpu.kv_mover import KVMover
-from app.gpu.kv_moves import Move, MoveKind
-from app.gpu.kv_pool import KVPool
+from app.domain.values import SessionId
+from app.gpu.device.streams import PASSED, CpuStreams
+from app.gpu.kv.header import KVIdentity, KVLayout
+from app.gpu.kv.moves import Move, MoveKind
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.kv_pools.host import HostPool
+from app.gpu.kv_pools.mover import KVMover
 from app.gpu.models.base import LayerStack
-from app.gpu.streams import PASSED, CpuStreams
 
 POOL_SESSIONS = 4
 """So many sessions fit in each pool: together they are larger than the caches, and ids can be far apart."""

@@ -11,7 +11,7 @@ from benchmarks.kv.resume import ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
 from benchmarks.spread import Spread, full_range, middle_half, ratio_of_medians
-from loadgen.histogram import quantile
+from loadgen.targets.histogram import quantile
 
 BANDWIDTH = Target(0.9, at_least=True)
 READY, COLD = Target(1.05), Target(1.0)

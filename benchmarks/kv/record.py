@@ -10,7 +10,7 @@ from benchmarks.kv.runner import Measured, server_launch
 from benchmarks.machine import Machine, describe_machine, own_versions
 from benchmarks.results import file_stem, utc_now, write_results
 from benchmarks.tables import to_markdown
-from loadgen.peers.launch import ROOT, Launch, without_folders
+from loadgen.processes.launch import ROOT, Launch, without_folders
 
 TITLE = "KV between tiers"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.kv.turns import extend, fetch, first_token_s, park
 from benchmarks.text import TokenSource
 from client import Djinn
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 
 NEW_TOKENS = 16
 REST_S = 0.4

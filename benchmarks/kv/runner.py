@@ -22,8 +22,8 @@ from benchmarks.kv.signals import SignalTimes, measure_signals
 from benchmarks.text import TokenSource, read_text_tokens
 from client import Djinn, DjinnError
 from loadgen.peers.djinn import djinn_launch
-from loadgen.peers.launch import Launch
-from loadgen.peers.process import ServerFailedError, free_port, running_server
+from loadgen.processes.launch import Launch
+from loadgen.processes.process import ServerFailedError, free_port, running_server
 
 SEED = 0
 

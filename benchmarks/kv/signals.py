@@ -9,7 +9,7 @@ from benchmarks.kv.turns import extend
 from benchmarks.text import TokenSource
 from client import Djinn
 from client.models import Phase
-from loadgen.histogram import Bucket, between, read_buckets
+from loadgen.targets.histogram import Bucket, between, read_buckets
 
 SERVER_HISTOGRAM = "djinn_signal_seconds"
 PAUSE_S = 0.01

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from client import Session, Turn
 from client.models import Tier
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 
 POLL_S = 0.002
 TIMEOUT_S = 10.0

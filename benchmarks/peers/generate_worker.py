@@ -16,7 +16,7 @@ from benchmarks.cpu_meter import CpuMeter
 from benchmarks.peers.rounds import Measurement
 from benchmarks.peers.timeline import Stream, measure_decode
 from benchmarks.peers.workload import WARM_UP_TOKENS, Workload
-from loadgen.step_times import StepTimes
+from loadgen.rivals.step_times import StepTimes
 
 PAD_ID = 0
 

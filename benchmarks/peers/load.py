@@ -8,7 +8,7 @@ import orjson
 
 from benchmarks.peers.timeline import DecodePhase, Stream, measure_decode
 from benchmarks.peers.workload import WARM_UP_TOKENS, Workload
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 
 REQUEST_TIMEOUT_S = 600.0
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.dtype_choice import AUTO, choose_dtype
-from loadgen.peers.launch import Launch
 from loadgen.peers.registry import find_peer
+from loadgen.processes.launch import Launch
 
 DJINN, VLLM, TRANSFORMERS = "djinn", "vllm", "transformers"
 PEERS = (DJINN, VLLM, TRANSFORMERS)

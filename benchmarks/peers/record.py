@@ -10,9 +10,9 @@ from benchmarks.peers.rounds import Round
 from benchmarks.peers.workload import Plan
 from benchmarks.results import file_stem, utc_now, write_results
 from benchmarks.tables import to_markdown
-from loadgen.peers.folders import peers_folder
-from loadgen.peers.launch import ROOT, Launch, without_folders
 from loadgen.peers.registry import find_peer
+from loadgen.processes.folders import peers_folder
+from loadgen.processes.launch import ROOT, Launch, without_folders
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from benchmarks.peers.rounds import Measurement, Round
 from benchmarks.peers.timeline import DecodePhase
 from benchmarks.peers.workload import Workload
 from loadgen.peers.base import SERVED_NAME, ServerSettings
-from loadgen.peers.launch import Launch
-from loadgen.peers.process import free_port, running_server
+from loadgen.processes.launch import Launch
+from loadgen.processes.process import free_port, running_server
 
 
 class PeerRunner:

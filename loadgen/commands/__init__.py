@@ -1,1 +1,1 @@
-"""The experiments' command lines: options in, an exit code out."""
+"""Commands that are no experiments."""

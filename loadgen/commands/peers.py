@@ -7,10 +7,10 @@ import argparse
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.commands.common import EXIT_OK
+from loadgen.options.common import EXIT_OK
+from loadgen.options.servers import add_server_options, read_settings
 from loadgen.peers import background
 from loadgen.peers.base import Installable
-from loadgen.peers.options import add_server_options, read_settings
 from loadgen.peers.registry import LIBRARIES, PEERS, find_installable, find_peer
 
 NAMES = [peer.name for peer in PEERS]

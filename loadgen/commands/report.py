@@ -8,14 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.commands.common import EXIT_OK, make_output
-from loadgen.density.named import of_reports
-from loadgen.density.page import differences, make_comparison, make_page
-from loadgen.density.report import DensityReport
-from loadgen.density.tables import tables
-from loadgen.reporting.files import read_result, result_path
-from loadgen.reporting.page import write_page, write_pictures
-from loadgen.reporting.tables import to_rich
+from loadgen.experiments.density.page import differences, make_comparison, make_page
+from loadgen.experiments.density.report import DensityReport, of_reports
+from loadgen.experiments.density.tables import tables
+from loadgen.options.common import EXIT_OK, make_output
+from loadgen.results.files import read_result, result_path
+from loadgen.results.page import write_page, write_pictures
+from loadgen.results.tables import to_rich
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,16 +7,16 @@ import sys
 
 from rich.console import Console
 
-from loadgen.commands.common import EXIT_OK
-from loadgen.density.report import DensityReport
-from loadgen.kv.report import KVReport
-from loadgen.migrate.report import MigrateReport
-from loadgen.oversubscribe.report import OversubscribeReport
-from loadgen.reporting.files import Result
-from loadgen.reporting.schema import schema_text
-from loadgen.resume.report import ResumeReport
-from loadgen.weights.report import WeightsReport
-from loadgen.whitebox.report import WhiteboxReport
+from loadgen.experiments.density.report import DensityReport
+from loadgen.experiments.kv.report import KVReport
+from loadgen.experiments.migrate.report import MigrateReport
+from loadgen.experiments.oversubscribe.report import OversubscribeReport
+from loadgen.experiments.resume_latency.report import ResumeReport
+from loadgen.experiments.weights.report import WeightsReport
+from loadgen.experiments.whitebox.report import WhiteboxReport
+from loadgen.options.common import EXIT_OK
+from loadgen.results.files import Result
+from loadgen.results.schema import schema_text
 
 RESULTS: dict[str, type[Result]] = {
     "density": DensityReport,

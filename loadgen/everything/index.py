@@ -9,8 +9,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader
 
 from loadgen.everything.stages import Stage
-from loadgen.reporting.origin import machine, versions
-from loadgen.reporting.text import duration
+from loadgen.results.origin import machine, versions
+from loadgen.results.text import duration
 
 PICTURES = 2
 """How many of a report's figures the index shows."""
@@ -50,7 +50,7 @@ class Outcome:
 def write_index(outcomes: Sequence[Outcome], command: Sequence[str], folder: Path) -> Path:
     """Write `folder`/index.html anew; returns its path. Raises OSError."""
     environment = Environment(
-        loader=PackageLoader("loadgen.reporting"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("loadgen.results"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     path = folder / "index.html"

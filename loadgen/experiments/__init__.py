@@ -1,1 +1,1 @@
-"""What can be measured: one experiment per file."""
+"""What can be measured: one folder for each experiment, with its command."""

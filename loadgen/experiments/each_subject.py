@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from client import DjinnError
 from loadgen.errors import LoadgenError
-from loadgen.reporting.per_target import OneTarget
-from loadgen.subject import Subject
+from loadgen.results.per_target import OneTarget
 from loadgen.targets import TargetSpec
+from loadgen.targets.subject import Subject
 
 P = TypeVar("P")
 R = TypeVar("R", bound=OneTarget)

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import Peer, ServerSettings
-from loadgen.peers.folders import peers_folder
-from loadgen.peers.process import (
+from loadgen.peers.serving import Served, check_installed, log_file, published
+from loadgen.processes.folders import peers_folder
+from loadgen.processes.process import (
     ServerFailedError,
     free_port,
     is_free,
@@ -20,7 +21,6 @@ from loadgen.peers.process import (
     stop_server,
     wait_until_ready,
 )
-from loadgen.peers.serving import Served, check_installed, log_file, published
 
 SAME_START_S = 2.0
 """By how much the start time of one process can seem to differ, when the clock is set."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from loadgen.peers.launch import Launch
+from loadgen.processes.launch import Launch
 
 SERVED_NAME = "model"
 """What every peer calls the model, whatever folder it comes from."""

@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.environment import TORCH, Environment, has_stamp, write_stamp
-from loadgen.peers.folders import peers_folder
-from loadgen.peers.launch import ROOT, Launch, flatten
+from loadgen.processes.environment import TORCH, Environment, has_stamp, write_stamp
+from loadgen.processes.folders import peers_folder
+from loadgen.processes.launch import ROOT, Launch, flatten
 
 RAY = "ray==2.60.0"
 RAY_VARIABLES = {
@@ -90,4 +90,4 @@ def _launch(python: Path, settings: ServerSettings, port: int) -> Launch:
         "--port": str(port),
         "--threads": str(len(settings.cores)),
     }
-    return Launch([str(python), "-m", "loadgen.peers.baseline", *flatten(flags)])
+    return Launch([str(python), "-m", "loadgen.rivals.baseline", *flatten(flags)])

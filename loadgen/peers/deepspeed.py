@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.peers.base import Say
-from loadgen.peers.environment import TORCH, Environment, has_stamp, write_stamp
-from loadgen.peers.folders import peers_folder
-from loadgen.peers.launch import ROOT
+from loadgen.processes.environment import TORCH, Environment, has_stamp, write_stamp
+from loadgen.processes.folders import peers_folder
+from loadgen.processes.launch import ROOT
 
 DEEPSPEED = "deepspeed==0.19.8"
 REQUIREMENTS = (TORCH, "transformers", "accelerate", "setuptools", "wheel", "ninja")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.launch import Launch, flatten
+from loadgen.processes.launch import Launch, flatten
 
 PACKAGES = ("djinn", "torch", "transformers", "numba", "numpy")
 

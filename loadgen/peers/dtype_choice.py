@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from loadgen.dtypes import ELEMENT_BYTES
+from loadgen.peers.dtypes import ELEMENT_BYTES
 from loadgen.peers.vllm import on_cuda
 
 AUTO = "auto"

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from loadgen.errors import LoadgenError
-from loadgen.peers.folders import peers_folder
 from loadgen.peers.llamacpp_source import LlamaCppSource
+from loadgen.processes.folders import peers_folder
 
 OUT_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 LAST_WORDS_CHARACTERS = 1000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.folders import peers_folder
 from loadgen.peers.gguf import gguf_file
-from loadgen.peers.launch import Launch, flatten
 from loadgen.peers.llamacpp_source import PACKAGE, VERSION, LlamaCppSource
+from loadgen.processes.folders import peers_folder
+from loadgen.processes.launch import Launch, flatten
 
 HOST_CACHE_MIB = 8192
 """Host memory for prompts that are not in a slot: llama.cpp's default, more than eighty agents need."""

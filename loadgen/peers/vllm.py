@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from loadgen.errors import LoadgenError
 from loadgen.peers import vllm_environment
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.environment import Environment
-from loadgen.peers.folders import peers_folder
-from loadgen.peers.launch import Launch, flatten
+from loadgen.processes.environment import Environment
+from loadgen.processes.folders import peers_folder
+from loadgen.processes.launch import Launch, flatten
 
 CPU_BLOCK_TOKENS = 128
 CUDA_BLOCK_TOKENS = 16

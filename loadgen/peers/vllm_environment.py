@@ -5,7 +5,7 @@ from __future__ import annotations
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from loadgen.peers.environment import TORCH, Environment, has_stamp, write_stamp
+from loadgen.processes.environment import TORCH, Environment, has_stamp, write_stamp
 
 VERSION = "0.32.0"
 LEFT_OUT = frozenset({"torch", "torchvision", "torchaudio", "torchcodec", "triton"})

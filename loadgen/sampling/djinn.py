@@ -5,7 +5,7 @@ from __future__ import annotations
 from client import MemoryMap
 from client.calls import memory
 from client.transport import AsyncTransport
-from loadgen.records import Moves, ServerTotals
+from loadgen.load.records import Moves, ServerTotals
 from loadgen.sampling.reading import Reading
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from client import APIError
 from client.calls import Call
 from client.transport import AsyncTransport
-from loadgen.records import ServerTotals
+from loadgen.load.records import ServerTotals
 from loadgen.sampling.reading import Reading
 
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loadgen.records import ServerTotals
+from loadgen.load.records import ServerTotals
 
 
 @dataclass(frozen=True, slots=True)

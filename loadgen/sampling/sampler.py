@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from client import DjinnError
-from loadgen.records import Sample, ServerTotals
+from loadgen.load.records import Sample, ServerTotals
 from loadgen.sampling.djinn import DjinnReader
 from loadgen.sampling.processes import ProcessUse, process_use
 from loadgen.sampling.prometheus import PrometheusReader

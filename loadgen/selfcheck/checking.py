@@ -12,19 +12,19 @@ from itertools import pairwise
 from pydantic import BaseModel
 
 from client.calls import Call
-from loadgen.arrivals import Arrivals
-from loadgen.corpus import python_topics
-from loadgen.density.measuring import few_collections
 from loadgen.errors import LoadgenError
-from loadgen.prompts import cut_prompts
-from loadgen.records import Run
-from loadgen.runner import Runner
+from loadgen.experiments.density.measuring import few_collections
+from loadgen.experiments.density.runner import Runner
+from loadgen.load.arrivals import Arrivals
+from loadgen.load.corpus import python_topics
+from loadgen.load.prompts import cut_prompts
+from loadgen.load.records import Run
+from loadgen.load.think import Uniform
+from loadgen.load.trace import final_tokens
+from loadgen.load.workload import Workload, plan_trace
 from loadgen.selfcheck.stub import MODEL, READY_LINE
 from loadgen.stats import Distribution
 from loadgen.targets import OpenAITarget, TargetSpec
-from loadgen.think import Uniform
-from loadgen.trace import final_tokens
-from loadgen.workload import Workload, plan_trace
 
 STOP_TIMEOUT_S = 10.0
 

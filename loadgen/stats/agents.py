@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from loadgen.records import TurnRecord
+from loadgen.load.records import TurnRecord
 
 
 def peak_agents(turns: Iterable[TurnRecord]) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.measurement import Slo
-from loadgen.records import TurnRecord
+from loadgen.load.measurement import Slo
+from loadgen.load.records import TurnRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from loadgen.measurement import Measurement
-from loadgen.records import Failure, Run, TurnRecord
+from loadgen.load.measurement import Measurement
+from loadgen.load.records import Failure, Run, TurnRecord
 from loadgen.stats.agents import peak_agents
 from loadgen.stats.distribution import Distribution
 from loadgen.stats.goodput import Goodput, goodput

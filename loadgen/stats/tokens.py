@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from loadgen.records import TurnRecord
+from loadgen.load.records import TurnRecord
 
 
 def total(values: Iterable[int | None]) -> int | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loadgen.records import Moves, Run, Sample, ServerTotals
+from loadgen.load.records import Moves, Run, Sample, ServerTotals
 
 
 @dataclass(frozen=True, slots=True)

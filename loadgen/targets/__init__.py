@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from loadgen.load.workload import Signals
 from loadgen.targets.base import Agent, Target, TargetSpec
 from loadgen.targets.djinn import DjinnTarget
 from loadgen.targets.openai import OpenAITarget
-from loadgen.workload import Signals
 
 __all__ = ["Agent", "DjinnTarget", "OpenAITarget", "Target", "TargetSpec", "connect"]
 

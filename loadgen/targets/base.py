@@ -12,9 +12,9 @@ from client.calls import Call
 from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.transport import AsyncTransport, Trace
 from loadgen.errors import LoadgenError
-from loadgen.prompts import TokenIds
-from loadgen.records import TurnCost
-from loadgen.turn_clock import TurnClock
+from loadgen.load.prompts import TokenIds
+from loadgen.load.records import TurnCost
+from loadgen.load.turn_clock import TurnClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from httpx_sse import ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
 from client.errors import InvalidAnswer, StreamBroken, error_from_event
-from loadgen.prompts import TokenIds
-from loadgen.records import TurnCost
+from loadgen.load.prompts import TokenIds
+from loadgen.load.records import TurnCost
 
 DONE = "[DONE]"
 

@@ -11,7 +11,7 @@ from client.calls import Call
 from client.errors import BadRequest, NotFound, Unprocessable
 from client.transport import AsyncTransport
 from loadgen.errors import LoadgenError
-from loadgen.prompts import TokenIds
+from loadgen.load.prompts import TokenIds
 from loadgen.targets.base import TargetSpec, read_tokens, tokenize_call
 from loadgen.targets.completion import CompletionDecoder, Decoder
 from loadgen.targets.llamacpp_completion import LlamaCppDecoder

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from client import AsyncSession, AsyncSessions
-from loadgen.prompts import TokenIds
-from loadgen.records import TurnCost
+from loadgen.load.prompts import TokenIds
+from loadgen.load.records import TurnCost
+from loadgen.load.turn_clock import TurnClock, Wire
+from loadgen.load.workload import Signals
 from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
-from loadgen.turn_clock import TurnClock, Wire
-from loadgen.workload import Signals
 
 
 class DjinnTarget:

@@ -6,8 +6,8 @@ from httpx_sse import ServerSentEvent
 from pydantic import BaseModel
 
 from client.errors import StreamBroken, error_from_event
-from loadgen.prompts import TokenIds
-from loadgen.records import TurnCost
+from loadgen.load.prompts import TokenIds
+from loadgen.load.records import TurnCost
 from loadgen.targets.completion import read_chunk
 
 

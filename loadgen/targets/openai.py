@@ -6,11 +6,11 @@ from contextlib import aclosing
 
 from client.edge import mapped_errors
 from client.errors import StreamBroken
-from loadgen.prompts import TokenIds
-from loadgen.records import TurnCost
+from loadgen.load.prompts import TokenIds
+from loadgen.load.records import TurnCost
+from loadgen.load.turn_clock import TurnClock, Wire
 from loadgen.targets.base import MODELS, TargetSpec, check_context
 from loadgen.targets.dialects import Dialect, OpenAIDialect, find_dialect
-from loadgen.turn_clock import TurnClock, Wire
 
 
 class OpenAITarget:

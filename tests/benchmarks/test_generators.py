@@ -21,8 +21,8 @@ from benchmarks.generators.record import Run, write_run
 from benchmarks.generators.report import comparison_table
 from benchmarks.generators.rounds import MAX_TRIES, RoundRunner
 from benchmarks.machine import describe_machine
-from loadgen.peers.launch import Launch
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.launch import Launch
+from loadgen.processes.process import ServerFailedError
 
 LOAD = Load("steady", requests=5, rate=2.0, prompt_tokens=100, completion_tokens=10)
 RIGHT = Measured(

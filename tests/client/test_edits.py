@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import client
-from app.schemas.breakpoints import BreakpointBody
-from app.schemas.checkpoint import ResumeBody
-from app.schemas.edits import EditBody
+from app.wire.breakpoints import BreakpointBody
+from app.wire.checkpoint import ResumeBody
+from app.wire.edits import EditBody
 from client import breakpoint_calls as calls
 from client import edits
 from client.edge import to_request

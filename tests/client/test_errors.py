@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import app.errors
+import app.domain.errors
 import client
 from client import edge, errors
 
@@ -48,11 +48,13 @@ def test_httpx_has_no_other_errors_than_these() -> None:
     assert exported == network | misuse
 
 
-SERVER_ERRORS = [kind for kind in vars(app.errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+SERVER_ERRORS = [
+    kind for kind in vars(app.domain.errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
+]
 
 
 @pytest.mark.parametrize("error", SERVER_ERRORS)
-def test_every_error_of_the_server_has_its_class(error: type[app.errors.DjinnError]) -> None:
+def test_every_error_of_the_server_has_its_class(error: type[app.domain.errors.DjinnError]) -> None:
     """By its status in an answer, by its code in a stream: both lead to the same class.
 
     Only a wrong method has none: the client never uses one.

@@ -11,13 +11,14 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-import app.breakpoints
+import app.domain.breakpoints
 import client
-from app import domain
+from app.domain import values as domain
 from app.openai.models import Model
-from app.schemas.sessions import ListSessionsQuery
-from app.schemas.turns import GenerateBody
-from app.views import breakpoints, checkpoint, history, memory, sessions, turns, vectors
+from app.wire import breakpoints, checkpoint, memory, sessions, turns, vectors
+from app.wire import sessions as history
+from app.wire.sessions import ListSessionsQuery
+from app.wire.turns import GenerateBody
 from client import breakpoint_models, calls, memory_models, models
 from client.answer import Answer
 
@@ -63,10 +64,10 @@ def _offer(kind: type) -> dict[str, list[str]]:
         (models.Tier, domain.Tier),
         (models.Residency, domain.Residency),
         (models.FinishReason, domain.FinishReason),
-        (breakpoint_models.Pass, app.breakpoints.Pass),
-        (breakpoint_models.Action, app.breakpoints.Action),
-        (breakpoint_models.Op, app.breakpoints.EditOp),
-        (breakpoint_models.OnTimeout, app.breakpoints.OnTimeout),
+        (breakpoint_models.Pass, app.domain.breakpoints.Pass),
+        (breakpoint_models.Action, app.domain.breakpoints.Action),
+        (breakpoint_models.Op, app.domain.breakpoints.EditOp),
+        (breakpoint_models.OnTimeout, app.domain.breakpoints.OnTimeout),
     ],
 )
 def test_the_client_knows_every_word_of_the_server(known: object, words: type[StrEnum]) -> None:

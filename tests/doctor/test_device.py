@@ -6,7 +6,7 @@ import pytest
 
 from app.doctor.device import check_cpu, check_gpu, choose_device, cpu_name, nvidia_cards
 from app.doctor.findings import Status
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 from app.gpu.doctor.facts import TorchBuild
 from tests.doctor.machines import CPU_TORCH, CUDA_TORCH, H100, Kernel
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gpu.breaking_models import TinyModel, make_tiny
+from tests.gpu.breakpoints.breaking_models import TinyModel, make_tiny
 
 
 @pytest.fixture

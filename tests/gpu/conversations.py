@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.activations import Activation, Captures
-from app.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, Positions, TensorData, Until, When
-from app.domain import KVPolicy, Phase, SamplingParams, SessionId, StopRule
+from app.domain.activations import Activation, Captures
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, Positions, TensorData, Until, When
+from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule
 from app.messages import (
     Arm,
     Cancel,
@@ -37,9 +37,9 @@ from app.messages import (
     TurnFinished,
     WriteCheckpoint,
 )
-from tests.gpu.breaking_models import TinyModel, prompt, vector
-from tests.gpu.breaking_oracle import data_of
-from tests.gpu.scripted import Interrupted, MakeCommand, Play, Script
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
+from tests.gpu.breakpoints.breaking_oracle import data_of
+from tests.gpu.planning.scripted import Interrupted, MakeCommand, Play, Script
 
 Told = list[Any]
 """What a client has been told, in numbers."""

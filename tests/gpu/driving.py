@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from app.domain import SamplingParams, SessionId, StopRule, Ticket
+from app.domain.memory_map import MemoryMap, SessionMemory
+from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
+from app.gpu.device.streams import Event as DeviceEvent
 from app.gpu.engine import Engine
-from app.gpu.kv_mover import KVMover
-from app.gpu.kv_moves import Move, Moved
-from app.gpu.streams import Event as DeviceEvent
-from app.memory_map import MemoryMap, SessionMemory
+from app.gpu.kv.moves import Move, Moved
+from app.gpu.kv_pools.mover import KVMover
 from app.messages import Close, Command, Done, Event, Failed, Inspect, Open, Placed, Spent, Submit, Token, TurnFinished
 
 GREEDY = SamplingParams(seed=0, temperature=0)

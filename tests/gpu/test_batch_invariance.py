@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from app.breakpoints import Action, Pass, When
-from app.domain import KVPolicy, Phase, SessionId
-from app.errors import FieldOutOfRange
+from app.domain.breakpoints import Action, Pass, When
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import KVPolicy, Phase, SessionId
 from app.gpu.attention import attention_for
 from app.gpu.models import load_stack
 from app.messages import Export, Import, PromptScored, Token
 from app.model_store.resolve import resolve
-from tests.gpu.breaking import BreakDriver, Turn
-from tests.gpu.breaking_models import TinyModel, prompt
+from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.driving import GREEDY
 from tests.gpu.models.oracle import CASES, build_model, save_model, tiny_config
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from app.domain import FinishReason, KVPolicy, SamplingParams
-from app.errors import ContextTooLong, MalformedRequest, NotFound, WrongState
+from app.domain.errors import ContextTooLong, MalformedRequest, NotFound, WrongState
+from app.domain.values import FinishReason, KVPolicy, SamplingParams
 from app.messages import Cancel, Close, Fork, PromptScored, Rewind
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from app.domain import StopRule, Ticket
-from app.errors import EngineError
+from app.domain.errors import EngineError
+from app.domain.values import StopRule, Ticket
 from app.messages import Event, Failed, Submit, TurnFinished
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import GREEDY, Driver

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.domain import KVBudget, KVPolicy
+from app.domain.values import KVBudget, KVPolicy
 from app.gpu.engine import Engine
-from app.gpu.loader import load_engine
+from app.gpu.startup.loader import load_engine
 from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config
 from app.settings import EngineSettings

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.domain import ModelInfo, Phase, Residency, SessionId
+from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal.records import Change, SessionRecord
 from app.journal.store import JournalStore
 

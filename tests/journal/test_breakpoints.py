@@ -12,15 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.breakpoints import Action, Breakpoint, Edit, EditOp, Intervention, OnTimeout, Pass, Positions, TensorData, When
-from app.domain import SessionId, Ticket
-from app.errors import FieldOutOfRange
+from app.bridge.turn import Turn
+from app.domain.breakpoints import (
+    Action,
+    Breakpoint,
+    Edit,
+    EditOp,
+    Intervention,
+    OnTimeout,
+    Pass,
+    Positions,
+    TensorData,
+    When,
+)
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import SessionId, Ticket
 from app.journal.journal import FILE_NAME, Journal
-from app.journal.keeper import SessionKeeper
 from app.journal.records import VectorKey
 from app.journal.steering import Steering
-from app.session import Session
-from app.stream import Turn
+from app.sessions.keeper import SessionKeeper
+from app.sessions.session import Session
 from tests.journal.building import model_info
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)

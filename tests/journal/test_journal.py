@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.domain import SessionId
-from app.errors import FieldOutOfRange, NotDurable
+from app.domain.errors import FieldOutOfRange, NotDurable
+from app.domain.values import SessionId
 from app.journal.journal import FILE_NAME, Journal
 from tests.journal.building import change, histories, model_info
 

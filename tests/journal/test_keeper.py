@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.domain import Phase, Residency, SessionId, SessionState, Ticket
+from app.bridge.turn import Turn
+from app.domain.values import Phase, Residency, SessionId, SessionState, Ticket
 from app.journal.journal import Journal
-from app.journal.keeper import SessionKeeper
-from app.session import Session
-from app.session_usage import SessionUsage
-from app.stream import Turn
+from app.sessions.keeper import SessionKeeper
+from app.sessions.session import Session
+from app.sessions.usage import SessionUsage
 from tests.journal.building import model_info
 
 

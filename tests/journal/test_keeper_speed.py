@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.domain import Phase, SessionId
+from app.domain.values import Phase, SessionId
 from app.journal.journal import Journal
-from app.journal.keeper import SessionKeeper
-from app.session import Session
+from app.sessions.keeper import SessionKeeper
+from app.sessions.session import Session
 from tests.journal.building import FILE, histories, model_info
 
 LONG = 1_000_000

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from app.domain import ModelInfo, SessionId
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import ModelInfo, SessionId
 from app.journal.records import Batch, add_to
 from app.journal.store import JournalStore
 from tests.journal.building import FILE, change, histories, model_info, record

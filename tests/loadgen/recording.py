@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.records import Moves, Run, Sample, ServerTotals, TurnCost, TurnRecord
+from loadgen.load.records import Moves, Run, Sample, ServerTotals, TurnCost, TurnRecord
 
 COST = TurnCost(prompt_tokens=100, completion_tokens=4, cached_tokens=60, recomputed_tokens=0)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli import main
-from loadgen.density.tables import LATENCIES
-from loadgen.subject import HISTOGRAMS
+from loadgen.experiments.density.tables import LATENCIES
+from loadgen.targets.subject import HISTOGRAMS
 
 EXPERIMENTS = ("all", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck", "weights", "whitebox")
 TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")

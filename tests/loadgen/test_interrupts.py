@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from loadgen.commands.targets import run_on
-from loadgen.corpus import python_topics
-from loadgen.density.measuring import Plan
-from loadgen.density.report import DensityReport
-from loadgen.experiments.density import run_density
-from loadgen.measurement import Measurement
+from loadgen.experiments.density.experiment import run_density
+from loadgen.experiments.density.measuring import Plan
+from loadgen.experiments.density.report import DensityReport
+from loadgen.load.corpus import python_topics
+from loadgen.load.measurement import Measurement
+from loadgen.load.workload import Workload, plan_trace
+from loadgen.options.targets import run_on
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import Access, RunningTarget
-from loadgen.workload import Workload, plan_trace
 from tests.loadgen.stubs import serving
 from tests.loadgen.waiting import until
 

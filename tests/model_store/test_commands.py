@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 from app.model_store.commands import list_models, pull
 from app.model_store.pull import model_folder
 

@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 from app.model_store.errors import ConversionFailed
 from app.model_store.gguf import cached_gguf, convert_gguf
 from tests.model_store.conftest import TinyModel

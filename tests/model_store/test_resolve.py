@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 from app.model_store.errors import BrokenModel
 from app.model_store.gguf import convert_gguf
 from app.model_store.resolve import resolve
@@ -17,7 +17,7 @@ from tests.model_store.conftest import TinyModel
 RESOLVE = """
 import sys
 from pathlib import Path
-from app.errors import DjinnError
+from app.domain.errors import DjinnError
 from app.model_store.resolve import resolve
 
 try:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.errors import UnknownModel
+from app.domain.errors import UnknownModel
 from app.model_store.byte_tokenizer import MIN_VOCAB_SIZE
 from app.model_store.shapes import SHAPE_NAMES, shape_config
 

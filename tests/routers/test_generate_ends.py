@@ -10,16 +10,16 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from app.domain import SamplingParams, StopRule, Ticket
-from app.errors import WrongState
-from app.generation import TextChunk
+from app.bridge.turn import Turn
+from app.domain.errors import WrongState
+from app.domain.values import SamplingParams, StopRule, Ticket
 from app.messages import Paused, TurnFinished
 from app.routers import generate as generate_route
 from app.routers.dependencies import Services
 from app.routers.turn_answer import turn_events
-from app.schemas.turns import GenerateBody
-from app.stream import Turn
-from app.turn_reader import TextRule, TurnReader
+from app.text.generation import TextChunk
+from app.text.turn_reader import TextRule, TurnReader
+from app.wire.turns import GenerateBody
 from tests.routers.generating import PROMPT, streaming, wait_until_idle
 
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 from app.gpu.attention.base import Attention
 
 _BACKENDS = {

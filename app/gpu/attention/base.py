@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from app.gpu.batch import Batch
+from app.gpu.attention.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.batch import Batch, RowShape
 from app.gpu.attention.cpu_kernels import PADDING, SPLIT, Arguments, attend_kernel
-from app.gpu.batch import Batch, RowShape
-from app.gpu.openmp import run_on_torch_threads
+from app.gpu.cpu.openmp import run_on_torch_threads
 
 PAGED_TOKENS = 8
 """Rows of at most so many tokens attend one query at a time in the paged kernel. Measured on contexts of 128 to 2,048:

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numba.np.numpy_support import carray
 
-from app.gpu.cpu_compile import ELEMENTS, c_function, exp2, inlined
-from app.gpu.cpu_intrinsics import fetch_add, pointer, prefetch, widen
+from app.gpu.cpu.compile import ELEMENTS, c_function, exp2, inlined
+from app.gpu.cpu.intrinsics import fetch_add, pointer, prefetch, widen
 
 SPLIT = 256
 """Tokens in one work item: enough to pay for the merge, few enough to spread one long context over the cores."""

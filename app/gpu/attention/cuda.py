@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.batch import Batch, RowShape
 from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
 from app.gpu.attention.triton_merge import MAX_SPLITS
 from app.gpu.attention.triton_store import store
-from app.gpu.batch import Batch, RowShape
 
 HALVES = (torch.float16, torch.bfloat16)
 FLASH_DIMS, FLASH_DIMS_STEP = 256, 8

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
-from app.gpu.batch import Batch, RowShape
+from app.gpu.attention.batch import Batch, RowShape
 
 
 class ReferenceAttention:

@@ -1,0 +1,1 @@
+"""What the doctor asks of PyTorch and of the NVIDIA driver."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 
 class Linear(Protocol):

@@ -12,11 +12,11 @@ import torch
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from app.gpu.cpu_compile import c_function, inlined
-from app.gpu.cpu_intrinsics import fetch_add, pointer
-from app.gpu.cpu_read import PART_BYTES, read_part
+from app.gpu.cpu.compile import c_function, inlined
+from app.gpu.cpu.intrinsics import fetch_add, pointer
+from app.gpu.cpu.openmp import run_on_torch_threads
+from app.gpu.cpu.reading import PART_BYTES, read_part
 from app.gpu.linear.cpu_tile import COLUMNS, PANEL, ROWS, make_tile
-from app.gpu.openmp import run_on_torch_threads
 
 
 class _Arguments(ctypes.Structure):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.linear.base import tensor_of
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 
 class DenseLinear:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.linear.base import tensor_of
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 
 class StoredLinear:

@@ -17,7 +17,7 @@ from torch import Tensor
 from app.gpu.linear.base import tensor_of
 from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
 from app.gpu.linear.cpu_tile import PANEL
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 
 class PanelLinear:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from app.gpu.linear.base import tensor_of
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 
 class TritonLinear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from app.errors import DjinnError, FieldOutOfRange
+from app.domain.errors import DjinnError, FieldOutOfRange
 from app.gpu.attention.base import Attention
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from app.gpu.batch import Batch
+from app.gpu.attention.batch import Batch
 
 
 class LayerStack(Protocol):

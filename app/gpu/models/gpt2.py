@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 from app.gpu.attention.base import Attention, AttentionSpec
-from app.gpu.batch import Batch
+from app.gpu.attention.batch import Batch
 from app.gpu.linear.base import Linear
 from app.gpu.models.head import Head
 from app.gpu.weights.source import WeightSource, take_output_weight

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from app.gpu.attention.base import Attention
-from app.gpu.batch import Batch
+from app.gpu.attention.batch import Batch
 from app.gpu.models.head import Head
 from app.gpu.models.llama_layer import LlamaLayer, RmsNorm
 from app.gpu.models.llama_variant import variant_of

@@ -9,9 +9,9 @@ from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
 from app.gpu.attention.base import Attention, AttentionSpec
-from app.gpu.batch import Batch
-from app.gpu.elementwise import rms_norm, silu_mul
+from app.gpu.attention.batch import Batch
 from app.gpu.linear.base import Linear
+from app.gpu.models.elementwise import rms_norm, silu_mul
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary
 from app.gpu.weights.source import WeightSource

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from app.errors import FieldOutOfRange
-from app.gpu.elementwise import rotate
+from app.domain.errors import FieldOutOfRange
+from app.gpu.models.elementwise import rotate
 
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 

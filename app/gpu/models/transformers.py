@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from app.gpu.attention.base import Attention, AttentionSpec
-from app.gpu.batch import Batch, make_batch
+from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.models.transformers_attention import NAME, Paged
 
 _PROOF_TOKENS = 8

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from app.gpu.attention.base import Attention, AttentionSpec
-from app.gpu.batch import Batch
+from app.gpu.attention.batch import Batch
 
 NAME = "djinn_paged"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear, MakeLinear
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 _HERE = nullcontext()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.linear.base import Linear
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 
 class Bundle(Protocol):

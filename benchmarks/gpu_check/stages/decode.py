@@ -6,7 +6,7 @@ from statistics import mean
 
 import torch
 
-from app.domain import ModelInfo
+from app.domain.values import ModelInfo
 from benchmarks.figures import Target
 from benchmarks.gpu_check.away import random_tokens
 from benchmarks.gpu_check.context import StageContext

@@ -9,20 +9,20 @@ from rich.console import Console
 from benchmarks.figures import Target
 from benchmarks.gpu_check.context import StageContext, StageFailed
 from benchmarks.gpu_check.plan import DensityPlan
-from loadgen.corpus import python_topics
-from loadgen.density.measuring import Plan
-from loadgen.density.report import DensityReport
-from loadgen.experiments.density import run_density
-from loadgen.measurement import Measurement
+from loadgen.experiments.density.experiment import run_density
+from loadgen.experiments.density.measuring import Plan
+from loadgen.experiments.density.report import DensityReport
+from loadgen.load.corpus import python_topics
+from loadgen.load.measurement import Measurement
+from loadgen.load.think import Uniform
+from loadgen.load.workload import Workload, plan_trace
 from loadgen.peers.djinn import djinn_launch
-from loadgen.peers.launch import ROOT, without_folders
-from loadgen.peers.process import free_port, running_server
-from loadgen.reporting.files import result_path, write_result
+from loadgen.processes.launch import ROOT, without_folders
+from loadgen.processes.process import free_port, running_server
+from loadgen.results.files import result_path, write_result
 from loadgen.stats import Distribution, Summary
 from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
-from loadgen.think import Uniform
-from loadgen.workload import Workload, plan_trace
 
 NONE, ALL = Target(0.0), Target(1.0, at_least=True)
 TURN_TIMEOUT_S = 60.0

@@ -5,8 +5,8 @@ from random import Random
 from statistics import median
 from typing import cast
 
-from app.breakpoints import Action, Breakpoint, Pass, Until, When
-from app.domain import SessionId
+from app.domain.breakpoints import Action, Breakpoint, Pass, Until, When
+from app.domain.values import SessionId
 from app.gpu.models.base import LayerStack
 from app.messages import Paused
 from benchmarks.figures import Target
@@ -17,7 +17,7 @@ from benchmarks.gpu_check.live import LiveEngine
 from benchmarks.gpu_check.plan import ResumePlan
 from benchmarks.gpu_check.restores import WatchedStack
 from benchmarks.spread import full_range
-from loadgen.resume.pinned_offload import Snapshot
+from loadgen.rivals.pinned_offload import Snapshot
 
 BESIDE_OFFLOAD, BESIDE_RECOMPUTE = Target(1.05), Target(1.0)
 LEAST_S = 5.0

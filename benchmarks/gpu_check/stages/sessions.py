@@ -4,7 +4,7 @@ import time
 from functools import partial
 from random import Random
 
-from app.domain import Phase
+from app.domain.values import Phase
 from app.messages import TurnFinished
 from benchmarks.figures import Target
 from benchmarks.gpu_check.away import random_tokens

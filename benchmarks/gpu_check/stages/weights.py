@@ -8,8 +8,8 @@ from statistics import median
 
 import torch
 
-from app.gpu.loader import load_engine
-from app.gpu.model_size import weight_bytes
+from app.gpu.startup.budgets import weight_bytes
+from app.gpu.startup.loader import load_engine
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel
 from benchmarks.figures import Target
@@ -22,7 +22,7 @@ from benchmarks.gpu_check.live import LiveEngine
 from benchmarks.gpu_check.plan import StreamPlan
 from benchmarks.gpu_check.stages.copies import PlainCopies
 from benchmarks.spread import full_range
-from loadgen.weights.generation import Generation, Timed
+from loadgen.experiments.weights.generation import Generation, Timed
 
 OF_PINNED = Target(0.9, at_least=True)
 OVER_SWEEP = Target(1.3)

@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from app.breakpoints import Until
+from app.domain.breakpoints import Until
 from benchmarks.breakpoints.decoding import DecodeBench
 from benchmarks.breakpoints.engine import BenchEngine
 from benchmarks.breakpoints.pauses import measure_decode_pauses, measure_prefill_pauses
 from benchmarks.text import TokenSource
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 
 
 @pytest.fixture

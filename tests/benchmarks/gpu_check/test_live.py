@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from app.breakpoints import Action, Breakpoint, Pass, When
-from app.domain import SessionId
+from app.domain.breakpoints import Action, Breakpoint, Pass, When
+from app.domain.values import SessionId
 from app.messages import Paused, TurnFinished
 from benchmarks.gpu_check.away import Moved, Passer, check_whole, fetch, park, random_tokens
 from benchmarks.gpu_check.context import StageContext, StageFailed

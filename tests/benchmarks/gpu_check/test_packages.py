@@ -36,7 +36,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_server_and_stages_can_be_imported_without_the_packages_that_only_a_cpu_needs() -> None:
-    modules = [stage.module for stage in STAGES] + ["app.main", "app.server", "benchmarks.gpu_check.program"]
+    modules = [stage.module for stage in STAGES] + ["app.main", "app.web.server", "benchmarks.gpu_check.program"]
     code = BARE + "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)"
     done = run_python(code, *modules)
     assert done.returncode == 0, done.stderr

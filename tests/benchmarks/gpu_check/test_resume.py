@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 from torch import Tensor
 
-from app.gpu.host_tensor import HostTensor
 from app.gpu.models.base import LayerStack
+from app.gpu.step.activations import HostTensor
 from benchmarks.gpu_check import restores
 from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.engines import FEW, build, load_layers

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.gpu.loader import load_engine
+from app.gpu.startup.loader import load_engine
 from benchmarks.gpu_check.engines import make_settings
 from benchmarks.gpu_check.large_model import with_layers
 from benchmarks.gpu_check.live import LiveEngine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.domain import ModelInfo, SessionId
+from app.domain.values import ModelInfo, SessionId
 from benchmarks.gpu_check.live import LiveTurn
 from benchmarks.gpu_check.stages.decode import bytes_limit
 from benchmarks.gpu_check.windows import decode_rate

@@ -2,7 +2,7 @@
 
 from dataclasses import astuple
 
-from app.gpu.kv_header import KVLayout
+from app.gpu.kv.header import KVLayout
 from benchmarks.kv.bandwidth import CopyPlan, measure_copies
 
 LAYOUT = KVLayout(layers=2, kv_heads=1, block_size=4, head_dim=8, dtype="float32")

@@ -12,7 +12,7 @@ from benchmarks.kv.resume import ResumedTurn, ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
 from benchmarks.spread import Spread
-from loadgen.histogram import Bucket
+from loadgen.targets.histogram import Bucket
 
 
 def resume_round(resident: float, again: float, ready: float, cold: float) -> ResumeRound:

@@ -11,7 +11,7 @@ from benchmarks.kv.signals import measure_signals
 from benchmarks.kv.turns import wait_for_tier
 from benchmarks.text import TokenSource
 from client import Djinn
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 from tests.serving import serve
 
 

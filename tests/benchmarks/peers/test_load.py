@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.peers.load import OpenAILoad
 from benchmarks.peers.workload import Workload
-from loadgen.peers.process import ServerFailedError
+from loadgen.processes.process import ServerFailedError
 from tests.serving import serve
 
 WORKLOAD = Workload(

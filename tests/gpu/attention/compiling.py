@@ -21,9 +21,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.batch import make_batch
 from app.gpu.attention.cuda import CudaAttention
 from app.gpu.attention.triton_attend import Sequences, attend
-from app.gpu.batch import make_batch
 from app.gpu.linear import triton_matmul
 from app.gpu.linear.triton_matmul import matmul
 

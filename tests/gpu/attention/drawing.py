@@ -13,8 +13,8 @@ from torch import Tensor
 
 from app.gpu.attention import attention_named
 from app.gpu.attention.base import Attention, AttentionSpec
+from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.batch import Batch, make_batch
 
 CUDA = torch.cuda.is_available()
 _CUDA_OR_CPU = torch.device("cuda" if CUDA else "cpu")

@@ -7,7 +7,7 @@ import torch
 
 from app.gpu.attention import attention_named
 from app.gpu.attention.base import AttentionSpec
-from app.gpu.batch import make_batch
+from app.gpu.attention.batch import make_batch
 from tests.gpu.attention.drawing import (
     CUDA,
     DEVICES,

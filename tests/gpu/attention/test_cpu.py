@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 
 from app.gpu.attention import cpu_kernels
+from app.gpu.attention.batch import make_batch
 from app.gpu.attention.cpu import PagedCpuAttention
-from app.gpu.batch import make_batch
 from tests.gpu.attention.drawing import DEVICES, MIXED, Inputs, Shape, any_shape, assert_agrees, draw_inputs
 
 

@@ -28,10 +28,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.attention import attention_for, cuda
 from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.attention.cuda import CudaAttention
 from app.gpu.attention.triton_attend import Sequences
 from app.gpu.attention.triton_merge import MAX_SPLITS
-from app.gpu.batch import Batch, make_batch
 
 DEVICE = DEVICES["cuda"]
 DTYPES = [

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.cuda import CudaAttention
-from app.gpu.host_waits import waiting_forbidden
+from app.gpu.graphs.recorder import waiting_forbidden
 
 pytestmark = [pytest.mark.cuda, needs_cuda]
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 from app.gpu.attention import attention_for, attention_named
 from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.batch import make_batch
 from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.batch import make_batch
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 8, 4
 CPU = torch.device("cpu")
@@ -139,7 +139,7 @@ def test_a_device_without_a_backend_of_its_own_runs_the_reference() -> None:
 
 
 def test_a_cpu_needs_no_triton() -> None:
-    program = "import sys; sys.modules['triton'] = None\nimport app.gpu.loader, torch\n"
+    program = "import sys; sys.modules['triton'] = None\nimport app.gpu.startup.loader, torch\n"
     program += "app.gpu.attention.attention_for(torch.device('cpu'))"
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear
 from app.gpu.linear.dense import DenseLinear
 from app.gpu.linear.panels import to_panels
 from app.gpu.linear.tiled import tiled_maker
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

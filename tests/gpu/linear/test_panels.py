@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.errors import WeightsLost
+from app.domain.errors import WeightsLost
 from app.gpu.linear import cpu_panels
 from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
 from app.gpu.linear.cpu_tile import PANEL, ROWS
 from app.gpu.linear.panels import PanelLinear, to_panels
-from app.gpu.weights.weight import Weight
+from app.gpu.linear.weight import Weight
 
 
 def draw(*shape: int) -> Tensor:

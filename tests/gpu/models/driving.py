@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from app.gpu.batch import Batch, make_batch
+from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.models.base import LayerStack
 from tests.gpu.models.oracle import Expected
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.weight import Weight
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.fill import FillText
-from app.gpu.weights.layout import BundleLayout
+from app.gpu.weight_files.layout import BundleLayout
+from app.gpu.weight_ring.fill import FillText
+from app.gpu.weight_ring.survey import MetaWeights
 from app.gpu.weights.source import weights_of
-from app.gpu.weights.survey import MetaWeights
-from app.gpu.weights.weight import Weight
 from app.model_store.resolve import ResolvedModel
 
 CPU = torch.device("cpu")

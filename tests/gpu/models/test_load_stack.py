@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from app.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack

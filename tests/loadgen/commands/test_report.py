@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli import main
-from loadgen.reporting.files import write_result
-from tests.loadgen.density.building import report
+from loadgen.results.files import write_result
+from tests.loadgen.experiments.density.building import report
 
 
 def result(path: Path, ttfts_s: Mapping[str, float]) -> str:

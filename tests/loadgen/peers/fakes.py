@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from loadgen.peers.base import Say, ServerSettings
-from loadgen.peers.launch import Launch
+from loadgen.processes.launch import Launch
 
 SERVER = """
 import http.server, subprocess, sys

@@ -18,7 +18,7 @@ import pytest
 from loadgen.errors import LoadgenError
 from loadgen.peers import background
 from loadgen.peers.base import ServerSettings
-from loadgen.peers.process import ServerFailedError, free_port
+from loadgen.processes.process import ServerFailedError, free_port
 from tests.loadgen.peers.fakes import DIES, FakePeer
 
 PEER = FakePeer()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.options.servers import add_server_options, read_settings
 from loadgen.peers import dtype_choice
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.dtype_choice import multiplies_bfloat16
-from loadgen.peers.options import add_server_options, read_settings
 from loadgen.peers.registry import find_peer
 
 AVX2 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu sse2 avx f16c avx2 fma\nbogomips\t: 4890.00\n"

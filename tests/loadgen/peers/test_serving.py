@@ -8,8 +8,8 @@ import pytest
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import ServerSettings
-from loadgen.peers.process import ServerFailedError
 from loadgen.peers.serving import ManagedTarget, serving
+from loadgen.processes.process import ServerFailedError
 from tests.loadgen.peers.fakes import DIES, FakePeer
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.peers.environment import Environment
 from loadgen.peers.vllm_environment import needed_requirements
+from loadgen.processes.environment import Environment
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""The bridge between the event loop and the engine thread: commands go over with a ticket, events come back by it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from app.bridge.turn import Turn
+from app.domain.errors import DjinnError, EngineError
+from app.domain.values import ModelInfo, Ticket
+from app.messages import Command, Done, Event, Failed, Placed, Resume, Spent, Submit, TurnEvent, TurnFinished
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[Sequence[Event]], None]
+
+
+class Engine(Protocol):
+    """What the executor needs of an engine. `send` and `stop` may be called from any thread."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def send(self, command: Command) -> None:
+        """Queue a command; its answer comes through `deliver`."""
+        ...
+
+    def run(self, deliver: Deliver) -> None:
+        """Work until `stop`, on the calling thread. Calls `deliver` with the events of each step."""
+        ...
+
+    def stop(self) -> None:
+        """Make `run` return; what is still running ends as `Failed(Draining)`."""
+        ...
+
+
+class EngineExecutor:
+    """Runs the engine on a thread of its own and gives the event loop futures and turns for its answers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._tickets = itertools.count(1)
+        self._replies: dict[Ticket, asyncio.Future[object]] = {}
+        self._turns: dict[Ticket, tuple[Turn, Callable[[TurnEvent], None]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.on_placed: Callable[[Placed], None] = lambda placed: None
+        """Takes the news of where sessions' KV is."""
+        self.on_spent: Callable[[Spent], None] = lambda spent: None
+        """Takes the news of breakpoints that have gone by themselves."""
+        self.failure: BaseException | None = None
+        """What ended the engine thread, if it died."""
+
+    def start(self) -> None:
+        """Start the engine thread. Call on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="djinn-engine", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Stop the engine and wait for its thread; every waiting call has been answered when this returns."""
+        self.engine.stop()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        await asyncio.sleep(0)
+        self._fail_all(EngineError("the engine has stopped"))
+
+    async def call(self, make: Callable[[Ticket], Command]) -> Any:
+        """Send the command that `make` builds and wait for its `Done`. Raises the error of a `Failed`."""
+        return await self._send(make)
+
+    def post(self, make: Callable[[Ticket], Command]) -> None:
+        """Send the command that `make` builds without waiting; commands keep their order. A failure is logged."""
+        self._send(make).add_done_callback(_log_failure)
+
+    def start_turn(self, make: Callable[[Ticket], Submit], observe: Callable[[TurnEvent], None]) -> Turn:
+        """Send a `Submit`; its events go first to `observe`, which must not raise, then to the returned turn."""
+        turn = self._expect_turn(observe)
+        self.engine.send(make(turn.ticket))
+        return turn
+
+    def resume_turn(self, turn: Turn, make: Callable[[Ticket], Resume]) -> None:
+        """Send a `Resume` of a paused turn, which has its ticket from now on."""
+        ticket = self._next_ticket()
+        self._turns[ticket] = self._turns.pop(turn.ticket)
+        turn.ticket = ticket
+        self.engine.send(make(ticket))
+
+    async def call_for_turn(
+        self, make: Callable[[Ticket, Ticket], Command], observe: Callable[[TurnEvent], None]
+    ) -> Turn:
+        """Like `call`, for a command that brings a paused turn, whose ticket `make` gets too; returns the turn."""
+        turn = self._expect_turn(observe)
+        reply = self._send(lambda ticket: make(ticket, turn.ticket))
+
+        def let_go(reply: asyncio.Future[object]) -> None:
+            if reply.exception() is not None:
+                self._turns.pop(turn.ticket, None)  # the engine's death may have ended it
+
+        reply.add_done_callback(let_go)
+        await asyncio.shield(reply)  # even if the caller leaves, the turn may come
+        return turn
+
+    def _expect_turn(self, observe: Callable[[TurnEvent], None]) -> Turn:
+        turn = Turn(self._next_ticket())
+        self._turns[turn.ticket] = (turn, observe)
+        return turn
+
+    def _send(self, make: Callable[[Ticket], Command]) -> asyncio.Future[object]:
+        ticket = self._next_ticket()
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._replies[ticket] = future
+        self.engine.send(make(ticket))
+        return future
+
+    def check(self) -> None:
+        """Raise `EngineError` if the engine thread has died."""
+        if self.failure is not None:
+            raise EngineError(f"the engine has failed: {self.failure}")
+
+    def _next_ticket(self) -> Ticket:
+        self.check()
+        return Ticket(next(self._tickets))
+
+    def _run(self) -> None:
+        try:
+            self.engine.run(self._deliver)
+        except BaseException as error:
+            self.failure = error
+            failed = EngineError(f"the engine has failed: {error}")
+            self._on_loop(lambda: self._fail_all(failed))
+            raise
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        self._on_loop(lambda: self._dispatch(events))
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        """Run `callback` on the event loop; a loop that has closed already has nobody left to tell."""
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)
+
+    def _dispatch(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Placed):
+                self.on_placed(event)
+            elif isinstance(event, Spent):
+                self.on_spent(event)
+            elif event.ticket in self._turns:
+                self._give_turn(event)
+            else:
+                self._give_reply(event)
+
+    def _give_turn(self, event: TurnEvent | Done) -> None:
+        turn, observe = self._turns[event.ticket]
+        assert not isinstance(event, Done)
+        if isinstance(event, TurnFinished | Failed):
+            del self._turns[event.ticket]
+        observe(event)
+        turn.deliver(event)
+
+    def _give_reply(self, event: TurnEvent | Done) -> None:
+        future = self._replies.pop(event.ticket)
+        if future.done():  # the waiter was cancelled
+            return
+        if isinstance(event, Failed):
+            future.set_exception(event.error)
+        elif isinstance(event, Done):
+            future.set_result(event.value)
+
+    def _fail_all(self, error: DjinnError) -> None:
+        waiting = [*self._turns, *self._replies]
+        self._dispatch([Failed(ticket, error) for ticket in waiting])
+
+
+def _log_failure(reply: asyncio.Future[object]) -> None:
+    if not reply.cancelled() and (error := reply.exception()) is not None:
+        logger.error("a command that nobody waited for failed: %s", error)

@@ -1,0 +1,111 @@
+"""The mailbox between the engine's events and one reader: bounded in items, and nothing in it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from app.domain.errors import DjinnError
+from app.domain.values import Ticket, TokenLogprobs
+from app.messages import Failed, Paused, PromptScored, Started, Token, TurnEvent, TurnFinished
+
+
+class TokenRun:
+    """Generated tokens that the reader has not seen yet, in order. A slow reader gets longer runs, not more items."""
+
+    __slots__ = ("logprobs", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+
+    def add(self, token: Token) -> None:
+        """Append one token; `logprobs` stays empty unless the turn asked for it."""
+        self.token_ids.append(token.token_id)
+        if token.logprobs is not None:
+            self.logprobs.append(token.logprobs)
+
+
+TurnItem = Started | PromptScored | TokenRun | Paused | TurnFinished
+
+
+class Mailbox:
+    """Events of one turn on their way to its reader. Used on the event loop only.
+
+    Few items ever wait here: tokens that arrive while tokens wait join the same `TokenRun`, a turn has one
+    `PromptScored` and one end, and one `Started` and one `Paused` for each time that it is resumed. A turn's own
+    `max_tokens` bounds the bytes.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[TurnItem | DjinnError] = deque()
+        self._filled = asyncio.Event()
+
+    def put(self, event: TurnEvent) -> None:
+        """Take one event from the engine. Never blocks."""
+        if isinstance(event, Token):
+            if not self._items or not isinstance(self._items[-1], TokenRun):
+                self._items.append(TokenRun())
+            run = self._items[-1]
+            assert isinstance(run, TokenRun)
+            run.add(event)
+        elif isinstance(event, Failed):
+            self._items.append(event.error)
+        else:
+            self._items.append(event)
+        self._filled.set()
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing waits to be read."""
+        return not self._items
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Those of the tokens that wait."""
+        return [found for item in self._items if isinstance(item, TokenRun) for found in item.logprobs]
+
+    async def get(self) -> TurnItem:
+        """Wait for the next item. Raises the error of a turn that failed, and goes on to."""
+        while not self._items:
+            self._filled.clear()
+            await self._filled.wait()
+        if isinstance(self._items[0], DjinnError):
+            raise self._items[0]
+        item = self._items.popleft()
+        assert not isinstance(item, DjinnError)
+        return item
+
+
+class Turn:
+    """One turn as its reader sees it: iterate to get its items, the last of which is `TurnFinished`.
+
+    It may pause any number of times before: after a `Paused`, nothing comes until it is resumed.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        """That of the last `Submit` or `Resume`."""
+        self.mailbox = Mailbox()
+        self.readers = 1
+        """Who waits for something of it: whoever started it, and whoever has resumed it."""
+        self.ending = False
+        """Whether a `Cancel` is on its way: however the engine stops meanwhile, the end follows."""
+        self.ended = asyncio.Event()
+        """Set when the engine has given the terminal event, whether or not anyone has read it."""
+
+    def deliver(self, event: TurnEvent) -> None:
+        """Take one event from the executor."""
+        if isinstance(event, Paused) and self.ending:
+            return
+        self.mailbox.put(event)
+        if isinstance(event, TurnFinished | Failed):
+            self.ended.set()
+
+    def __aiter__(self) -> Turn:
+        return self
+
+    async def __anext__(self) -> TurnItem:
+        if self.ended.is_set() and self.mailbox.drained:
+            raise StopAsyncIteration
+        return await self.mailbox.get()

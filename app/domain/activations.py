@@ -1,0 +1,93 @@
+"""Checkpoints and captures as data: what clients are told of the residual stream. No third-party imports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.domain.breakpoints import Intervention, Pass, TensorData
+from app.domain.values import SamplingParams, StopRule
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A paused pass over positions `[first, end)`, stopped after `layer`, with a residual stream of
+    `[end - first, hidden_size]` in `dtype`. `breakpoint` is None where `until` stopped it.
+    """
+
+    layer: int
+    first: int
+    end: int
+    hidden_size: int
+    dtype: str
+    bytes: int
+    in_pass: Pass
+    breakpoint: str | None
+    saved_ms: float
+    """How long the engine took to leave the batch with it."""
+    created_at: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeCost:
+    """Time of the engine's thread that a resume took."""
+
+    dispatch_ms: float
+    """To carry out the command."""
+    restore_ms: float
+    """To put the checkpoint back into the batch: on a CPU the copy, on a GPU only its launch, as nobody waits for the
+    copy itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """The residual stream after `layer` at positions `[first, end)`."""
+
+    layer: int
+    first: int
+    end: int
+    tensor: TensorData
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a `capture` breakpoint recorded in one pass: `tensor` is `[len(positions), hidden]`."""
+
+    breakpoint: str
+    layer: int
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    tensor: TensorData
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """Everything recorded so far, oldest first. `dropped` more found no room."""
+
+    records: tuple[Capture, ...]
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class LensPosition:
+    """What the model would say at a position if its last layers were left out: token ids with natural-log
+    probabilities, best first.
+    """
+
+    position: int
+    token_id: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PausedTurn:
+    """A paused turn as it travels with an exported session. What it has generated is in the history."""
+
+    sampling: SamplingParams
+    stop: StopRule
+    prompt_tokens: int
+    checkpoint: CheckpointInfo
+    hidden: TensorData
+    """The checkpoint's residual stream."""
+    interventions: tuple[Intervention, ...]
+    """All of the session's, those of the paused pass included."""

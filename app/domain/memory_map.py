@@ -1,0 +1,119 @@
+"""What the engine says of its memory. Sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.domain.values import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TextUse:
+    """Weights, `total_bytes` of them. The device has `kept_bytes` that stay and `ring_bytes` through which the others
+    are streamed, `streamed_bytes` since the start; on a device that keeps all there is no ring.
+    """
+
+    total_bytes: int
+    kept_bytes: int
+    ring_bytes: int = 0
+    streamed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMemory:
+    """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
+
+    `bytes_out` and `bytes_in` have left and come back to the device since the session was opened, in `restores` moves.
+    """
+
+    tokens: int = 0
+    computed_tokens: int = 0
+    tier: Tier | None = None
+    blocks: int = 0
+    device_bytes: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    restores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """One lower tier: its budget, what sessions hold, what is only kept for reuse, in bytes."""
+
+    total_bytes: int
+    owned_bytes: int
+    cached_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTotals:
+    """What has been moved one way since the start, and how long the copies themselves took."""
+
+    moves: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """What happened to KV since the start.
+
+    `write_behind_bytes` left early, without anyone waiting; `turned_round` moves were overtaken by a new signal;
+    `dropped` sessions lost KV for want of room in a lower tier, `disk_failures` files could not be written or read
+    (they are recomputed too); `late_restores` turns found their KV not yet on the device.
+    """
+
+    write_behind_bytes: int = 0
+    turned_round: int = 0
+    dropped: int = 0
+    disk_failures: int = 0
+    late_restores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackUse:
+    """Residual streams in host memory: those of `checkpoints` paused turns, and captures."""
+
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0
+    capture_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Steps since the start: `replayed` ones were recorded decode steps, `eager` ones ran layer by layer; `followed` of
+    both were given to the device while it ran the one before. Each part counts of one that did not fit whole.
+    """
+
+    replayed: int = 0
+    eager: int = 0
+    followed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """The engine's memory, in bytes, and how busy it is.
+
+    `sessions_by_tier` counts sessions that have KV; `moves` is keyed `out` (device to host), `in`, `to_disk`,
+    `from_disk`.
+    """
+
+    text: TextUse
+    kv_total_bytes: int
+    kv_owned_bytes: int
+    kv_cached_bytes: int
+    block_bytes: int
+    block_tokens: int
+    sessions: int
+    sessions_by_tier: Mapping[Tier, int]
+    host: TierUse
+    disk: TierUse
+    moves: Mapping[str, MoveTotals]
+    counts: TierCounts
+    running: int
+    waiting: int
+    steps: StepCounts
+    stack: StackUse

@@ -1,0 +1,1 @@
+"""Sessions as files: out of a server, and into another."""

@@ -1,0 +1,126 @@
+"""Whether what an exported file says can be: it comes from a client, and the engine takes it as it is."""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+
+import numpy as np
+
+from app.domain.activations import CheckpointInfo
+from app.domain.breakpoint_work import MAX_SPAN_WORK, MAX_WORK, span_work_of, work_of
+from app.domain.breakpoints import MAX_INTERVENTIONS, Action, Breakpoint, Edit, EditOp, Intervention, Pass, TensorData
+from app.domain.values import ModelInfo
+from app.exports.label import ExportLabel, PausedTurnLabel
+from app.sessions.breakpoints import MAX_BREAKPOINTS
+from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from app.wire.edits import MAX_EDITS, MAX_FLOAT32, NEEDED_BY, fits
+from app.wire.tensors import EXPONENTS, to_float32
+
+ID = re.compile(r"bp_[0-9a-f]{16}")
+
+
+class LabelChecks:
+    """Checks a label against the model that it is for, the history that it came with, and the length of a pass here.
+
+    Whatever raises, `ValueError` or `FieldOutOfRange`: such a label nobody has exported.
+    """
+
+    def __init__(self, info: ModelInfo, history: array[int], *, part_tokens: int) -> None:
+        self._info = info
+        self._history = history
+        self._part_tokens = part_tokens
+
+    def check(self, label: ExportLabel) -> None:
+        """Check all of it."""
+        ids = [each.id for each in label.breakpoints]
+        _require(len(set(ids)) == len(ids) <= MAX_BREAKPOINTS, "breakpoints")
+        for breakpoint in label.breakpoints:
+            self._check_breakpoint(breakpoint)
+        _require(work_of(label.breakpoints) <= MAX_WORK, f"more than {MAX_WORK} edits and captures in a pass")
+        _require(
+            span_work_of(label.breakpoints, self._part_tokens) <= MAX_SPAN_WORK,
+            f"more than {MAX_SPAN_WORK} edits and captures in a pass, counted at each span of positions,",
+        )
+        self._check_interventions(label.interventions)
+        if label.turn is not None:
+            self._check_turn(label.turn)
+
+    def _check_breakpoint(self, breakpoint: Breakpoint) -> None:
+        layers, when, info = breakpoint.layers, breakpoint.when, self._info
+        _require(ID.fullmatch(breakpoint.id) is not None, "id")
+        _require(0 < len(layers) == len(set(layers)), "layers")
+        _require(all(0 <= layer < info.num_layers for layer in layers), "layers")
+        _require(when.position is None or 0 <= when.position < info.max_model_len, "position")
+        _require(when.token_id is None or 0 <= when.token_id < info.vocab_size, "token_id")
+        _require(when.every is None or when.every >= 1, "every")
+        _require(MIN_TIMEOUT_S <= breakpoint.timeout_s <= MAX_TIMEOUT_S, "timeout_s")
+        edits = len(breakpoint.edits)
+        _require(1 <= edits <= MAX_EDITS if breakpoint.action is Action.EDIT else edits == 0, "edits")
+        for edit in breakpoint.edits:
+            self._check_edit(edit)
+
+    def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
+        most = MAX_INTERVENTIONS + MAX_WORK * len(self._history)  # those of clients, and those of breakpoints
+        _require(len(interventions) <= most, f"more than {most} interventions")
+        for made in interventions:
+            _require(0 <= made.first < made.end <= len(self._history), "positions")
+            _require(1 <= made.boundary <= self._info.num_layers, "boundary")
+            self._check_edit(made.edit, rows=made.end - made.first)
+
+    def _check_edit(self, edit: Edit, rows: int | None = None) -> None:
+        """`rows` is how many positions the edit was made at; one that is still to be made has a row for all."""
+        positions, vector = edit.positions, edit.vector
+        _require(abs(edit.factor) <= MAX_FLOAT32, "factor")
+        _require(edit.max_norm is None or 0 < edit.max_norm <= MAX_FLOAT32, "max_norm")
+        _require(positions.first >= 0 and (positions.end is None or positions.end > positions.first), "positions")
+        _require((vector is not None) == (edit.op in NEEDED_BY["vector"]), "vector")
+        if vector is None:
+            return
+        if rows is not None and edit.op is EditOp.REPLACE and len(vector.shape) == 2:
+            _require(vector.shape[0] >= rows, "vector")
+            self._check_tensor(vector, (vector.shape[0], self._info.hidden_size), self._info.dtype)
+        else:
+            self._check_tensor(vector, (self._info.hidden_size,), "float32")
+        _require(fits(edit.op, vector), "length of a vector")
+
+    def _check_tensor(self, tensor: TensorData, shape: tuple[int, ...], dtype: str) -> None:
+        _require((tensor.shape, tensor.dtype) == (shape, dtype), "shape")
+        width = np.dtype(EXPONENTS[dtype][0]).itemsize
+        _require(len(tensor.data) == math.prod(shape) * width, "data")
+        _require(bool(np.isfinite(to_float32(tensor)).all()), "values")
+
+    def _check_turn(self, turn: PausedTurnLabel) -> None:
+        tokens, info, fields = len(self._history), self._info, turn.fields
+        generated = tokens - turn.prompt_tokens
+        _require(fields.max_tokens is not None and 0 <= generated <= max(0, fields.max_tokens - 1), "max_tokens")
+        _require(len(turn.logprobs) == (0 if fields.logprobs is None else generated), "logprobs")
+        fields.check_vocabulary(info.vocab_size)
+        place = turn.checkpoint
+        self._check_span(place, turn.prompt_tokens)
+        _require(0 <= place.layer < info.num_layers, "layer")
+        _require((place.hidden_size, place.dtype) == (info.hidden_size, info.dtype), "checkpoint")
+        _require(place.bytes == len(turn.hidden.data), "checkpoint")
+        _require(place.breakpoint is None or ID.fullmatch(place.breakpoint) is not None, "checkpoint")
+        _require(math.isfinite(place.saved_ms) and math.isfinite(place.created_at), "checkpoint")
+        self._check_tensor(turn.hidden, (place.end - place.first, info.hidden_size), info.dtype)
+        self._check_interventions(turn.interventions)
+
+    def _check_span(self, place: CheckpointInfo, prompt_tokens: int) -> None:
+        """A context is computed part by part before anything is generated; then each pass is for the newest token."""
+        tokens, span = len(self._history), f"a {place.in_pass} pass over {place.first}:{place.end}"
+        _require(0 <= place.first < place.end <= tokens, span)
+        match place.in_pass:
+            case Pass.PREFILL:
+                _require(tokens == prompt_tokens, f"{span} after {tokens - prompt_tokens} generated tokens")
+                _require(place.end - place.first <= self._part_tokens, f"more than {self._part_tokens}: {span}")
+            case Pass.DECODE:
+                _require(prompt_tokens <= place.first == tokens - 1, f"{span} of {tokens} tokens")
+            case Pass.ANY:
+                _require(False, span)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} cannot be")

@@ -1,0 +1,108 @@
+"""Sessions that travel between servers as files."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from app.domain.errors import BadExport, FieldOutOfRange, WrongState
+from app.domain.values import SessionState
+from app.exports.checks import LabelChecks
+from app.exports.label import ExportLabel, PausedTurnLabel
+from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
+from app.sessions.pause import Pause
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.sessions.table import new_session_id
+
+MAX_SHOWN = 64
+"""Characters of a name that the file has made up."""
+
+
+async def export_session(registry: SessionRegistry, session: Session, path: Path) -> ExportedKV:
+    """Write the session to the file `path`.
+
+    Raises `WrongState` unless it is idle or stays paused meanwhile, `EngineError` if there is no room.
+    """
+    session.require(SessionState.IDLE, SessionState.PAUSED, to="export")
+    pause, place = session.pause, registry.pauses.place(session)
+    turn = await registry.pauses.export(session)
+    _require_pause(session, pause)
+    label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
+    about = ExportLabel.of(session, label).model_dump_json()
+    exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, str(path), about))
+    _require_pause(session, pause)
+    return exported
+
+
+async def import_session(registry: SessionRegistry, path: Path, owner: str | None = None) -> Session:
+    """Open a session from the exported file `path`. Raises `BadExport`, `SessionLimit`, `Draining`, `NotDurable`."""
+    session = Session(new_session_id(), owner)
+    async with registry.opening(session):
+        found = await _import(registry, session, path)
+        try:
+            await _furnish(registry, session, found)
+        except (ValueError, FieldOutOfRange) as error:
+            registry.abandon(session)
+            raise BadExport(
+                "the file's metadata or ttl_s, its breakpoints or its paused turn are not what a session can have: "
+                + _reason(error)
+            ) from error
+    await registry.keep(session)
+    return session
+
+
+async def _import(registry: SessionRegistry, session: Session, path: Path) -> ImportedKV:
+    # A namespace of its own, because nobody but the importer should trust the KV in the file.
+    call = registry.executor.call(lambda ticket: Import(ticket, session.id, str(path), session.id))
+    importing = asyncio.ensure_future(call)
+    found: ImportedKV
+    try:
+        found = await asyncio.shield(importing)
+    except asyncio.CancelledError:
+        await asyncio.wait([importing])  # before that the engine has no session that could be closed
+        raise
+    return found
+
+
+async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV) -> None:
+    """Give the session what the file has. Raises `ValueError` or `FieldOutOfRange` if it cannot be a session's."""
+    session.history = array("I", found.token_ids)
+    label = await asyncio.to_thread(_read, found.about, _checks(registry, session.history))
+    session.metadata, session.ttl_s = label.metadata, label.ttl_s
+    session.breakpoints = {each.id: each for each in label.breakpoints}
+    session.interventions = label.interventions
+    if label.turn is not None:
+        place = label.turn.to_place(session.history)
+        await registry.pauses.reinstate(session, label.turn.to_turn(), place)
+    elif label.breakpoints or label.interventions:
+        await registry.executor.call(
+            lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)
+        )
+
+
+def _checks(registry: SessionRegistry, history: array[int]) -> LabelChecks:
+    return LabelChecks(registry.info, history, part_tokens=registry.part_tokens)
+
+
+def _reason(error: ValueError | FieldOutOfRange) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(part)[:MAX_SHOWN] for part in first["loc"])
+    return f"{field}: {first['msg']}"
+
+
+def _read(about: str, checks: LabelChecks) -> ExportLabel:
+    label = ExportLabel.model_validate_json(about)
+    checks.check(label)
+    return label
+
+
+def _require_pause(session: Session, pause: Pause | None) -> None:
+    """Raise `WrongState` unless the session is still at this pause, or at none."""
+    if pause is not None and session.pause is not pause:
+        raise WrongState(f"cannot export: session {session.id} has been resumed meanwhile")

@@ -1,0 +1,133 @@
+"""What goes with an exported session beside its history and its KV: the `about` of its file."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Self
+
+from pydantic import ConfigDict, Field
+
+from app.domain.activations import CheckpointInfo, PausedTurn
+from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout, TensorData
+from app.domain.values import SamplingParams, StopRule, TokenLogprobs
+from app.sessions.pause import PausedPlace, PauseLimit
+from app.sessions.session import Session
+from app.text.turn_reader import TextRule
+from app.wire.base import MAX_COUNT, TokenId, WireModel
+from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from app.wire.sessions import SessionLabels
+from app.wire.turns import SamplingFields
+
+
+class ScoredToken(WireModel):
+    """`TokenLogprobs`. The logarithm of 0 is `-Infinity`."""
+
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
+
+    token_id: TokenId
+    logprob: float
+    top: tuple[tuple[TokenId, float], ...]
+
+
+class TurnFields(SamplingFields):
+    """How the turn goes on: the fields that asked for it, with nothing left to a default."""
+
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=1024)
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, stop: StopRule, rule: TextRule) -> Self:
+        """Those that lead to these."""
+        return cls(
+            max_tokens=stop.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=sampling.seed,
+            stop=list(rule.stop),
+            stop_token_ids=sorted(stop.stop_token_ids),
+            ignore_eos=True,
+            min_tokens=stop.min_tokens,
+            logit_bias=dict(sampling.logit_bias),
+            logprobs=sampling.logprobs,
+        )
+
+
+class PausedTurnLabel(WireModel):
+    """A paused turn, whole."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    prompt_tokens: int = Field(ge=1, le=MAX_COUNT)
+    fields: TurnFields
+    timeout_s: float = Field(ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S)
+    on_timeout: OnTimeout
+    logprobs: tuple[ScoredToken, ...]
+    checkpoint: CheckpointInfo
+    hidden: TensorData
+    interventions: tuple[Intervention, ...]
+
+    @classmethod
+    def of(cls, turn: PausedTurn, place: PausedPlace) -> Self:
+        """The two halves of the turn as one."""
+        return cls(
+            prompt_tokens=turn.prompt_tokens,
+            fields=TurnFields.of(turn.sampling, turn.stop, place.rule),
+            timeout_s=place.limit.timeout_s,
+            on_timeout=place.limit.on_timeout,
+            logprobs=tuple(
+                ScoredToken(token_id=found.token_id, logprob=found.logprob, top=found.top) for found in place.logprobs
+            ),
+            checkpoint=turn.checkpoint,
+            hidden=turn.hidden,
+            interventions=turn.interventions,
+        )
+
+    def to_turn(self) -> PausedTurn:
+        """The engine's part."""
+        fields = self.fields
+        return PausedTurn(
+            fields.to_params(logprobs=fields.logprobs),
+            fields.to_stop_rule(max_tokens=fields.max_tokens or 0, eos_token_ids=frozenset()),
+            self.prompt_tokens,
+            self.checkpoint,
+            self.hidden,
+            self.interventions,
+        )
+
+    def to_place(self, history: array[int]) -> PausedPlace:
+        """The event loop's part. If the turn fails here, its context stays: what was before it is not known."""
+        fields = self.fields
+        return PausedPlace(
+            info=self.checkpoint,
+            limit=PauseLimit(self.timeout_s, self.on_timeout),
+            rule=TextRule(fields.stop_strings, fields.min_tokens, with_logprobs=fields.logprobs is not None),
+            before=history[: self.prompt_tokens],
+            prompt_tokens=self.prompt_tokens,
+            logprobs=tuple(TokenLogprobs(found.token_id, found.logprob, found.top) for found in self.logprobs),
+        )
+
+
+class ExportLabel(SessionLabels):
+    """What a client says of the session, its breakpoints, and the turn in it if that is paused."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    breakpoints: tuple[Breakpoint, ...] = ()
+    interventions: tuple[Intervention, ...] = ()
+    turn: PausedTurnLabel | None = None
+
+    @classmethod
+    def of(cls, session: Session, turn: PausedTurnLabel | None) -> Self:
+        """That of a session with such a turn in it (None: which is idle)."""
+        return cls(
+            metadata=session.metadata,
+            ttl_s=session.ttl_s,
+            breakpoints=tuple(session.breakpoints.values()),
+            interventions=session.settled_interventions,
+            turn=turn,
+        )

@@ -1,0 +1,1 @@
+"""What each command does to a session, and what it is answered."""

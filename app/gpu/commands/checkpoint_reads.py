@@ -1,0 +1,72 @@
+"""What a paused turn has left, and what its session has recorded, as clients are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from app.domain.activations import Activation, Capture, Captures, PausedTurn
+from app.domain.breakpoints import Positions
+from app.domain.errors import FieldOutOfRange, WrongState
+from app.gpu.passes.conditions import Span, select
+from app.gpu.state.checkpoints import Captured, Checkpoint
+from app.gpu.state.sequence import Sequence
+
+
+def checkpoint_of(sequence: Sequence) -> Checkpoint:
+    """That of its paused turn. Raises `WrongState` if it has none."""
+    if sequence.checkpoint is None or sequence.turn is None or not sequence.turn.paused:
+        raise WrongState(f"session {sequence.session} is not paused: there is no checkpoint")
+    return sequence.checkpoint
+
+
+def chosen_span(checkpoint: Checkpoint, positions: Positions, *, param: str = "positions") -> Span:
+    """The part of the checkpoint that `positions` chooses; `last` is its own last position. Raises `FieldOutOfRange`,
+    which names `param`.
+    """
+    span = (checkpoint.first, checkpoint.end)
+    chosen = span[1] - 1, span[1]
+    if not positions.last:
+        found = select(positions, span, prompt_tokens=0)
+        wanted = positions.first, span[1] if positions.end is None else positions.end
+        if found is None or (positions.end is not None and found != wanted):
+            raise FieldOutOfRange(
+                f"{param} must be within {span[0]}:{span[1]}, the positions of the checkpoint", param=param
+            )
+        chosen = found
+    return chosen
+
+
+def read_activation(checkpoint: Checkpoint, positions: Positions) -> Activation:
+    """The residual stream at some of its positions. Raises `FieldOutOfRange`."""
+    first, end = chosen_span(checkpoint, positions)
+    tensor = checkpoint.hidden.read(first - checkpoint.first, end - checkpoint.first)
+    return Activation(checkpoint.boundary - 1, first, end, tensor)
+
+
+def read_paused(sequence: Sequence) -> PausedTurn:
+    """All that another engine needs to go on with the turn. Raises `WrongState`."""
+    checkpoint, turn = checkpoint_of(sequence), sequence.turn
+    assert turn is not None
+    return PausedTurn(
+        turn.sampling,
+        turn.stop,
+        turn.prompt_tokens,
+        checkpoint.info(),
+        checkpoint.hidden.read(0, checkpoint.length),
+        sequence.interventions.snapshot(),
+    )
+
+
+def read_captures(captured: Iterable[Captured], dropped: int) -> Captures:
+    """Waits for those that are on their way to the host."""
+    records = tuple(
+        Capture(
+            each.breakpoint,
+            each.layer,
+            each.positions,
+            each.token_ids,
+            each.hidden.read(0, len(each.positions)),
+        )
+        for each in captured
+    )
+    return Captures(records, dropped)

@@ -1,0 +1,69 @@
+"""What the engine says of its memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from app.domain.memory_map import MemoryMap, SessionMemory, StackUse, StepCounts, TextUse, TierUse
+from app.gpu.kv.blocks import BlockPool
+from app.gpu.planning.scheduler import Scheduler
+from app.gpu.state.sequence import Sequence
+
+
+class Inspector:
+    """Reads the engine's book-keeping; changes nothing. Sizes in bytes."""
+
+    def __init__(self, scheduler: Scheduler, text: Callable[[], TextUse], steps: Callable[[], StepCounts]) -> None:
+        self._scheduler = scheduler
+        self._placement = scheduler.placement
+        self._text, self._steps = text, steps
+        self._block_bytes = scheduler.placement.tiers.block_bytes
+
+    def session(self, sequence: Sequence) -> SessionMemory:
+        """Where one session's KV is."""
+        traffic, size = sequence.traffic, self._block_bytes
+        return SessionMemory(
+            tokens=len(sequence.tokens),
+            computed_tokens=sequence.computed,
+            tier=sequence.tier,
+            blocks=self._scheduler.cache.pool.blocks_for(sequence.written),
+            device_bytes=len(sequence.blocks) * size,
+            host_bytes=len(sequence.host_blocks) * size,
+            disk_bytes=sequence.disk_blocks * size,
+            bytes_out=traffic.bytes_out,
+            bytes_in=traffic.bytes_in,
+            restores=traffic.restores,
+        )
+
+    def memory(self, sequences: Collection[Sequence]) -> MemoryMap:
+        """The whole map."""
+        device, host = self._scheduler.cache.pool, self._scheduler.cache.host
+        lower, size = self._placement.lower, self._block_bytes
+        return MemoryMap(
+            text=self._text(),
+            kv_total_bytes=device.num_blocks * size,
+            kv_owned_bytes=device.owned * size,
+            kv_cached_bytes=device.cached * size,
+            block_bytes=size,
+            block_tokens=device.block_size,
+            sessions=len(sequences),
+            sessions_by_tier=Counter(sequence.tier for sequence in sequences if sequence.tier is not None),
+            host=_use(host, size),
+            disk=TierUse(lower.disk_blocks * size, lower.disk_used * size),
+            moves=self._placement.meter.totals(),
+            counts=self._placement.counts(),
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            steps=self._steps(),
+            stack=_stack(sequences),
+        )
+
+
+def _stack(sequences: Collection[Sequence]) -> StackUse:
+    kept = [sequence.checkpoint.hidden.nbytes for sequence in sequences if sequence.checkpoint is not None]
+    return StackUse(len(kept), sum(kept), sum(sequence.captures.nbytes for sequence in sequences))
+
+
+def _use(pool: BlockPool, block_bytes: int) -> TierUse:
+    return TierUse(pool.num_blocks * block_bytes, pool.owned * block_bytes, pool.cached * block_bytes)

@@ -1,0 +1,73 @@
+"""Sessions that leave as a file, or come as one."""
+
+from __future__ import annotations
+
+from app.domain.errors import BadExport, EngineError
+from app.domain.values import SessionId, Tier
+from app.gpu.kv.moves import Move, Moved, MoveKind
+from app.gpu.kv_tiers.placement import Placement
+from app.gpu.state.sequence import Sequence
+from app.messages import Done, Event, Export, ExportedKV, Failed, Import, ImportedKV
+
+
+class Transfers:
+    """Exports and imports under way. An export first brings the KV to the host, if there is room for it."""
+
+    def __init__(self, placement: Placement, max_model_len: int) -> None:
+        self._placement = placement
+        self._tiers = placement.tiers
+        self._max_model_len = max_model_len
+        self._gathering: dict[SessionId, list[tuple[Export, Sequence]]] = {}
+        self._writing: dict[int, Export] = {}
+        self._reading: dict[int, tuple[Import, Sequence]] = {}
+
+    def export(self, command: Export, sequence: Sequence) -> None:
+        """Begin to write the session's file."""
+        self._gathering.setdefault(command.session, []).append((command, sequence))
+        self.go_on(command.session)
+
+    def import_(self, command: Import, sequence: Sequence) -> None:
+        """Begin to check a client's file; `sequence` is new and nobody's yet."""
+        move = self._tiers.files.import_file(sequence, command.path)
+        self._reading[move.number] = command, sequence
+
+    def go_on(self, session: SessionId) -> None:
+        """Write the exports of a session whose KV has come to the host, or cannot come."""
+        for command, sequence in self._gathering.pop(session, []):
+            if self._gather(sequence):
+                move = self._tiers.files.export(sequence, command.path, command.about)
+                self._writing[move.number] = command
+            else:
+                self._gathering.setdefault(session, []).append((command, sequence))
+
+    def finish(self, move: Move, report: Moved) -> tuple[list[Event], Sequence | None]:
+        """Answer the command whose move has ended; an import also gives its sequence."""
+        if move.kind is MoveKind.EXPORT:
+            command = self._writing.pop(move.number)
+            if report.error is not None:
+                return [Failed(command.ticket, EngineError(f"the export could not be written: {report.error}"))], None
+            return [Done(command.ticket, ExportedKV(len(move.token_ids), move.computed))], None
+        asked, sequence = self._reading.pop(move.number)
+        if report.error is not None:
+            return [Failed(asked.ticket, BadExport(f"the file cannot be used: {report.error}"))], None
+        if len(report.token_ids) > self._max_model_len:
+            self._tiers.files.delete(sequence)
+            message = f"the file has {len(report.token_ids)} tokens; at most {self._max_model_len} fit"
+            return [Failed(asked.ticket, BadExport(message))], None
+        sequence.tokens = list(report.token_ids)
+        sequence.assume_computed()
+        blocks = self._tiers.cache.host.blocks_for(report.computed)
+        self._placement.lower.adopt(sequence, report.computed, blocks)
+        return [Done(asked.ticket, ImportedKV(report.token_ids, report.about))], sequence
+
+    def _gather(self, sequence: Sequence) -> bool:
+        """Whether the host has all that it can have of the session's KV; if not, copies are on their way."""
+        if sequence.busy:
+            return True
+        if sequence.tier is Tier.DISK:
+            return not self._tiers.files.load(sequence)
+        if sequence.tier is Tier.DEVICE and len(sequence.host_blocks) < len(sequence.blocks):
+            end = self._tiers.cache.pool.blocks_for(sequence.computed)
+            copying = self._tiers.copy_out(sequence, end) and sequence.outgoing is not None
+            return not copying
+        return sequence.moving in (None, Tier.TO_DISK)

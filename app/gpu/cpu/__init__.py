@@ -1,0 +1,1 @@
+"""Numba kernels of a CPU, and how they are compiled and run."""

@@ -1,0 +1,1 @@
+"""The device itself: streams, memory, staging, data types."""

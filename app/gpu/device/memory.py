@@ -1,0 +1,111 @@
+"""Memory of the device and of the host: how much there is, and large allocations of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from app.domain.errors import FieldOutOfRange
+from app.machine.memory import read_host_memory
+from app.machine.units import size
+
+
+class DeviceMemory(Protocol):
+    """A device's memory, in bytes."""
+
+    def total(self) -> int:
+        """All of it, whoever has it."""
+        ...
+
+    def free(self) -> int:
+        """What nobody has: other processes, and the device's own modules and contexts, count as somebody."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Begin to look for the most that is held at once."""
+        ...
+
+    def peak(self) -> int:
+        """The most that has been held at once since `reset_peak`, less what is still held now."""
+        ...
+
+
+class CudaMemory:
+    """See `DeviceMemory`. What PyTorch keeps cached goes back to the device before each answer.
+
+    The peak is that of the memory which the allocator has reserved, not of the tensors in it: the difference, what
+    rounding and fragments cost, is as little to be had for KV.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def total(self) -> int:
+        """See `DeviceMemory.total`."""
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def free(self) -> int:
+        """See `DeviceMemory.free`."""
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def reset_peak(self) -> None:
+        """See `DeviceMemory.reset_peak`."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        """See `DeviceMemory.peak`."""
+        most = torch.cuda.max_memory_reserved(self._device)
+        torch.cuda.empty_cache()
+        return most - torch.cuda.memory_reserved(self._device)
+
+
+logger = logging.getLogger(__name__)
+
+TOUCHED_AT_ONCE = 1 << 30
+PROGRESS_SECONDS = 2.0
+
+
+def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. On a CPU the machine gives it page by page as it is written, in large pages where it has them:
+    a budget that is not used costs nothing, and a server with a large one starts at once.
+    """
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def touch(memory: Tensor) -> None:
+    """Have the machine give all of `zeroed` memory now: PyTorch's threads do that together, where CUDA, which pins only
+    what is there, would take page after page. Tens of GiB take seconds; the log says how far it is.
+    """
+    pieces = memory.view(torch.uint8).view(-1).split(TOUCHED_AT_ONCE)
+    told = time.perf_counter()
+    for done, piece in enumerate(pieces):
+        if time.perf_counter() - told > PROGRESS_SECONDS:
+            told = time.perf_counter()
+            logger.info("taken %d of %d GiB of host memory", done, len(pieces))
+        piece.zero_()
+
+
+@contextmanager
+def allocating(name: str, nbytes: int) -> Iterator[None]:
+    """Allocate the `nbytes` bytes that the setting `name` has led to; FieldOutOfRange if they are not granted."""
+    try:
+        yield
+    except (MemoryError, OSError, torch.OutOfMemoryError) as error:
+        free = size(read_host_memory().free_bytes)
+        message = f"{name}: {size(nbytes)} cannot be had ({error}); {free} of host memory are free"
+        raise FieldOutOfRange(message, param=name) from error

@@ -1,0 +1,131 @@
+"""Decode steps as CUDA graphs: recorded once for each bucket of batch sizes, replayed with one launch.
+
+A step of a small batch is thousands of short kernels, and the host takes longer to launch them than the device to run
+them. A graph launches them all at once, but at fixed addresses and in fixed sizes. So a step is padded to the next
+bucket and copied into inputs that stay where they are, and its logits come out where they always do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from app.gpu.attention.batch import Batch
+from app.gpu.step.runner import Decode
+
+PADDING = (0, 0, -1, 0)
+"""Token id, position, slot block and slot offset of a padding row; its context and its block table are 0 (`Batch`)."""
+
+
+class DecodeInputs:
+    """Room for `rows` rows of one token, each of at most `blocks` blocks. Steps recorded with n rows read the first n.
+
+    Block tables keep entries of earlier steps past a row's context, where no attention may look.
+    """
+
+    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
+        self._padding = torch.tensor(PADDING, device=device)[:, None]
+        self._columns = self._padding.repeat(1, rows)
+        """`[4, rows]` int64: token ids, positions, slot blocks, slot offsets."""
+        self._contexts = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(rows, blocks, dtype=torch.int32, device=device)
+
+    def first(self, rows: int) -> tuple[Tensor, Batch]:
+        """Token ids and batch of the first `rows` rows, as views. The batch has no rows on the host: whatever reads
+        them cannot be recorded, and must fail rather than keep what it has read.
+        """
+        token_ids, positions, slot_blocks, slot_offsets = (column[:rows] for column in self._columns)
+        return token_ids, Batch(
+            rows=(),
+            decodes=rows,
+            positions=positions,
+            slot_blocks=slot_blocks,
+            slot_offsets=slot_offsets,
+            block_tables=self._tables[:rows],
+            contexts=self._contexts[:rows],
+        )
+
+    def fill(self, token_ids: Tensor, batch: Batch, rows: int) -> None:
+        """Copy a step in, behind what the device does now, and make padding of what is left of the first `rows`."""
+        count, width = batch.block_tables.shape
+        given = (token_ids, batch.positions, batch.slot_blocks, batch.slot_offsets)
+        for column, values in enumerate(given):
+            self._columns[column, :count].copy_(values)
+        self._contexts[:count].copy_(batch.contexts)
+        self._tables[:count, :width].copy_(batch.block_tables)
+        if count < rows:
+            self._columns[:, count:rows] = self._padding
+            self._contexts[count:rows] = 0
+            self._tables[count:rows, 0] = 0
+
+
+class Recorder(Protocol):
+    """How a device keeps work that it can be told to do again. For one thread, in inference mode."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What repeats the work that `work` gives the device: on the tensors that it found, whatever they hold then.
+
+        `work` is also run, some times, on what they hold now. What is recorded later may use the memory of what was
+        recorded earlier, so a replay's only result is what it writes to tensors from outside. Raises whatever `work`
+        does, and RuntimeError if it waits for the device, which cannot be recorded.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Share no memory with what has been recorded until now: nobody holds that any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """The largest step: `rows` rows, each of `blocks` KV blocks, with logits over `vocab_size` tokens."""
+
+    rows: int
+    blocks: int
+    vocab_size: int
+
+
+def batch_buckets(largest: int) -> list[int]:
+    """Batch sizes to record: 1, 2, 4, 8 and on in steps of 8, or of about an eighth where that is more, up to
+    `largest`.
+    """
+    buckets, size = [], 1
+    while size < largest:
+        buckets.append(size)
+        size += size if size < 8 else max(8, 1 << (size.bit_length() - 4))
+    return [*buckets, largest]
+
+
+class DecodeGraphs:
+    """A `Decode` that replays what `record` has recorded. The logits that it returns last until it is called again;
+    whoever reads them does so on the stream of the call.
+    """
+
+    def __init__(self, limits: DecodeLimits, device: torch.device) -> None:
+        self.buckets = batch_buckets(limits.rows)
+        self._inputs = DecodeInputs(limits.rows, limits.blocks, device)
+        self._logits = torch.empty(limits.rows, limits.vocab_size, dtype=torch.float32, device=device)
+        self._replay: dict[int, Callable[[], None]] = {}
+
+    def record(self, bucket: int, decode: Decode, recorder: Recorder) -> None:
+        """Record `decode` for batches of up to `bucket` rows."""
+        token_ids, batch = self._inputs.first(bucket)
+        logits = self._logits[:bucket]  # one output for all: logits that a graph owned would be memory for it alone
+
+        def step() -> None:
+            logits.copy_(decode(token_ids, batch))
+
+        self._replay[bucket] = recorder.record(step)
+
+    def __call__(self, token_ids: Tensor, batch: Batch) -> Tensor:
+        """See `Decode`; at most as many rows as the limits say. In inference mode."""
+        rows = len(token_ids)
+        bucket = self.buckets[bisect_left(self.buckets, rows)]
+        self._inputs.fill(token_ids, batch, bucket)
+        self._replay[bucket]()
+        return self._logits[:rows]

@@ -1,0 +1,1 @@
+"""KV blocks as book-keeping: who shares them, orders to move them, files of them."""

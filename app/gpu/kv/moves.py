@@ -1,0 +1,70 @@
+"""Orders to move KV between tiers, as data: the planner makes them, a mover carries them out and reports back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from app.domain.values import SessionId
+from app.gpu.kv.blocks import BlockHash, BlockId
+
+
+class MoveKind(StrEnum):
+    """What a mover does with the blocks of a move; the blocks' own tiers follow from it."""
+
+    OUT = "out"
+    """Device blocks to host blocks."""
+    IN = "in"
+    """Host blocks to device blocks."""
+    TO_DISK = "to_disk"
+    """Host blocks to the session's file."""
+    FROM_DISK = "from_disk"
+    """The session's file to host blocks."""
+    EXPORT = "export"
+    """Host blocks to the file `path`."""
+    IMPORT = "import"
+    """The file `path`, checked, becomes the session's."""
+    DELETE = "delete"
+    """The session's file goes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """One order: block `source[i]` of one tier is copied to block `target[i]` of the other.
+
+    It holds a reference to each of its blocks until it has completed. `first` is the index of its first block in the
+    sequence, `hashes` those of the full blocks from there on. `token_ids` is the history that a file is written with,
+    and the first `computed` tokens are those whose KV the blocks hold (for a move out also those of a paused pass).
+    """
+
+    number: int
+    kind: MoveKind
+    session: SessionId
+    source: tuple[BlockId, ...] = ()
+    target: tuple[BlockId, ...] = ()
+    blocks: tuple[BlockId, ...] = ()
+    """For a move in: all device blocks of the session in order; those that are not in `target` were there already."""
+    first: int = 0
+    hashes: tuple[BlockHash, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    computed: int = 0
+    early: bool = False
+    """Nobody waits for it."""
+    path: str = ""
+    about: str = ""
+    namespace: BlockHash = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A mover's report: the move has ended after `seconds` of copying; `error` says why nothing of it may be used.
+
+    `token_ids`, `computed` and `about` are what an imported file holds.
+    """
+
+    number: int
+    seconds: float = 0.0
+    error: str | None = None
+    token_ids: tuple[int, ...] = ()
+    computed: int = 0
+    about: str = ""

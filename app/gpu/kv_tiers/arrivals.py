@@ -1,0 +1,88 @@
+"""What becomes of KV that has arrived: it counts only where it still is what the sequence wants."""
+
+from __future__ import annotations
+
+from app.domain.values import Tier
+from app.gpu.kv.moves import Move, MoveKind
+from app.gpu.kv_tiers.cache import KVCache
+from app.gpu.state.sequence import Sequence
+
+
+class Arrivals:
+    """Books finished moves into sequences."""
+
+    def __init__(self, cache: KVCache, block_bytes: int) -> None:
+        self._cache = cache
+        self._block_bytes = block_bytes
+
+    def book(self, sequence: Sequence, move: Move, *, arrived: bool) -> bool:
+        """Account for the end of one move whose blocks are still held.
+
+        False if what it leaves is worth nothing: the session's file, or for a move towards the device its KV.
+        """
+        match move.kind:
+            case MoveKind.OUT:
+                self._on_host(sequence, move, arrived)
+            case MoveKind.IN if sequence.incoming is move:
+                return self._on_device(sequence, move, arrived)
+            case MoveKind.TO_DISK if sequence.saving is move:
+                return self._on_disk(sequence, move, arrived)
+            case MoveKind.FROM_DISK if sequence.incoming is move:
+                return self._from_disk(sequence, move, arrived)
+        return True
+
+    def _on_host(self, sequence: Sequence, move: Move, arrived: bool) -> None:
+        """Full blocks are what their hashes say; the last one only if nothing has been computed since."""
+        host, current = self._cache.host, sequence.outgoing is move
+        if current:
+            sequence.outgoing = None
+        if not arrived:
+            if current and sequence.moving is Tier.TO_HOST:
+                sequence.moving = None
+            return
+        for block, block_hash in zip(move.target, move.hashes, strict=False):
+            host.publish(block, block_hash)
+        sequence.traffic.bytes_out += len(move.source) * self._block_bytes
+        if current and len(sequence.host_blocks) == move.first:
+            unchanged = sequence.written == move.computed
+            wanted = move.target if unchanged else move.target[: len(move.hashes)]
+            host.share(wanted)
+            sequence.host_blocks.extend(wanted)
+
+    def _on_device(self, sequence: Sequence, move: Move, arrived: bool) -> bool:
+        sequence.incoming = None
+        if not arrived:
+            return False
+        pool = self._cache.pool
+        for block, block_hash in zip(move.blocks, sequence.hashes, strict=False):
+            pool.publish(block, block_hash)
+        sequence.traffic.bytes_in += len(move.source) * self._block_bytes
+        if sequence.moving is Tier.TO_DEVICE:
+            sequence.moving = None
+            sequence.traffic.restores += 1
+            pool.share(move.blocks)
+            sequence.blocks = list(move.blocks)
+        return True
+
+    def _on_disk(self, sequence: Sequence, move: Move, arrived: bool) -> bool:
+        sequence.saving = None
+        if sequence.moving is not Tier.TO_DISK:
+            return False
+        sequence.moving = None
+        if arrived:
+            sequence.disk_tokens = move.computed
+            self._cache.release_copies(sequence, 0)
+        return arrived
+
+    def _from_disk(self, sequence: Sequence, move: Move, arrived: bool) -> bool:
+        sequence.incoming = None
+        if arrived and sequence.moving is Tier.TO_HOST:
+            host = self._cache.host
+            sequence.moving = None
+            self._cache.hash_blocks(sequence)
+            kept = move.target[: host.blocks_for(sequence.computed)]
+            host.share(kept)
+            sequence.host_blocks = list(kept)
+            for block, block_hash in zip(kept, sequence.hashes, strict=False):
+                host.publish(block, block_hash)
+        return arrived

@@ -1,0 +1,159 @@
+"""What a sequence does with its blocks: find a prefix, reserve room to write, publish what is full, fork, cut, drop.
+
+Nothing here may be done to a sequence whose KV is moving: `KVTiers` sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+
+from app.domain.values import SessionId
+from app.gpu.kv.blocks import BlockHash, BlockId, BlockPool, chain_hash
+from app.gpu.passes.ways import expected_edits
+from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.sequence import Sequence
+
+
+class KVCache:
+    """Keeps each sequence's blocks, their host copies, `hashes` and `computed` in step with the two block pools."""
+
+    def __init__(self, pool: BlockPool, host: BlockPool) -> None:
+        self.pool = pool
+        self.host = host
+
+    def match_prefix(self, sequence: Sequence) -> None:
+        """Give a sequence that holds no blocks the longest published prefix of its history.
+
+        At least one token is always left to compute: the step needs its logits. So is every token that a breakpoint
+        waits for. The prefix has been computed with the same edits as the sequence would be.
+        """
+        size = self.pool.block_size
+        parent, (edits, limit) = sequence.namespace, expected_edits(sequence)
+        for index in range(min(len(sequence.tokens) - 1, limit) // size):
+            parent = self._hash(sequence, index, parent, edits)
+            block = self.pool.find(parent)
+            if block is None:
+                break
+            self.pool.share([block])
+            sequence.blocks.append(block)
+            sequence.hashes.append(parent)
+        sequence.computed = len(sequence.blocks) * size
+
+    def accept_prefix(self, sequence: Sequence) -> None:
+        """The sequence goes on from the prefix that was found: it has been computed with the edits that were wanted."""
+        if sequence.watched and sequence.computed > sequence.reached:
+            edits, _ = expected_edits(sequence)
+            for made in edits.within(sequence.reached, sequence.computed):
+                sequence.interventions.add(made)
+            sequence.reached = sequence.computed
+
+    def missing(self, sequence: Sequence, length: int) -> int:
+        """Blocks that `reserve` of the same arguments would take from the pool."""
+        copied = len(self._shared_with_others(sequence))
+        return max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks)) + copied
+
+    def reserve(self, sequence: Sequence, length: int) -> list[tuple[BlockId, BlockId]]:
+        """Make room to write the next `length` tokens; the caller has checked that `missing` blocks are available.
+
+        Returns block copies (source, target) to make before the step: a block that is not full, or that a paused pass
+        has begun to write, is copied if another sequence holds it too.
+        """
+        copies = []
+        first = sequence.computed // self.pool.block_size
+        self.release_copies(sequence, first)
+        for index in self._shared_with_others(sequence):
+            source = sequence.blocks[index]
+            [target] = self.pool.allocate(1)
+            sequence.blocks[index] = target
+            self.pool.release([source])
+            copies.append((source, target))
+        if first < len(sequence.blocks):
+            self.pool.unpublish(sequence.blocks[first])
+        needed = self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks)
+        if needed > 0:
+            sequence.blocks.extend(self.pool.allocate(needed))
+        return copies
+
+    def commit(self, sequence: Sequence, computed: int) -> None:
+        """Account for tokens that have run all layers, and publish the blocks that they filled."""
+        sequence.computed = computed
+        sequence.reached = max(sequence.reached, computed)
+        first = len(sequence.hashes)
+        self.hash_blocks(sequence)
+        for block, block_hash in zip(sequence.blocks[first:], sequence.hashes[first:], strict=False):
+            self.pool.publish(block, block_hash)
+
+    def hash_blocks(self, sequence: Sequence) -> None:
+        """Bring `hashes` up to the full blocks of the computed tokens."""
+        for index in range(len(sequence.hashes), sequence.computed // self.pool.block_size):
+            parent = sequence.hashes[-1] if sequence.hashes else sequence.namespace
+            sequence.hashes.append(self._hash(sequence, index, parent, sequence.interventions))
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give up the blocks that were reserved for tokens which have not been computed and will not be."""
+        self.release_blocks(sequence, self.pool.blocks_for(sequence.computed))
+
+    def uncompute(self, sequence: Sequence, length: int) -> None:
+        """Forget the KV of the tokens from position `length` on, in every tier; the history stays."""
+        sequence.computed = min(sequence.computed, length)
+        if sequence.checkpoint is not None:
+            sequence.checkpoint.held = False
+        sequence.disk_tokens = min(sequence.disk_tokens, length)
+        keep = self.pool.blocks_for(sequence.computed)
+        self.release_blocks(sequence, keep)
+        self.release_copies(sequence, keep)
+        del sequence.hashes[sequence.computed // self.pool.block_size :]
+
+    def fork(self, sequence: Sequence, child: SessionId) -> Sequence:
+        """A sequence with the same history that shares every block, the partly filled last one included."""
+        self.pool.share(sequence.blocks)
+        self.host.share(sequence.host_blocks)
+        shared = bool(sequence.blocks or sequence.host_blocks)  # a file belongs to one session
+        shared_checkpoint = None if sequence.checkpoint is None else copy(sequence.checkpoint)
+        if shared_checkpoint is not None and not shared:
+            shared_checkpoint.held = False
+        return Sequence(
+            child,
+            sequence.namespace,
+            tokens=list(sequence.tokens),
+            blocks=list(sequence.blocks),
+            hashes=list(sequence.hashes) if shared else [],
+            host_blocks=list(sequence.host_blocks),
+            computed=sequence.computed if shared else 0,
+            reached=sequence.reached,
+            breakpoints=dict(sequence.breakpoints),
+            interventions=sequence.interventions.copy(),
+            checkpoint=shared_checkpoint,
+        )
+
+    def shrink(self, count: int, sequences: Iterable[Sequence]) -> list[tuple[BlockId, BlockId]] | None:
+        """Give up the top `count` device blocks. `sequences` are all that hold any, and no move does.
+
+        Returns block copies (source, target) to make before anything else. None if too many blocks are owned.
+        """
+        moved = self.pool.shrink(count)
+        if moved is None:
+            return None
+        for sequence in sequences:
+            sequence.blocks = [moved.get(block, block) for block in sequence.blocks]
+        return list(moved.items())
+
+    def release_blocks(self, sequence: Sequence, keep: int) -> None:
+        """Give up the sequence's device blocks from index `keep` on."""
+        self.pool.release(sequence.blocks[keep:])
+        del sequence.blocks[keep:]
+
+    def release_copies(self, sequence: Sequence, keep: int) -> None:
+        """Give up the sequence's host copies from index `keep` on."""
+        self.host.release(sequence.host_blocks[keep:])
+        del sequence.host_blocks[keep:]
+
+    def _hash(self, sequence: Sequence, index: int, parent: BlockHash, edits: InterventionLog) -> BlockHash:
+        first, end = index * self.pool.block_size, (index + 1) * self.pool.block_size
+        return chain_hash(parent, sequence.tokens[first:end], edits.fingerprint(first, end) if edits else b"")
+
+    def _shared_with_others(self, sequence: Sequence) -> list[int]:
+        """Indices of the sequence's blocks that its next tokens are written to and that others hold too."""
+        first = sequence.computed // self.pool.block_size
+        return [i for i in range(first, len(sequence.blocks)) if self.pool.holders(sequence.blocks[i]) > 1]

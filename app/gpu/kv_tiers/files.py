@@ -1,0 +1,93 @@
+"""KV in files: each session's own in the disk tier, and those that clients take away and bring."""
+
+from __future__ import annotations
+
+from app.domain.values import Tier
+from app.gpu.kv.blocks import BlockHash
+from app.gpu.kv.moves import Move, MoveKind
+from app.gpu.kv_tiers.cache import KVCache
+from app.gpu.kv_tiers.ledger import MoveLedger
+from app.gpu.state.sequence import Sequence
+
+
+class KVFiles:
+    """Orders what is to be written, read and deleted. See `KVTiers` for what moves are."""
+
+    def __init__(self, cache: KVCache, ledger: MoveLedger) -> None:
+        self._cache = cache
+        self._ledger = ledger
+
+    def save(self, sequence: Sequence) -> None:
+        """Move the KV of whole passes, and there must be no other, from the host to the session's file, unless the file
+        has it already.
+        """
+        sequence.require_tier(Tier.HOST)
+        sequence.incoming = None  # what is still on its way up no longer counts
+        if sequence.disk_tokens >= sequence.computed:
+            self._cache.release_copies(sequence, 0)
+            return
+        sequence.disk_blocks, sequence.disk_tokens = len(sequence.host_blocks), 0
+        sequence.moving = Tier.TO_DISK
+        self._cache.host.share(sequence.host_blocks)
+        sequence.saving = self._ledger.order(
+            sequence,
+            MoveKind.TO_DISK,
+            source=tuple(sequence.host_blocks),
+            token_ids=tuple(sequence.tokens[: sequence.computed]),
+            computed=sequence.computed,
+            namespace=file_namespace(sequence, sequence.computed),
+        )
+
+    def load(self, sequence: Sequence) -> bool:
+        """Read the KV from the session's file into the host. False, and nothing is changed, if there is no room."""
+        sequence.require_tier(Tier.DISK)
+        if sequence.incoming is None:
+            if self._cache.host.available < sequence.disk_blocks:
+                return False
+            target = tuple(self._cache.host.allocate(sequence.disk_blocks))
+            sequence.incoming = self._ledger.order(sequence, MoveKind.FROM_DISK, target=target)
+        sequence.moving = Tier.TO_HOST
+        return True
+
+    def forget(self, sequence: Sequence) -> None:
+        """Delete the session's file, if it has one and does not live in it."""
+        if sequence.disk_blocks:
+            sequence.disk_blocks = sequence.disk_tokens = 0
+            sequence.saving = None
+            self.delete(sequence)
+
+    def delete(self, sequence: Sequence) -> None:
+        """Delete the session's file, whatever is in it."""
+        self._ledger.order(sequence, MoveKind.DELETE)
+
+    def export(self, sequence: Sequence, path: str, about: str) -> Move:
+        """Write the history, and as much of the KV of whole passes as the host has, to a file of the client's."""
+        host = self._cache.host
+        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
+        blocks = sequence.host_blocks[: host.blocks_for(computed)]
+        host.share(blocks)
+        return self._ledger.order(
+            sequence,
+            MoveKind.EXPORT,
+            source=tuple(blocks),
+            token_ids=tuple(sequence.tokens),
+            computed=computed,
+            path=path,
+            about=about,
+        )
+
+    def import_file(self, sequence: Sequence, path: str) -> Move:
+        """Make a client's file, if it is whole, the file of a new session."""
+        return self._ledger.order(sequence, MoveKind.IMPORT, path=path)
+
+    def adopt(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
+        """The session's file holds the KV of the first `computed` tokens of its history, and there is no other KV."""
+        sequence.disk_blocks = file_blocks
+        sequence.disk_tokens = sequence.computed = computed
+
+
+def file_namespace(sequence: Sequence, computed: int) -> BlockHash:
+    """What a file's KV of the first `computed` tokens is kept under: the session's namespace, and its interventions if
+    it has any.
+    """
+    return sequence.namespace + sequence.interventions.fingerprint(0, computed)

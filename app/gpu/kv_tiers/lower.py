@@ -1,0 +1,136 @@
+"""Room in host memory and on disk: which sessions' KV goes one tier down, and which is lost when there is none."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
+
+from app.domain.values import SessionId, Tier
+from app.gpu.kv_tiers.moving import KVTiers
+from app.gpu.state.sequence import Sequence
+
+DISK_REST_S = 10.0
+"""How long nothing is written after a write has failed: a full disk does not empty itself in a step."""
+
+
+class LowerTiers:
+    """Sessions without a turn whose KV is off the device, longest away first, and every session that has a file.
+
+    Files come and go nowhere else, but for those that no session has claimed yet.
+    """
+
+    def __init__(self, tiers: KVTiers, disk_blocks: int, clock: Callable[[], float]) -> None:
+        self.tiers = tiers
+        self.disk_blocks = disk_blocks
+        self.away: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self._files: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self.dropped = 0
+        self._clock = clock
+        self._writable_at = -math.inf
+
+    @property
+    def disk_used(self) -> int:
+        """Blocks in files."""
+        return sum(sequence.disk_blocks for sequence in self._files.values())
+
+    @property
+    def host_is_emptying(self) -> bool:
+        """Whether moves under way will free host blocks, or make them mere copies of what is on the device."""
+        return any(s.moving in (Tier.TO_DISK, Tier.TO_DEVICE) for s in self.tiers.ledger.moving)
+
+    def make_host_room(
+        self, needed: int, copied: Iterable[Sequence], queued: Iterable[Sequence], keep: Collection[Sequence]
+    ) -> bool:
+        """Whether `needed` host blocks are available. If not, frees some, or starts to: ask again later.
+
+        The copies of sessions that are on the device too (`copied`) go first, then the session that has been away
+        longest moves to disk, and last those whose turn waits for room on the device (`queued`). Nothing is taken from
+        those in `keep`, nor anything at all if it would not be enough.
+        """
+        host = self.tiers.cache.host
+        saving = sum(len(s.host_blocks) for s in self.tiers.ledger.moving if s.moving is Tier.TO_DISK)
+        copied = [s for s in copied if s.moving is None and s not in keep]
+        savable = [s for s in (*self.away.values(), *queued) if s.tier is Tier.HOST and s not in keep]
+        savable = [s for s in savable if not s.guaranteed and self.disk_blocks]
+        most = host.available + saving + sum(len(s.host_blocks) for s in (*copied, *savable))
+        if host.available >= needed or most < needed:
+            return host.available >= needed
+        for sequence in copied:
+            if host.available >= needed:
+                break
+            self.tiers.cache.release_copies(sequence, 0)
+        for sequence in savable:
+            if host.available + saving >= needed:
+                break
+            if self.save(sequence, keep) and sequence.moving is Tier.TO_DISK:
+                saving += len(sequence.host_blocks)
+        return host.available >= needed
+
+    def save_failed(self) -> None:
+        """The disk could not be written: leave it alone for a while."""
+        self._writable_at = self._clock() + DISK_REST_S
+
+    def save(self, sequence: Sequence, keep: Collection[Sequence] = ()) -> bool:
+        """Move a session from host to disk. False if it does not fit beside the files of `keep`, or the disk rests.
+
+        A file holds whole passes only: that of a paused turn is computed again up to its boundary.
+        """
+        self.tiers.forget_half_pass(sequence)
+        if not sequence.host_blocks:
+            self.away.pop(sequence.session, None)
+            return True
+        clean = sequence.disk_tokens >= sequence.computed
+        if not clean and self._clock() < self._writable_at:
+            return False
+        if not clean and not self._make_disk_room(len(sequence.host_blocks), sequence, keep):
+            return False
+        self.tiers.files.save(sequence)
+        self._files[sequence.session] = sequence
+        self._files.move_to_end(sequence.session)
+        return True
+
+    def adopt(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
+        """Count a file that is there already as the session's, for the first `computed` tokens of its history.
+
+        It goes if it does not fit, or has nothing of use in it.
+        """
+        if not computed:
+            self.tiers.files.delete(sequence)
+        elif self._make_disk_room(file_blocks, sequence, ()):
+            self.tiers.files.adopt(sequence, computed, file_blocks)
+            self._files[sequence.session] = sequence
+        else:
+            self.dropped += 1
+            self.tiers.files.delete(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """No tier has room for the session's KV: it is lost."""
+        self.dropped += 1
+        self.free(sequence)
+
+    def free(self, sequence: Sequence) -> None:
+        """Free everything that the session holds in any tier."""
+        self.tiers.drop(sequence)
+        self.away.pop(sequence.session, None)
+        self._files.pop(sequence.session, None)
+
+    def _make_disk_room(self, needed: int, for_sequence: Sequence, keep: Collection[Sequence]) -> bool:
+        """Delete files until `needed` blocks fit: first those whose KV is elsewhere too, then the oldest."""
+        if needed > self.disk_blocks:
+            return False
+        spare = [s for s in self._files.values() if s.tier is not Tier.DISK and s.moving is not Tier.TO_DISK]
+        only = [s for s in self._files.values() if s.tier is Tier.DISK]
+        used = sum(s.disk_blocks for s in self._files.values() if s is not for_sequence)
+        for sequence in [*spare, *only]:
+            if used + needed <= self.disk_blocks:
+                break
+            if sequence is for_sequence or sequence in keep or (sequence.guaranteed and sequence.tier is Tier.DISK):
+                continue
+            used -= sequence.disk_blocks
+            if sequence.tier is Tier.DISK:
+                self.drop(sequence)
+            else:
+                self.tiers.files.forget(sequence)
+                del self._files[sequence.session]
+        return used + needed <= self.disk_blocks

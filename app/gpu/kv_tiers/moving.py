@@ -1,0 +1,196 @@
+"""Moving one session's KV between device, host and disk: what each move needs, holds while it runs, and leaves.
+
+    device --park--> to_host --> host --save--> to_disk --> disk
+    device <-- to_device <--restore-- host <-- to_host <--load-- disk
+
+`KVFiles` orders what goes to disk and comes from there. Pure book-keeping: a move is data that a mover carries out, and
+`complete` is called when it has. Until then the move holds a reference to each of its blocks, so nothing that is being
+read or written can be given to anyone else. A move that has been overtaken by a new signal is turned round: the session
+is back where it came from at once, and what arrives later counts only where it still fits.
+"""
+
+from __future__ import annotations
+
+from app.domain.values import Tier
+from app.gpu.kv.blocks import BlockId
+from app.gpu.kv.moves import Move, Moved, MoveKind
+from app.gpu.kv_tiers.arrivals import Arrivals
+from app.gpu.kv_tiers.cache import KVCache
+from app.gpu.kv_tiers.files import KVFiles
+from app.gpu.kv_tiers.ledger import MoveLedger
+from app.gpu.state.sequence import Sequence
+
+
+class KVTiers:
+    """Carries sequences from tier to tier."""
+
+    def __init__(self, cache: KVCache, block_bytes: int) -> None:
+        self.cache = cache
+        self.block_bytes = block_bytes
+        self.ledger = MoveLedger(cache.pool, cache.host)
+        self.turned_round = 0
+        self.files = KVFiles(cache, self.ledger)
+        self._arrivals = Arrivals(cache, block_bytes)
+
+    @property
+    def freeing(self) -> int:
+        """Device blocks that become available when the parks under way have ended."""
+        return sum(self._freed_by_park(s) for s in self.ledger.moving if s.moving is Tier.TO_HOST)
+
+    def park(self, sequence: Sequence) -> bool:
+        """Move the KV from the device to the host; blocks that have their copy already cost nothing.
+
+        False, and it stays, if the host has no room for the others.
+        """
+        sequence.require_tier(Tier.DEVICE)
+        self.cache.release_blocks(sequence, self.cache.pool.blocks_for(sequence.written))
+        sequence.moving = Tier.TO_HOST
+        self._end_park(sequence)
+        return sequence.tier is not Tier.DEVICE
+
+    def copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
+        """Give the first `end` blocks of a session on the device their host copies; it stays. False: no room."""
+        sequence.require_tier(Tier.DEVICE)
+        return sequence.outgoing is not None or self._copy_out(sequence, end, early=early)
+
+    def restore_need(self, sequence: Sequence) -> int:
+        """Available device blocks that `restore` would take."""
+        sequence.require_tier(Tier.HOST)
+        if sequence.incoming is not None:
+            return 0
+        found = self._find_on_device(sequence)
+        return len(found) - sum(block is not None and self.cache.pool.holders(block) > 0 for block in found)
+
+    def restore(self, sequence: Sequence) -> bool:
+        """Move the KV from the host to the device. False, and nothing is changed, if too few blocks are available.
+
+        Blocks that the device still has, or has for another session, are not copied.
+        """
+        if self.restore_need(sequence) > self.cache.pool.available:
+            return False
+        if sequence.incoming is None:
+            self._copy_in(sequence)
+        if sequence.incoming is not None:
+            sequence.moving = Tier.TO_DEVICE
+        return True
+
+    def turn_round(self, sequence: Sequence) -> None:
+        """Give up the move that is under way, if any: the KV is at once where it came from."""
+        if sequence.moving is not None:
+            self.turned_round += 1
+            sequence.moving = None
+
+    def head_back(self, sequence: Sequence) -> None:
+        """Turn round a move that leads away from the device."""
+        if sequence.moving is Tier.TO_DISK or (sequence.moving is Tier.TO_HOST and sequence.blocks):
+            self.turn_round(sequence)
+
+    def cut(self, sequence: Sequence, length: int) -> None:
+        """Forget the KV from position `length` on, in every tier; whatever is under way no longer counts."""
+        if length < sequence.computed:
+            self._detach(sequence)
+            self.cache.uncompute(sequence, length)
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Cut the history to `length` tokens, and its KV with it."""
+        self.cut(sequence, length)
+        del sequence.tokens[length:]
+        sequence.reached = min(sequence.reached, length)
+        sequence.interventions.truncate(length)
+
+    def forget_half_pass(self, sequence: Sequence) -> None:
+        """Free the blocks that only a paused pass has written to."""
+        if sequence.written > sequence.computed:
+            self._detach(sequence)
+            self.cache.uncompute(sequence, sequence.computed)
+
+    def end_pass(self, sequence: Sequence) -> None:
+        """Copies that are under way were read while a paused pass had half-written its blocks: they do not count."""
+        sequence.outgoing = None
+
+    def drop(self, sequence: Sequence) -> None:
+        """Lose the KV in every tier; it will be computed again."""
+        self._detach(sequence)
+        self.cache.uncompute(sequence, 0)
+        self.files.forget(sequence)
+
+    def complete(self, report: Moved) -> tuple[Move, Sequence]:
+        """Account for a move that has ended, well or not; returns it and the sequence that it was for."""
+        move, sequence = self.ledger.find(report.number)
+        worth = self._arrivals.book(sequence, move, arrived=report.error is None)
+        self.ledger.close(move)
+        if not worth and move.kind is MoveKind.TO_DISK:
+            self.files.forget(sequence)
+        elif not worth:
+            self.drop(sequence)
+        if sequence.moving is Tier.TO_HOST and sequence.blocks:
+            self._end_park(sequence)
+        return move, sequence
+
+    def _detach(self, sequence: Sequence) -> None:
+        self.turn_round(sequence)
+        sequence.outgoing = sequence.incoming = None
+
+    def _copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
+        """Order copies of the blocks before index `end` that have none; those that the host has already are shared."""
+        host = self.cache.host
+        while len(sequence.host_blocks) < min(end, len(sequence.hashes)):
+            found = host.find(sequence.hashes[len(sequence.host_blocks)])
+            if found is None:
+                break
+            host.share([found])
+            sequence.host_blocks.append(found)
+        first = len(sequence.host_blocks)
+        if host.available < end - first:
+            return False
+        if end > first:
+            source, target = tuple(sequence.blocks[first:end]), tuple(host.allocate(end - first))
+            self.cache.pool.share(source)
+            sequence.outgoing = self.ledger.order(
+                sequence,
+                MoveKind.OUT,
+                source=source,
+                target=target,
+                first=first,
+                hashes=tuple(sequence.hashes[first:end]),
+                computed=sequence.written,
+                early=early,
+            )
+        return True
+
+    def _end_park(self, sequence: Sequence) -> None:
+        """Go on with a park: copy what has no copy yet; once every block has one, the device blocks are free."""
+        if sequence.outgoing is not None:
+            return
+        if not self._copy_out(sequence, len(sequence.blocks)):
+            sequence.moving = None
+        elif sequence.outgoing is None:
+            sequence.moving = None
+            self.cache.release_blocks(sequence, 0)
+
+    def _copy_in(self, sequence: Sequence) -> None:
+        pool = self.cache.pool
+        found = self._find_on_device(sequence)
+        pool.share([block for block in found if block is not None])
+        missing = [index for index, block in enumerate(found) if block is None]
+        fresh = dict(zip(missing, pool.allocate(len(missing)), strict=True))
+        blocks = tuple(fresh[index] if block is None else block for index, block in enumerate(found))
+        if not missing:
+            sequence.blocks = list(blocks)
+            return
+        source = tuple(sequence.host_blocks[index] for index in missing)
+        self.cache.host.share(source)
+        target = tuple(fresh.values())
+        sequence.incoming = self.ledger.order(sequence, MoveKind.IN, source=source, target=target, blocks=blocks)
+
+    def _find_on_device(self, sequence: Sequence) -> list[BlockId | None]:
+        """For each host block of the sequence, the device block with the same content, if there is one."""
+        full = len(sequence.hashes)
+        return [
+            self.cache.pool.find(sequence.hashes[index]) if index < full else None
+            for index in range(len(sequence.host_blocks))
+        ]
+
+    def _freed_by_park(self, sequence: Sequence) -> int:
+        copying = set() if sequence.outgoing is None else set(sequence.outgoing.source)
+        return sum(self.cache.pool.holders(block) == 1 + (block in copying) for block in sequence.blocks)

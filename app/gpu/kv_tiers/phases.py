@@ -1,0 +1,167 @@
+"""What clients say of their sessions, and the moves that follow: away while a tool runs, back before it returns."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from app.domain.values import KVPolicy, Phase, SessionId, Tier
+from app.gpu.kv.moves import MoveKind
+from app.gpu.kv_tiers.prefetch import Returns
+from app.gpu.state.sequence import Sequence
+
+if TYPE_CHECKING:
+    from app.gpu.kv_tiers.placement import Placement
+
+RETRY_S = 0.1
+"""How often those who wait for room try again though nothing was said to have changed: a session that does not return
+when it said, and a disk that may be written again, give room by the mere passing of time.
+"""
+
+
+class Phases:
+    """Sessions without a turn that are on their way out (`leaving`) or wanted back, and when others will be."""
+
+    def __init__(self, placement: Placement, clock: Callable[[], float]) -> None:
+        self._placement = placement
+        self._tiers = placement.tiers
+        self._clock = clock
+        self._leaving: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self._wanted: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self._returns = Returns(self._way_back_s)
+        self._listens = placement.policy is KVPolicy.SIGNAL
+        self._changed = False
+        self._retry_at = math.inf
+
+    def signal(self, sequence: Sequence, phase: Phase, resume_in_s: float | None) -> None:
+        """Note what the client says of a session without a turn, and start to move its KV if the policy listens."""
+        sequence.phase = phase
+        if phase is Phase.READY:
+            resume_in_s = 0.0
+        sequence.resume_at = None if resume_in_s is None else self._clock() + resume_in_s
+        if not self._listens or sequence.tier is None:
+            return
+        self._returns.remove(sequence)
+        if phase in (Phase.READY, Phase.COMPUTE):
+            self._want(sequence)
+        else:
+            sequence.waits = True
+            self._wanted.pop(sequence.session, None)
+            if sequence.moving is Tier.TO_DEVICE:
+                self._tiers.turn_round(sequence)
+            self._leaving[sequence.session] = sequence
+            if sequence.resume_at is not None:
+                self._returns.add(sequence)
+        self.note_change()
+        self.tick()
+
+    def repeat(self, sequence: Sequence) -> None:
+        """Go on with what the client has said last, after the session's KV has been changed."""
+        resume_in_s = None if sequence.resume_at is None else max(0.0, sequence.resume_at - self._clock())
+        if sequence.phase is not Phase.COMPUTE:
+            self.signal(sequence, sequence.phase, resume_in_s)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The session has a turn now, or is gone."""
+        self._leaving.pop(sequence.session, None)
+        self._wanted.pop(sequence.session, None)
+        self._returns.remove(sequence)
+
+    @property
+    def margin_s(self) -> float:
+        """How long before its return a session's KV should be on the device."""
+        return self._returns.margin_s
+
+    def note_step(self, seconds: float) -> None:
+        """The engine has been busy with a step for so long: ways back begin that much earlier."""
+        margin_s = self.margin_s
+        self._returns.note_step(seconds)
+        if self.margin_s > margin_s:
+            self.note_change()
+
+    def note_change(self) -> None:
+        """There may be room where there was none, or a way back may have become longer."""
+        self._changed = self._listens
+
+    def tick(self) -> None:
+        """Go on with everything that waits for its time or for room. Costs nothing while neither has come."""
+        now = self._clock()
+        if not self._changed and now < min(self._returns.next_start, self._retry_at):
+            return
+        self._changed = False
+        busy_s = sum(self._way_back_s(sequence) for sequence in self._wanted.values())
+        for sequence in self._returns.take_due(now, busy_s, self._longest_s()):
+            self._want(sequence)
+        for sequence in list(self._leaving.values()):
+            self._send_away(sequence, now)
+        for sequence in sorted(self._wanted.values(), key=lambda wanted: wanted.return_time):
+            self._prefetch(sequence)
+        self._retry_at = now + RETRY_S if self._leaving or self._wanted else math.inf
+
+    def next_alarm(self) -> float | None:
+        """When `tick` must be called again even if nothing else happens, on the clock."""
+        if self._changed and (self._leaving or self._wanted):
+            return self._clock()
+        return None if self._returns.next_start == math.inf else self._returns.next_start
+
+    def _want(self, sequence: Sequence) -> None:
+        self._leaving.pop(sequence.session, None)
+        self._tiers.head_back(sequence)
+        if sequence.session in self._placement.lower.away:
+            self._wanted[sequence.session] = sequence
+
+    def _send_away(self, sequence: Sequence, now: float) -> None:
+        """One step on the way down for a session that waits: to the host, and from there to disk if it is `idle`."""
+        gap_s = sequence.return_time - now
+        if sequence.tier is Tier.DEVICE:
+            if gap_s < self._seconds(sequence, MoveKind.OUT, MoveKind.IN):
+                del self._leaving[sequence.session]  # it would be back before the move was done
+                return
+            missing = len(sequence.blocks) - len(sequence.host_blocks)
+            if not self._tiers.park(sequence) and self._placement.make_host_room(missing, sequence):
+                self._tiers.park(sequence)
+            self._placement.refile(sequence)
+        if sequence.tier is Tier.HOST:
+            del self._leaving[sequence.session]
+            by_disk_s = self._seconds(sequence, MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.IN)
+            if sequence.phase is Phase.IDLE and gap_s >= by_disk_s:
+                self._placement.lower.save(sequence)
+        elif sequence.tier in (Tier.DISK, None):
+            del self._leaving[sequence.session]
+
+    def _prefetch(self, sequence: Sequence) -> None:
+        """One step on the way up for a session that is about to return."""
+        placement = self._placement
+        if sequence.tier is Tier.HOST:
+            needed = self._tiers.restore_need(sequence) + placement.headroom()
+            if placement.make_room(needed, sequence, prefetch=True) and self._tiers.restore(sequence):
+                placement.refile(sequence)
+        elif sequence.tier is Tier.DISK:
+            needed = sequence.disk_blocks + placement.loading + placement.headroom()
+            load = self._tiers.files.load
+            lacks_host_room = placement.make_room(needed, sequence, prefetch=True) and not load(sequence)
+            if lacks_host_room and placement.make_host_room(sequence.disk_blocks, sequence):
+                load(sequence)
+        if sequence.tier in (Tier.DEVICE, None):
+            self._wanted.pop(sequence.session, None)
+
+    def _way_back_s(self, sequence: Sequence) -> float:
+        """How long the link is busy until the session's KV is on the device; with its file, if it must be read."""
+        tier = sequence.tier
+        if tier is Tier.DEVICE and sequence.session not in self._leaving:
+            return 0.0
+        if tier is Tier.DISK or (tier is Tier.TO_HOST and not sequence.blocks):
+            return self._seconds(sequence, MoveKind.FROM_DISK, MoveKind.IN)
+        return self._seconds(sequence, MoveKind.IN)
+
+    def _longest_s(self) -> float:
+        """How long it would take to bring back all that the lower tiers can hold."""
+        seconds, on_disk = self._placement.meter.seconds, self._placement.lower.disk_blocks
+        all_blocks = self._tiers.cache.host.num_blocks + on_disk
+        return seconds(MoveKind.FROM_DISK, on_disk) + seconds(MoveKind.IN, all_blocks)
+
+    def _seconds(self, sequence: Sequence, *kinds: MoveKind) -> float:
+        blocks = self._tiers.cache.pool.blocks_for(sequence.computed)
+        return sum(self._placement.meter.seconds(kind, blocks) for kind in kinds)

@@ -1,0 +1,46 @@
+"""What lies between a layer's matrix products: PyTorch's operators, or on CPU one fused kernel for each.
+
+The CPU kernels are imported where they are used: they are compiled by Numba, which a GPU needs nothing of.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) of `x` `[tokens, width]` times `weight`
+    `[width]`.
+    """
+    if x.device.type == "cpu":
+        from app.gpu.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.rms_norm(x, weight, eps)
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` of `[tokens, 2 * inner]`, the gate first: `[tokens, inner]` (Shazeer, arXiv:2002.05202)."""
+    if gate_up.device.type == "cpu":
+        from app.gpu.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.silu_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+    """Rotate the halves of each head of `x` `[tokens, heads, head_dim]`, heads dense, into a new contiguous tensor.
+
+    `table` `[positions, head_dim]` holds cosines, then sines, of half a head each; `positions` is `[tokens]` int64.
+    With `x = (a, b)` in halves the result is `(a cos - b sin, b cos + a sin)` (Su et al., arXiv:2104.09864).
+    """
+    if x.device.type == "cpu":
+        from app.gpu.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.rotate(x, table, positions)
+    cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

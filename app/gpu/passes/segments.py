@@ -1,0 +1,78 @@
+"""Cutting a step along the layer axis: inside one segment the set of rows is fixed, so it runs as one batch.
+
+A row that breaks ends at its boundary, a row that resumes begins at its boundary; both are only loop bounds. So are the
+boundaries at which something is done to a row that goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+
+from app.gpu.passes.ways import PassPlan
+from app.gpu.state.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One sequence's part of a step: `length` tokens from position `first`, through the layers that `way` says.
+
+    `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted.
+    Where memory is too short for a row, it runs in parts; the row is accounted for when the last of them has run.
+    """
+
+    sequence: Sequence
+    first: int
+    length: int
+    way: PassPlan
+    samples: bool
+    scores_prompt: bool
+    part_of: Row | None = None
+    """The row that this is a part of."""
+
+    @property
+    def whole(self) -> Row:
+        """The row as it was planned."""
+        return self if self.part_of is None else self.part_of
+
+    @property
+    def end(self) -> int:
+        """Position after the last."""
+        return self.first + self.length
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing of the planned row comes after it."""
+        return self.end == self.whole.end
+
+    def is_plain(self, num_layers: int) -> bool:
+        """Whether the row is one token that runs all layers, with nothing to do on the way, and samples."""
+        whole = (self.way.lo, self.way.hi) == (0, num_layers)
+        return self.length == 1 and self.samples and whole and not self.way.marks
+
+    @property
+    def outputs(self) -> int:
+        """How many of the row's last tokens need logits."""
+        return self.length if self.scores_prompt else int(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Layers `[lo, hi)` over `rows`, given as indices into the step's rows."""
+
+    lo: int
+    hi: int
+    rows: tuple[int, ...]
+
+
+def cut_segments(rows: Seq[Row]) -> list[Segment]:
+    """Segments from the lowest layer up that cover every row's `[lo, hi)` exactly. Rows keep their order."""
+    bounds = {bound for row in rows for bound in (row.way.lo, row.way.hi)}
+    bounds.update(mark.boundary for row in rows for mark in row.way.marks)
+    segments = []
+    for lo, hi in pairwise(sorted(bounds)):
+        members = tuple(i for i, row in enumerate(rows) if row.way.lo <= lo and hi <= row.way.hi)
+        if members:
+            segments.append(Segment(lo, hi, members))
+    return segments

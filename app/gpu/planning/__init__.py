@@ -1,0 +1,1 @@
+"""Which rows run in the next step, and the life of a turn."""

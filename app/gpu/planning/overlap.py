@@ -1,0 +1,46 @@
+"""The step after one that still runs, planned before that one's tokens are known. Pure planning: no tensors.
+
+A device waits while the host reads tokens, accounts for them, tells them and plans. So while nothing but decoding goes
+on, the next step is given to it beside the one that runs, and each row takes its token where that one samples it
+(vLLM's asynchronous scheduling, SGLang's overlap scheduler). What may end a turn in between is a stop token, or that
+it fails: then the row has been computed in vain, and its result is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from app.gpu.passes.segments import Row
+from app.gpu.passes.ways import runs_plainly
+from app.gpu.planning.scheduler import Scheduler
+from app.gpu.sampling.requests import looks_back
+from app.gpu.state.sequence import Sequence
+
+
+def plan_following(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> list[Row]:
+    """Rows for the token after the one that each of `rows`, the step that runs, is about to sample; blocks to write to
+    are reserved. Rows that sample their turn's last token have none.
+
+    No rows if the step has to be planned when the tokens are known: one of the rows is not a plain one, would not be
+    one next time, or is sampled from by way of its history; or blocks are short.
+    """
+    if not all(row.is_plain(scheduler.num_layers) and not row.scores_prompt for row in rows):
+        return []
+    going_on = [row for row in rows if not row.sequence.is_full(max_model_len, ahead=1)]
+    if not all(_is_predictable(row.sequence) for row in going_on):
+        return []
+    cache = scheduler.cache
+    if sum(cache.missing(row.sequence, 2) for row in going_on) > cache.pool.available:
+        return []
+    for row in going_on:
+        copies = cache.reserve(row.sequence, 2)
+        assert not copies  # the step that runs writes to the last block, so nobody else holds it
+    return [replace(row, first=row.end) for row in going_on]
+
+
+def _is_predictable(sequence: Sequence) -> bool:
+    """Whether the next row but one is known without its token."""
+    turn = sequence.turn
+    assert turn is not None
+    return not looks_back(turn.sampling) and runs_plainly(sequence, len(sequence.tokens))

@@ -1,0 +1,166 @@
+"""The life of a turn: it begins with a `Submit`, advances by computed rows, may pause and go on, and ends once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+from app.domain.breakpoints import Pass, Until
+from app.domain.errors import DjinnError, FieldOutOfRange
+from app.domain.values import FinishReason, Ticket, TokenLogprobs
+from app.gpu.passes.segments import Row
+from app.gpu.planning.scheduler import Scheduler
+from app.gpu.sampling.requests import Sampled, SampleRequest
+from app.gpu.state.checkpoints import Checkpoint, StoredTensor
+from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
+from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
+
+
+class Turns:
+    """Changes sequences as their turns go, and says so in events."""
+
+    def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
+        self._scheduler = scheduler
+        self._tiers = scheduler.placement.tiers
+        self.max_model_len = max_model_len
+
+    def begin(self, sequence: Sequence, command: Submit, keep: int) -> None:
+        """Start a turn whose context is the first `keep` tokens of the history and then the command's own from there
+        on.
+        """
+        before = tuple(sequence.tokens[keep:]), sequence.interventions.snapshot(), sequence.reached
+        self._tiers.truncate(sequence, keep)
+        sequence.tokens.extend(command.token_ids[keep:] if command.replace else command.token_ids)
+        context = len(sequence.tokens)
+        sequence.turn = TurnState(
+            command.ticket,
+            command.sampling,
+            command.stop,
+            context,
+            keep,
+            *before,
+            pausable=command.pausable,
+        )
+        if command.sampling.prompt_logprobs is not None:
+            self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
+        self._scheduler.enqueue(sequence)
+
+    def score(self, row: Row, logprobs: Seq[TokenLogprobs]) -> Iterator[Event]:
+        """Take the log-probabilities of the prompt tokens that the row's logits predict."""
+        turn = row.sequence.turn
+        assert turn is not None
+        turn.prompt_logprobs.extend(logprobs)
+        if len(turn.prompt_logprobs) == turn.prompt_tokens - 1:
+            yield PromptScored(turn.ticket, tuple(turn.prompt_logprobs))
+
+    def advance(self, row: Row, sampled: Sampled | None) -> Iterator[Event]:
+        """Account for a row that has run all layers; `sampled` is its next token, None while its prompt goes on."""
+        sequence = row.sequence
+        turn = sequence.turn
+        assert turn is not None
+        yield from self._note_pass(row)
+        if sequence.checkpoint is not None and sequence.is_mid_pass:
+            turn.resumed = sequence.checkpoint.cost()
+            sequence.checkpoint = None
+        self._scheduler.cache.commit(sequence, row.first + row.length)
+        if sampled is not None:
+            sequence.tokens.append(sampled.token_id)
+            yield Token(turn.ticket, sampled.token_id, sampled.logprobs)
+        if not sequence.pending or sampled is not None:
+            reason = sequence.finish_reason(self.max_model_len)
+            if reason is not None:
+                self._scheduler.cache.trim(sequence)
+                yield self.end(sequence, reason)
+
+    def pause(self, row: Row, hidden: StoredTensor) -> Iterator[Event]:
+        """Stop the turn where its row has stopped, with the residual stream that it had there."""
+        sequence = row.sequence
+        turn = sequence.turn
+        assert turn is not None
+        yield from self._note_pass(row)
+        resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
+        sequence.checkpoint = Checkpoint(
+            boundary=row.way.hi,
+            first=row.first,
+            length=row.length,
+            hidden=hidden,
+            in_pass=Pass.PREFILL if row.first < turn.prompt_tokens else Pass.DECODE,
+            breakpoint=row.way.breakpoint,
+            created_at=time.time(),
+        )
+        turn.paused, turn.pause_at, turn.announced = True, None, False
+        self._scheduler.retire(sequence)
+        yield Paused(turn.ticket, sequence.checkpoint.info(), sequence.usage(), resumed or turn.resumed)
+        turn.resumed = None
+
+    def resume(self, sequence: Sequence, ticket: Ticket, until: Until) -> None:
+        """Let a paused turn go on, under another ticket. Raises `FieldOutOfRange` for a layer that it has passed."""
+        turn, checkpoint = sequence.turn, sequence.checkpoint
+        assert turn is not None
+        assert checkpoint is not None
+        if until.layer is not None and not checkpoint.boundary <= until.layer < self._scheduler.num_layers:
+            raise FieldOutOfRange(
+                f"until.layer must be from {checkpoint.boundary} to {self._scheduler.num_layers - 1}: the session is "
+                f"paused after layer {checkpoint.boundary - 1}",
+                param="until.layer",
+            )
+        if until.layer is not None:
+            turn.pause_at = until.layer + 1, checkpoint.first
+        elif until.next_token:
+            turn.pause_at = checkpoint.boundary, len(sequence.tokens)
+        turn.ticket, turn.paused, turn.to_end = ticket, False, until.end
+        self._scheduler.requeue(sequence)
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> TurnFinished:
+        """End the running or paused turn; the sequence keeps its history and the KV of whole passes."""
+        turn = sequence.turn
+        assert turn is not None
+        self._drop_checkpoint(sequence)
+        made = sequence.interventions.snapshot()
+        changed = None if made == turn.interventions else made
+        finished = TurnFinished(turn.ticket, reason, sequence.usage(), len(sequence.tokens), changed, turn.resumed)
+        sequence.last_turn = (turn.ticket, turn.prompt_tokens)
+        sequence.turn = None
+        self._scheduler.retire(sequence)
+        return finished
+
+    def fail(self, sequence: Sequence, error: DjinnError) -> Failed:
+        """End the running turn with an error: the history is as before it; the KV may be half written, so it goes."""
+        turn = sequence.turn
+        assert turn is not None
+        self._drop_checkpoint(sequence)
+        sequence.turn = None
+        self._tiers.drop(sequence)
+        self._tiers.truncate(sequence, turn.kept)
+        sequence.tokens.extend(turn.dropped)
+        sequence.interventions = InterventionLog(turn.interventions)
+        sequence.reached = turn.reached
+        self._scheduler.retire(sequence)
+        return Failed(turn.ticket, error)
+
+    def _note_pass(self, row: Row) -> Iterator[Event]:
+        """Account for what breakpoints have done to the row."""
+        sequence = row.sequence
+        for made in row.way.new_edits:
+            sequence.interventions.add(made)
+        for spent in row.way.spent:
+            if sequence.breakpoints.pop(spent, None) is not None:
+                yield Spent(sequence.session, spent)
+
+    def _drop_checkpoint(self, sequence: Sequence) -> None:
+        """Free what a pass has left that will not go on."""
+        self._tiers.forget_half_pass(sequence)
+        sequence.checkpoint = None
+        sequence.interventions.truncate(max(sequence.reached, sequence.computed))
+
+
+def sample_request(sequence: Sequence, position: int) -> SampleRequest:
+    """What the sampler needs to choose the sequence's token at `position`."""
+    turn = sequence.turn
+    assert turn is not None
+    too_short = position + 1 - turn.prompt_tokens < turn.stop.min_tokens
+    forbidden = turn.stop.stop_token_ids if too_short else frozenset[int]()
+    return SampleRequest(turn.sampling, sequence.tokens, turn.prompt_tokens, forbidden, position)

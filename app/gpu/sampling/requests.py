@@ -1,0 +1,35 @@
+"""What the sampler is asked, and what it answers. No torch, so that planning can use both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.domain.values import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One row's wish: its parameters, its history, where the generated part begins, and tokens not allowed yet.
+
+    `position` is that of the new token. The history may not reach up to it if nothing `looks_back`.
+    """
+
+    params: SamplingParams
+    tokens: Sequence[int]
+    prompt_tokens: int
+    forbidden: frozenset[int]
+    position: int
+
+
+def looks_back(params: SamplingParams) -> bool:
+    """Whether a token depends on those before it other than through the logits."""
+    return params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The chosen token, with its log-probabilities if the row asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None

@@ -1,0 +1,1 @@
+"""Putting an engine together: memory is budgeted, weights are loaded."""

@@ -1,0 +1,91 @@
+"""How many KV blocks each tier gets, and whether the weights fit."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import KVBudget, KVPolicy
+from app.gpu.device.dtypes import dtype_name
+from app.machine.memory import read_host_memory
+from app.machine.units import size
+from app.model_store.resolve import ResolvedModel
+from app.settings import EngineSettings
+
+HOST_SHARE = 0.25
+"""Default share of the free host memory: it is also everyone else's. On a CPU device and host get as much each."""
+DISK_SHARE = 0.1
+"""Default share of the free disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierBlocks:
+    """Blocks of each tier."""
+
+    device: int
+    host: int
+    disk: int
+
+
+def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int | None) -> TierBlocks:
+    """Blocks of `block_bytes` bytes for each tier: what the settings say, or else what there is.
+
+    `device_room` is what a GPU has for KV, in bytes; None on a CPU, where the device's memory is the host's. Raises
+    `FieldOutOfRange` unless the device gets at least one block. Where KV never leaves the device (policy `none`) the
+    lower tiers get none by default.
+    """
+
+    def blocks(asked: KVBudget | None, default_bytes: float) -> int:
+        budget = KVBudget(bytes=max(0, int(default_bytes))) if asked is None else asked
+        return budget.blocks(block_bytes, settings.block_size)
+
+    free = read_host_memory().free_bytes
+    on_device = blocks(settings.kv_device, free * HOST_SHARE if device_room is None else device_room)
+    if on_device < 1:
+        found = "" if settings.kv_device is not None else f"; beside weights and steps {device_room} bytes are left"
+        raise FieldOutOfRange(
+            f"kv_device must hold at least one block of {block_bytes} bytes{found}", param="kv_device"
+        )
+    lower = 0 if settings.kv_policy is KVPolicy.NONE else 1
+    on_disk = 0 if settings.kv_dir is None else blocks(settings.kv_disk, _free_disk(settings.kv_dir) * DISK_SHARE)
+    return TierBlocks(on_device, lower * blocks(settings.kv_host, free * HOST_SHARE), lower * on_disk)
+
+
+def _free_disk(folder: Path) -> int:
+    """Free bytes where `folder` is, or will be."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> int:
+    """Bytes of all parameters on `device` as `dtype`. On a CPU an output projection that is tied to the embedding is a
+    second copy, in the layout in which it is multiplied.
+    """
+    with torch.device("meta"):
+        parameters: int = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model.config).parameters())
+    text = model.config.get_text_config()
+    tied = text.vocab_size * text.hidden_size if text.tie_word_embeddings and device.type == "cpu" else 0
+    return (parameters + tied) * dtype.itemsize
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of the device's memory that nobody has."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_host_memory().free_bytes
+
+
+def check_weights_fit(model: ResolvedModel, needed: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `FieldOutOfRange` if `needed` bytes of weights, all of them or the part that is to be on `device`, are more
+    than is free there.
+    """
+    free = free_bytes(device)
+    if needed > free:
+        raise FieldOutOfRange(
+            f"the weights of {model.name} need {size(needed)} as {dtype_name(dtype)}; "
+            f"{size(free)} are free on {device}. Llama-like models and GPT-2 do with less: see weights_device",
+            param="weights_device",
+        )

@@ -1,0 +1,194 @@
+"""Putting an engine together: model, KV pool sized to the machine, scheduler, handlers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import torch
+
+from app.domain.values import ModelInfo
+from app.gpu.attention import attention_for
+from app.gpu.attention.batch import make_batch
+from app.gpu.commands.checkpoints import CheckpointHandler
+from app.gpu.commands.dispatch import CommandHandler
+from app.gpu.commands.inspection import Inspector
+from app.gpu.commands.saved_files import FilesFound, SavedKV
+from app.gpu.cpu.openmp import release_threads
+from app.gpu.device.choice import choose_device, choose_dtype
+from app.gpu.device.dtypes import dtype_name
+from app.gpu.device.memory import CudaMemory, allocating
+from app.gpu.engine import Engine
+from app.gpu.graphs.decode import DecodeLimits, Recorder
+from app.gpu.graphs.recorder import choose_recorder
+from app.gpu.graphs.recording import estimate_graph_bytes, record_graphs
+from app.gpu.kv.blocks import BlockPool
+from app.gpu.kv.disk import DiskStore
+from app.gpu.kv.header import KVIdentity, KVLayout
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.kv_pools.host import HostPool
+from app.gpu.kv_pools.mover import KVMover
+from app.gpu.kv_tiers.cache import KVCache
+from app.gpu.kv_tiers.moving import KVTiers
+from app.gpu.kv_tiers.placement import Placement
+from app.gpu.models.base import LayerStack
+from app.gpu.planning.scheduler import Scheduler
+from app.gpu.planning.turns import Turns
+from app.gpu.startup.budgets import TierBlocks, budget_blocks
+from app.gpu.startup.profile import MemoryPlan, plan_memory
+from app.gpu.startup.weights import LoadedModel, load_model
+from app.gpu.step.activations import HostTensor
+from app.gpu.step.runner import Runner
+from app.gpu.weight_ring.arena import Arena
+from app.gpu.weight_ring.loan import KVLoans, LoanBook
+from app.machine.units import size
+from app.model_store.fingerprint import fingerprint
+from app.model_store.resolve import ResolvedModel
+from app.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 32
+
+
+def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
+    """Load the weights and allocate the KV pool. Takes seconds; raises DjinnError if the settings do not fit the
+    model.
+    """
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
+    attention = attention_for(device, batch_invariant=settings.batch_invariant)
+    loaded = load_model(model, settings, device, dtype, attention)
+    try:
+        engine = build_engine(model, loaded, settings)
+    except BaseException:
+        loaded.close()
+        raise
+    release_threads()  # the engine will run on a thread of its own
+    return engine
+
+
+def build_engine(
+    model: ResolvedModel, loaded: LoadedModel, settings: EngineSettings, recorder: Recorder | None = None
+) -> Engine:
+    """An engine around a loaded model. `recorder` records decode steps; None: what device and settings ask for."""
+    stack = loaded.stack
+    recorder = recorder or choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
+    layout = KVLayout(stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, dtype_name(stack.dtype))
+    _warm_up(stack, settings.block_size)
+    plan = _plan_memory(stack, settings, recorder)
+    budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv)
+    if plan is not None:
+        plan.check(budgets.device * layout.block_bytes)
+    pool, arena = _allocate_device(loaded, budgets.device, settings.block_size, layout.block_bytes)
+    with allocating("kv_host", budgets.host * layout.block_bytes):
+        host = HostPool(pool, budgets.host, loaded.streams)
+    identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
+    disk = DiskStore(settings.kv_dir, identity) if settings.kv_dir is not None and budgets.disk else None
+    limit = min(stack.max_model_len, budgets.device * settings.block_size)
+    _log_budgets(budgets, layout, limit, stack.max_model_len)
+    scheduler = _make_scheduler(stack, settings, budgets, layout.block_bytes)
+    rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
+    graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
+    turns, runner = Turns(scheduler, limit), Runner(stack, pool, loaded.streams, graphs)
+    to_host = partial(HostTensor.of, streams=loaded.streams)
+    checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host)
+    inspector = Inspector(scheduler, loaded.text, runner.counts)
+    return Engine(
+        _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
+        scheduler,
+        runner,
+        turns,
+        CommandHandler(scheduler, turns, checkpoints, inspector=inspector, files=_find_files(disk)),
+        KVMover(host, identity, disk),
+        None if arena is None else KVLoans(LoanBook(arena), scheduler.placement, loaded.lender, pool.copy_blocks),
+        loaded.close,
+    )
+
+
+def _allocate_device(
+    loaded: LoadedModel, blocks: int, block_size: int, block_bytes: int
+) -> tuple[KVPool, Arena | None]:
+    """KV's memory: its own, or beside weights that lend theirs to it."""
+    if loaded.streamed is None:
+        with allocating("kv_device", blocks * block_bytes):
+            return KVPool(loaded.stack, blocks, block_size), None
+    arena, memory = loaded.streamed.share(blocks, block_bytes)
+    return KVPool(loaded.stack, arena.most_blocks, block_size, memory), arena
+
+
+def _make_scheduler(stack: LayerStack, settings: EngineSettings, budgets: TierBlocks, block_bytes: int) -> Scheduler:
+    """With the pools of blocks that it plans with."""
+    cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
+    return Scheduler(
+        Placement(KVTiers(cache, block_bytes), settings.kv_policy, budgets.disk, time.monotonic),
+        num_layers=stack.num_layers,
+        max_step_tokens=settings.max_step_tokens,
+        max_running=settings.max_running,
+    )
+
+
+def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder | None) -> MemoryPlan | None:
+    """None on a CPU, whose memory is taken page by page and by others too."""
+    if stack.device.type != "cuda":
+        return None
+    memory, graph_bytes = CudaMemory(stack.device), 0
+    if recorder is not None:
+        limits = DecodeLimits(settings.max_running, -(-stack.max_model_len // settings.block_size), stack.vocab_size)
+        graph_bytes = estimate_graph_bytes(stack, settings.block_size, limits, recorder, memory)
+    return plan_memory(stack, settings, memory, graph_bytes)
+
+
+def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_len: int) -> None:
+    for tier, blocks in (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk)):
+        sessions = blocks * layout.block_size // limit
+        logger.info("KV on %s: %s, %d sessions of %d tokens", tier, size(blocks * layout.block_bytes), sessions, limit)
+    if limit < max_model_len:
+        logger.warning(
+            "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, max_model_len
+        )
+
+
+def _find_files(disk: DiskStore | None) -> FilesFound:
+    """What an earlier server has left on disk."""
+    if disk is None:
+        return FilesFound()
+    index = disk.index()
+    if index.refused:
+        logger.warning("%d KV files are damaged or of another model or layout", len(index.refused))
+    saved = {
+        session: SavedKV(header.token_ids, header.computed_tokens, header.namespace)
+        for session, header in index.headers.items()
+    }
+    return FilesFound(saved, index.refused)
+
+
+@torch.inference_mode()
+def _warm_up(stack: LayerStack, block_size: int) -> None:
+    """Run a decode row and a prompt through one layer, so that no client waits for kernels to be compiled, and nobody
+    takes the memory of a kernel that is loaded for that of a step or a graph.
+    """
+    blocks = -(-WARM_UP_TOKENS // block_size)
+    batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
+    shape = (blocks + 1, 2, stack.kv_heads, block_size, stack.head_dim)
+    pool = torch.zeros(shape, dtype=stack.dtype, device=stack.device)
+    hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
+    stack.head(stack.layer(0, hidden, batch, pool))
+
+
+def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_token: int) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        max_model_len=max_model_len,
+        vocab_size=stack.vocab_size,
+        num_layers=stack.num_layers,
+        hidden_size=stack.hidden_size,
+        kv_heads=stack.kv_heads,
+        head_dim=stack.head_dim,
+        dtype=dtype_name(stack.dtype),
+        device=str(stack.device),
+        parameter_bytes=stack.parameter_bytes,
+        kv_bytes_per_token=kv_bytes_per_token,
+    )

@@ -1,0 +1,153 @@
+"""Where a model's weights go: all of them onto the device, or a part, with the others streamed from the host."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from app.domain.memory_map import TextUse
+from app.gpu.attention.base import Attention
+from app.gpu.device.choice import streams_of
+from app.gpu.device.memory import allocating, zeroed
+from app.gpu.device.streams import DeviceStreams
+from app.gpu.linear import linear_maker
+from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
+from app.gpu.models.base import LayerStack
+from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
+from app.gpu.weight_ring.arena import Arena, lay_out
+from app.gpu.weight_ring.host_copy import make_host_copy
+from app.gpu.weight_ring.loan import Lender
+from app.gpu.weight_ring.plan import WeightPlan, plan_weights
+from app.gpu.weight_ring.streamed import StreamedText
+from app.gpu.weight_ring.survey import MetaWeights, survey
+from app.gpu.weights.source import weights_of
+from app.machine.units import size
+from app.model_store.resolve import ResolvedModel
+from app.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+RESIDENT_SHARE = 0.9
+"""Most of the free memory that all weights may take by default: KV and steps need some."""
+STREAMED_SHARE = 0.5
+"""Default share of the free memory of a device that cannot keep all weights: the rest is for KV and steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that runs."""
+
+    stack: LayerStack
+    streams: DeviceStreams
+    """Those of its device."""
+    streamed: Streamed | None = None
+    """None: all weights are on the device, and stay there."""
+
+    def text(self) -> TextUse:
+        """What the weights take now."""
+        total = self.stack.parameter_bytes
+        return TextUse(total, total) if self.streamed is None else self.streamed.text.use(total)
+
+    @property
+    def lender(self) -> Lender:
+        """The weights, which are streamed, as they lend memory to KV."""
+        assert self.streamed is not None
+        return self.streamed.text
+
+    def close(self) -> None:
+        """End what moves weights; nothing is computed any more."""
+        if self.streamed is not None:
+            self.streamed.text.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Weights that pass through the device, and the plan that they follow. They have a place for themselves until they
+    are given one beside KV.
+    """
+
+    text: StreamedText
+    plan: WeightPlan
+
+    def share(self, kv_blocks: int, block_bytes: int) -> tuple[Arena, Tensor]:
+        """Move into memory that begins with so many blocks of KV: its layout, and the memory itself, uint8.
+
+        Raises FieldOutOfRange if there is not so much, `WeightsLost`.
+        """
+        arena = lay_out(self.plan, kv_blocks, block_bytes)
+        self.text.vacate()
+        larger = "kv_device" if kv_blocks * block_bytes > self.plan.device_bytes else "weights_device"
+        with allocating(larger, arena.nbytes):
+            memory = zeroed((arena.nbytes,), torch.uint8, self.text.device)
+        self.text.place(memory, arena.places, arena.ring)
+        return arena, memory
+
+
+def load_model(
+    model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype, attention: Attention
+) -> LoadedModel:
+    """Load the weights as `settings.weights_device` has it. Takes seconds; raises FieldOutOfRange if they do not fit,
+    BrokenModel and `WeightsLost` if they cannot be read.
+    """
+    needed, free = weight_bytes(model, device, dtype), free_bytes(device)
+    budget = settings.weights_device
+    if budget is None:
+        fits = needed <= free * RESIDENT_SHARE or not can_be_streamed(model)
+        budget = needed if fits else int(free * STREAMED_SHARE)
+    check_weights_fit(model, min(needed, budget), device, dtype)
+    if needed > budget:
+        return _stream(model, settings, budget, device, dtype, attention)
+    stack = load_stack(
+        model,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        max_model_len=settings.max_model_len,
+        batch_invariant=settings.batch_invariant,
+    )
+    logger.info("weights: all of them, %s, stay on the device", size(needed))
+    return LoadedModel(stack, streams_of(device))
+
+
+def _stream(
+    model: ResolvedModel,
+    settings: EngineSettings,
+    budget: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: Attention,
+) -> LoadedModel:
+    """Keep what `budget` bytes allow. Whatever does not fit together is refused before a weight is read."""
+    if settings.batch_invariant:
+        require_row_by_row(model, device)
+    linear = linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant)
+    found = survey(model, dtype, linear, attention, settings.max_model_len)
+    plan = plan_weights([layout.nbytes for layout in found.layouts], budget, from_disk=device.type == "cpu")
+    streams = streams_of(device)
+    store = make_host_copy(model, found, settings, device, dtype, linear, attention, streams)
+    text = StreamedText(device, dtype, found.layouts, store, streams, linear)
+    loaded = Streamed(text, plan)
+    try:
+        shapes = MetaWeights(weights_of(model, torch.device("cpu"), dtype), dtype)
+        stack = build_stack(model, shapes, text, attention, settings.max_model_len)
+        loaded.share(0, 1)
+    except BaseException:
+        text.close()
+        raise
+    _log_plan(plan)
+    return LoadedModel(stack, streams, loaded)
+
+
+def _log_plan(plan: WeightPlan) -> None:
+    logger.info(
+        "weights: %d of %d parts stay on the device, %s; the others, %s, pass through a ring of %s each step. A prompt "
+        "of up to max_step_tokens tokens takes one step",
+        len(plan.kept),
+        len(plan.sizes),
+        size(plan.kept_bytes),
+        size(plan.streamed_bytes),
+        size(plan.ring_bytes),
+    )

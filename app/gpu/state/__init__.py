@@ -1,0 +1,1 @@
+"""A session as the engine sees it: tokens, blocks, its turn, its edits, what a pause has left."""

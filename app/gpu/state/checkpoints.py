@@ -1,0 +1,116 @@
+"""What a paused pass has left, and what was captured on the way. Planning only: the tensors are behind a protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.domain.activations import CheckpointInfo, ResumeCost
+from app.domain.breakpoints import Edit, Pass, TensorData
+
+
+class StoredTensor(Protocol):
+    """A residual stream `[positions, hidden_size]` in host memory. It never changes: edits make another one."""
+
+    dtype: str
+    """PyTorch's name."""
+    shape: tuple[int, int]
+    nbytes: int
+    save_ms: float
+    """How long the engine thread took to save it."""
+
+    def read(self, first: int, end: int) -> TensorData:
+        """Rows `[first, end)` as bytes."""
+        ...
+
+    def edited(self, first: int, end: int, edit: Edit) -> StoredTensor:
+        """The same with `edit` applied to rows `[first, end)`."""
+        ...
+
+    def is_finite(self) -> bool:
+        """Whether it has neither NaN nor infinity."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A pass over positions `[first, first + length)` that has stopped at `boundary`, and its residual stream there.
+
+    `held`: the KV of the layers below is in the session's blocks, after that of the computed tokens. KV that has been
+    lost is computed again, up to the boundary, where the checkpoint takes its place again.
+    """
+
+    boundary: int
+    first: int
+    length: int
+    hidden: StoredTensor
+    in_pass: Pass
+    breakpoint: str | None
+    created_at: float
+    held: bool = True
+    dispatch_ms: float = 0.0
+    """How long the command to resume took."""
+    restore_ms: float = 0.0
+    """See `ResumeCost.restore_ms`."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last."""
+        return self.first + self.length
+
+    def cost(self) -> ResumeCost:
+        """What it took to go on from here."""
+        return ResumeCost(self.dispatch_ms, self.restore_ms)
+
+    def info(self) -> CheckpointInfo:
+        """What a client is told of it."""
+        return CheckpointInfo(
+            layer=self.boundary - 1,
+            first=self.first,
+            end=self.end,
+            hidden_size=self.hidden.shape[1],
+            dtype=self.hidden.dtype,
+            bytes=self.hidden.nbytes,
+            in_pass=self.in_pass,
+            breakpoint=self.breakpoint,
+            saved_ms=self.hidden.save_ms,
+            created_at=self.created_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What one `capture` breakpoint has seen in one pass."""
+
+    breakpoint: str
+    layer: int
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    hidden: StoredTensor
+
+
+MAX_CAPTURE_BYTES = 64 << 20
+"""What one session may keep of captures in host memory."""
+
+
+@dataclass(slots=True)
+class CaptureLog:
+    """A session's captures, oldest first, up to `max_bytes`; `dropped` more found no room."""
+
+    max_bytes: int = MAX_CAPTURE_BYTES
+    records: list[Captured] = field(default_factory=list)
+    nbytes: int = 0
+    dropped: int = 0
+
+    def add(self, captured: Captured) -> None:
+        """Keep one more, if there is room."""
+        if self.nbytes + captured.hidden.nbytes > self.max_bytes:
+            self.dropped += 1
+            return
+        self.records.append(captured)
+        self.nbytes += captured.hidden.nbytes
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.records.clear()
+        self.nbytes = self.dropped = 0

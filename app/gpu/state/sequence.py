@@ -1,0 +1,171 @@
+"""A session as the engine sees it: its token history, the KV blocks that hold part of it, and the turn that runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from app.domain.breakpoints import Breakpoint
+from app.domain.values import (
+    FinishReason,
+    Phase,
+    SessionId,
+    Ticket,
+    Tier,
+    TurnUsage,
+)
+from app.gpu.kv.blocks import BlockHash, BlockId
+from app.gpu.kv.moves import Move
+from app.gpu.state.checkpoints import CaptureLog, Checkpoint
+from app.gpu.state.interventions import InterventionLog
+from app.gpu.state.turn import TurnState
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one session's KV has cost the link between device and host, in bytes; `restores` counts moves in."""
+
+    bytes_out: int = 0
+    bytes_in: int = 0
+    restores: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Token history and KV of one session.
+
+    The history is the truth and the KV a cache of it: the first `computed` tokens have their KV in `tier`, and losing
+    it costs only time. `reached` is the largest `computed` has been since the history was last cut, so the difference
+    is work done twice.
+    """
+
+    session: SessionId
+    namespace: BlockHash
+    guaranteed: bool = False
+    """Its KV never gives way to others."""
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[BlockId] = field(default_factory=list)
+    """Device blocks: all that `computed` needs, or none."""
+    hashes: list[BlockHash] = field(default_factory=list)
+    """Chain hashes of the full blocks that have been computed."""
+    host_blocks: list[BlockId] = field(default_factory=list)
+    """Host copies of the first blocks. A block that is written again loses its copy."""
+    disk_blocks: int = 0
+    """Blocks in the session's file."""
+    disk_tokens: int = 0
+    """Tokens of the history, from its beginning, whose KV is in the file."""
+    computed: int = 0
+    reached: int = 0
+    moving: Tier | None = None
+    """Where the KV is moving to: `to_host`, `to_disk` or `to_device`."""
+    outgoing: Move | None = None
+    """Copies to the host that are under way; they count when they have arrived, whatever `moving` is by then."""
+    incoming: Move | None = None
+    """Copies to the device, or from disk, that are under way."""
+    saving: Move | None = None
+    """The last write of the session's file, while it is under way."""
+    phase: Phase = Phase.COMPUTE
+    resume_at: float | None = None
+    """When the client will be back, by its own word, on the engine's clock."""
+    waits: bool = False
+    """Whether the client has ever said that the session waits; one that never does is not copied ahead of need."""
+    traffic: Traffic = field(default_factory=Traffic)
+    breakpoints: dict[str, Breakpoint] = field(default_factory=dict)
+    """By id, in the order they were armed in."""
+    interventions: InterventionLog = field(default_factory=InterventionLog)
+    """Edits that the positions before `reached`, and those of a paused pass, have been computed with."""
+    captures: CaptureLog = field(default_factory=CaptureLog)
+    checkpoint: Checkpoint | None = None
+    """What the turn left when it paused, until its pass has ended."""
+    turn: TurnState | None = None
+    last_turn: tuple[Ticket, int] | None = None
+    """Ticket and prompt length of the turn that ended last, for a `Cancel` that comes just after the end."""
+
+    @property
+    def tier(self) -> Tier | None:
+        """Where the KV is, or is moving to; None if there is none."""
+        if self.moving is not None:
+            return self.moving
+        if self.blocks:
+            return Tier.DEVICE
+        if self.host_blocks:
+            return Tier.HOST
+        return Tier.DISK if self.computed else None
+
+    def require_tier(self, tier: Tier) -> None:
+        """Raise RuntimeError if the KV is elsewhere."""
+        if self.tier is not tier:
+            raise RuntimeError(f"session {self.session} is in tier {self.tier}, not {tier}")
+
+    @property
+    def return_time(self) -> float:
+        """When the client will be back on the engine's clock, as far as it has said so."""
+        return math.inf if self.resume_at is None else self.resume_at
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn waits or runs; one that is paused does neither."""
+        return self.turn is not None and not self.turn.paused
+
+    @property
+    def watched(self) -> bool:
+        """Whether anything may happen to the session's rows on their way up the layers."""
+        stepping = self.turn is not None and self.turn.pause_at is not None
+        return bool(self.breakpoints or self.interventions or self.checkpoint or stepping)
+
+    @property
+    def is_mid_pass(self) -> bool:
+        """Whether the next row is the rest of a pass that was paused."""
+        return self.checkpoint is not None and self.computed == self.checkpoint.first
+
+    @property
+    def written(self) -> int:
+        """Positions with KV in the blocks: the computed ones, and those of a paused pass, up to its boundary."""
+        held = self.checkpoint is not None and self.checkpoint.held and self.is_mid_pass
+        return self.checkpoint.end if held and self.checkpoint is not None else self.computed
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the context that the turn began from, or would if it began now."""
+        return len(self.tokens) if self.turn is None else self.turn.prompt_tokens
+
+    def assume_computed(self) -> None:
+        """The history comes from elsewhere: all of it had its KV, but for the token that was sampled last. That one has
+        had it only if it was edited.
+        """
+        self.reached = max(0, len(self.tokens) - 1, self.interventions.end)
+
+    @property
+    def pending(self) -> int:
+        """Tokens of the history that still have to be computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated by the running turn."""
+        assert self.turn is not None
+        return len(self.tokens) - self.turn.prompt_tokens
+
+    def usage(self) -> TurnUsage:
+        """What the running turn has cost so far."""
+        assert self.turn is not None
+        return TurnUsage(
+            prompt_tokens=self.turn.prompt_tokens,
+            cached_tokens=self.turn.cached_tokens or 0,
+            completion_tokens=self.generated,
+            tokens_recomputed=self.turn.tokens_recomputed,
+        )
+
+    def is_full(self, max_model_len: int, ahead: int = 0) -> bool:
+        """Whether the running turn has all the tokens that it may have, once it has `ahead` more than now."""
+        assert self.turn is not None
+        limit = self.turn.stop.max_tokens
+        return self.generated + ahead >= limit or len(self.tokens) + ahead >= max_model_len
+
+    def finish_reason(self, max_model_len: int) -> FinishReason | None:
+        """Why the running turn must end now, judged after each token; None while it may go on."""
+        assert self.turn is not None
+        stop = self.turn.stop
+        if self.generated > 0 and self.tokens[-1] in stop.stop_token_ids and self.generated >= stop.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.is_full(max_model_len) else None

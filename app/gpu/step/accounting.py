@@ -1,0 +1,62 @@
+"""What a step that has ended, or failed, comes to for the turns of its rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+
+from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, WeightsLost
+from app.gpu.passes.segments import Row
+from app.gpu.planning.turns import Turns
+from app.gpu.state.sequence import Sequence
+from app.gpu.step.results import StepResult
+from app.messages import Event
+
+logger = logging.getLogger(__name__)
+
+
+class Accounting:
+    """Advances, pauses and fails turns."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def finish(self, rows: Seq[Row], result: StepResult) -> Iterator[Event]:
+        """Hand over what was captured, report scored prompts, and account for all rows. A row whose turn has ended
+        since it was launched is passed over.
+        """
+        for row, captured in result.captured.items():
+            for each in captured:
+                row.sequence.captures.add(each)
+        for row, scores in result.scores.items():
+            if row not in result.broken | result.unfit:
+                yield from self._turns.score(row, scores)
+        for row in rows:
+            if row.sequence.turn is not None:
+                yield from self._finish_row(row, result)
+
+    def fail_step(self, rows: Seq[Row], error: Exception) -> list[Event]:
+        """End the turns of a step that has failed with `error`."""
+        if isinstance(error, WeightsLost):
+            logger.error("a step of %d rows failed: %s", len(rows), error.message)
+            return self.fail((row.sequence for row in rows), error)
+        logger.error("a step of %d rows failed", len(rows), exc_info=error)
+        return self.fail((row.sequence for row in rows), EngineError(f"the step failed: {error}"))
+
+    def fail(self, sequences: Iterable[Sequence], error: DjinnError) -> list[Event]:
+        """End the turns that these sequences have."""
+        return [self._turns.fail(sequence, error) for sequence in sequences if sequence.turn is not None]
+
+    def _finish_row(self, row: Row, result: StepResult) -> Iterator[Event]:
+        stopped = result.stopped.get(row)
+        if row in result.broken:
+            message = "what the edits made of the residual stream led to logits that are not finite numbers"
+            yield self._turns.fail(row.sequence, FieldOutOfRange(message, param="edits"))
+        elif row in result.unfit:
+            message = f"memory is too short for one token of a session of {len(row.sequence.tokens)} tokens"
+            yield self._turns.fail(row.sequence, EngineError(message))
+        elif stopped is not None:
+            yield from self._turns.pause(row, stopped)
+        else:
+            yield from self._turns.advance(row, result.sampled.get(row))

@@ -1,0 +1,125 @@
+"""A step that the device may still be running: at once, or in parts where memory was too short for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from app.gpu.passes.segments import Row
+from app.gpu.passes.ways import Record
+from app.gpu.state.checkpoints import Captured
+from app.gpu.step.activations import HostTensor
+from app.gpu.step.results import Outcome, StepResult
+
+
+class LaunchedStep(Protocol):
+    """A step under way."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows as they were planned."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether `collect` would not wait."""
+        ...
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """What its rows that sample have been given, `[rows]` int64 on the device, for whatever is launched after it.
+        None if the step runs in parts.
+        """
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """See `LaunchedStep`: all rows at once."""
+
+    rows: list[Row]
+    outcome: Outcome
+    stopped: dict[Row, HostTensor] = field(default_factory=dict)
+    captured: dict[Row, list[Captured]] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """See `LaunchedStep.done`."""
+        return self.outcome.done
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """See `LaunchedStep.tokens`."""
+        return self.outcome.tokens
+
+    def collect(self) -> StepResult:
+        """See `LaunchedStep.collect`."""
+        result = self.outcome.read()
+        result.stopped.update(self.stopped)
+        result.captured.update(self.captured)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class PartedStep:
+    """See `LaunchedStep`: one part after the other, with rows that may be parts of `rows`. Of the `unfit` rows not even
+    one token has fitted.
+    """
+
+    rows: list[Row]
+    parts: list[WholeStep]
+    unfit: set[Row]
+
+    @property
+    def done(self) -> bool:
+        """See `LaunchedStep.done`."""
+        return all(part.done for part in self.parts)
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """See `LaunchedStep.tokens`."""
+        return None
+
+    def collect(self) -> StepResult:
+        """See `LaunchedStep.collect`: the results of whole rows."""
+        joined = StepResult(unfit=self.unfit)
+        stopped: dict[Row, list[HostTensor]] = {}
+        for result in [part.collect() for part in self.parts]:
+            joined.sampled.update((row.whole, sampled) for row, sampled in result.sampled.items())
+            joined.broken.update(row.whole for row in result.broken)
+            for row, scores in result.scores.items():
+                joined.scores.setdefault(row.whole, []).extend(scores)
+            for row, found in result.captured.items():
+                joined.captured.setdefault(row.whole, []).extend(found)
+            for row, hidden in result.stopped.items():
+                stopped.setdefault(row.whole, []).append(hidden)
+        joined.stopped.update((row, HostTensor.joined(hidden)) for row, hidden in stopped.items())
+        joined.captured = {row: _join_captures(row, found) for row, found in joined.captured.items()}
+        return joined
+
+
+def _join_captures(row: Row, captured: Seq[Captured]) -> list[Captured]:
+    """One for each `Record` of the row, in their order, from those of its parts."""
+    found: dict[tuple[str, int], list[Captured]] = {}
+    for each in captured:
+        found.setdefault((each.breakpoint, each.layer), []).append(each)
+    records = (step for mark in row.way.marks for step in mark.steps if isinstance(step, Record))
+    wanted = ((record.breakpoint, record.boundary - 1) for record in records)
+    return [_join(found[key]) for key in wanted if key in found]
+
+
+def _join(parts: Seq[Captured]) -> Captured:
+    return Captured(
+        parts[0].breakpoint,
+        parts[0].layer,
+        tuple(position for part in parts for position in part.positions),
+        tuple(token for part in parts for token in part.token_ids),
+        HostTensor.joined([part.hidden for part in parts]),
+    )

@@ -1,0 +1,136 @@
+"""What a step's logits are wanted for: next tokens, prompt scores, and whether edits have left them finite.
+
+All of it is computed where the logits are, and read on the host when the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.domain.values import TokenLogprobs
+from app.gpu.device.staging import Download, Put
+from app.gpu.device.streams import PASSED, DeviceStreams, Event
+from app.gpu.passes.segments import Row
+from app.gpu.sampling.inputs import place_requests
+from app.gpu.sampling.logprobs import Report, log_probabilities
+from app.gpu.sampling.requests import Sampled, SampleRequest
+from app.gpu.sampling.sampler import choose
+from app.gpu.state.checkpoints import Captured
+from app.gpu.step.activations import HostTensor
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the rows of a step have come to. A row whose logits are not finite is `broken`, whatever else it has."""
+
+    sampled: dict[Row, Sampled] = field(default_factory=dict)
+    scores: dict[Row, list[TokenLogprobs]] = field(default_factory=dict)
+    """Log-probabilities of the prompt tokens that follow each of the row's tokens."""
+    stopped: dict[Row, HostTensor] = field(default_factory=dict)
+    """The residual stream of each row that pauses, where it stopped."""
+    captured: dict[Row, list[Captured]] = field(default_factory=dict)
+    """What breakpoints have recorded, lowest boundary first."""
+    broken: set[Row] = field(default_factory=set)
+    unfit: set[Row] = field(default_factory=set)
+    """Rows that memory was too short for, one token at a time."""
+
+
+class Sampling:
+    """The next tokens of the rows that sample; `index` says where in the logits theirs are, None: they are all."""
+
+    def __init__(self, requests: Seq[SampleRequest], index: Seq[int] | None, vocab_size: int, put: Put) -> None:
+        self._requests = requests
+        self._index = None if index is None else put(np.array(index, np.int64))
+        self._inputs = place_requests(requests, vocab_size, put)
+        self._reporting = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
+        self._reported = put(np.array(self._reporting, np.int64))
+        self.chosen: Tensor | None = None
+        """One token per request, `[requests]` int64 where the logits are, once that has been launched."""
+
+    def launch(self, logits: Tensor, download: Download, *, on_host: bool) -> None:
+        """Choose, of all logits of the step; they are changed in place. Not to be called without requests."""
+        wanted = logits if self._index is None else logits[self._index]
+        raw = log_probabilities(wanted[self._reported]) if self._reporting else None
+        self.chosen = choose(wanted, self._inputs, on_host=on_host)
+        self._tokens = download.fetch(self.chosen)
+        tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
+        self._report = None if raw is None else Report(raw, self.chosen[self._reported], tops, download)
+
+    def read(self) -> list[Sampled]:
+        """One token per request."""
+        sampled = [Sampled(token, None) for token in self._tokens.tolist()]
+        for i, logprobs in zip(self._reporting, () if self._report is None else self._report.read(), strict=True):
+            sampled[i] = Sampled(logprobs.token_id, logprobs)
+        return sampled
+
+
+class Outcome:
+    """Made before its step is launched: `put` takes to the device what `launch` needs there."""
+
+    def __init__(
+        self, rows: Seq[Row], requests: Seq[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put
+    ) -> None:
+        self._rows, self._requests, self._streams = rows, requests, streams
+        self._done: Event = PASSED
+        ends = np.cumsum([row.outputs for row in rows]).tolist()
+        self._spans = {row: slice(end - row.outputs, end) for row, end in zip(rows, ends, strict=True)}
+        last = [self._spans[row].stop - 1 for row in rows if row.samples]
+        self._sampling = Sampling(requests, None if len(last) == ends[-1] else last, vocab_size, put)
+        self._edited = [row for row in rows if row.outputs and (row.way.new_edits or row.sequence.interventions)]
+        self._following = {row: put(np.array(_following(row), np.int64)) for row in rows if row.scores_prompt}
+        self._scores: dict[Row, Report | None] = {}
+
+    def launch(self, logits: Tensor) -> None:
+        """Launch what is wanted of the step's logits, `[outputs, vocab_size]`; they are changed in place."""
+        download = Download(self._streams)
+        if self._edited:
+            finite = [torch.isfinite(logits[self._spans[row]]).all() for row in self._edited]
+            self._finite = download.fetch(torch.stack(finite))
+        for row, following in self._following.items():
+            self._scores[row] = _score(row, logits[self._spans[row]], following, download)
+        if self._requests:
+            self._sampling.launch(logits, download, on_host=self._streams.on_host)
+        if self._edited or self._following or self._requests:
+            self._done = download.finish()
+
+    @property
+    def done(self) -> bool:
+        """Whether `read` would not wait. So it is from the beginning for a step that nothing is wanted of."""
+        return self._done.query()
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """The chosen tokens, `[requests]` int64, for what is launched from now on; None if there are none."""
+        return self._sampling.chosen
+
+    def read(self) -> StepResult:
+        """Wait for what has been launched."""
+        self._done.synchronize()
+        result = StepResult()
+        if self._edited:
+            finite = zip(self._edited, self._finite.tolist(), strict=True)
+            result.broken.update(row for row, fine in finite if not fine)
+        result.scores.update((row, [] if report is None else report.read()) for row, report in self._scores.items())
+        if self._requests:
+            sampling = (row for row in self._rows if row.samples)
+            result.sampled.update(zip(sampling, self._sampling.read(), strict=True))
+        return result
+
+
+def _following(row: Row) -> list[int]:
+    """The tokens that follow each of the row's in its history; the last of the history has none."""
+    return row.sequence.tokens[row.first + 1 : row.first + row.length + 1]
+
+
+def _score(row: Row, logits: Tensor, following: Tensor, download: Download) -> Report | None:
+    count, turn = len(following), row.sequence.turn
+    assert turn is not None
+    if not count:
+        return None
+    tops = [turn.sampling.prompt_logprobs or 0] * count
+    return Report(log_probabilities(logits[:count]), following, tops, download)

@@ -1,0 +1,155 @@
+"""Running a planned step: everything is launched, nothing is waited for."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.domain.memory_map import StepCounts
+from app.gpu.attention.batch import Batch, place_batch
+from app.gpu.device.staging import Download, Put, Staging
+from app.gpu.device.streams import DeviceStreams
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.models.base import LayerStack
+from app.gpu.passes.segments import Row
+from app.gpu.passes.split import GROW_AFTER, PartSize, take_part
+from app.gpu.sampling.logprobs import log_probabilities
+from app.gpu.sampling.requests import SampleRequest
+from app.gpu.state.checkpoints import StoredTensor
+from app.gpu.step.activations import HostTensor
+from app.gpu.step.edits import DeviceVectors
+from app.gpu.step.launched import LaunchedStep, PartedStep, WholeStep
+from app.gpu.step.results import Outcome
+from app.gpu.step.walk import Walk, token_ids_of, whole_pass
+
+logger = logging.getLogger(__name__)
+
+Decode = Callable[[Tensor, Batch], Tensor]
+"""Every layer and the head over a batch of one token per row, each of which needs logits: `[rows]` int64 token ids to
+float32 logits `[rows, vocab_size]`, which the caller may write to until the next call.
+"""
+
+
+class Runner:
+    """Owns the model and the KV pool's tensor. Called from the engine thread, in inference mode."""
+
+    def __init__(self, stack: LayerStack, pool: KVPool, streams: DeviceStreams, decode: Decode | None = None) -> None:
+        self.stack = stack
+        self.pool = pool
+        self._streams = streams
+        self._staging = Staging(streams, stack.device)
+        self._vectors = DeviceVectors(streams, stack.device)
+        self._decode = decode or partial(whole_pass, stack, pool)
+        self._replays = decode is not None
+        self._replayed = self._eager = self._followed = 0
+        self._part_size = PartSize()
+        self._alone = 0
+        """Steps to come that none is to follow, as memory was too short for two."""
+
+    def counts(self) -> StepCounts:
+        """The steps that have been launched."""
+        return StepCounts(self._replayed, self._eager, self._followed)
+
+    @torch.inference_mode()
+    def predict(self, stored: StoredTensor, rows: tuple[int, int], top_k: int) -> list[list[tuple[int, float]]]:
+        """Final norm and head on some rows of a residual stream: token ids with natural-log probabilities, best first
+        (the logit lens; nostalgebraist, 2020). Waits for the device.
+        """
+        assert isinstance(stored, HostTensor)
+        hidden = torch.empty((rows[1] - rows[0], stored.shape[1]), dtype=self.stack.dtype, device=self.stack.device)
+        stored.load(hidden, rows[0])
+        best, download = log_probabilities(self.stack.head(hidden)).topk(top_k), Download(self._streams)
+        values, ids = download.fetch(best.values), download.fetch(best.indices)
+        download.finish().synchronize()
+        return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+
+    def launch(self, rows: list[Row], requests: Seq[SampleRequest]) -> LaunchedStep:
+        """Launch the layers of at least one row, and then the sampling of those that sample, as `requests` has them.
+
+        Out of memory is a queue: what does not fit runs in smaller parts, one after the other. What is given up
+        half-way has left nothing but KV in its rows' own slots. The next attempt writes the same values there before it
+        reads them, and nobody else does: blocks are hashed and shared only once their row has been accounted for.
+        """
+        self._alone = max(0, self._alone - 1)
+        wanted = dict(zip((row for row in rows if row.samples), requests, strict=True))
+        waiting, parts, unfit = deque(rows), list[WholeStep](), set[Row]()
+        while waiting:
+            part = take_part(waiting, self._part_size.limit)
+            launched = self._try(part, [wanted[row.whole] for row in part if row.samples])
+            if launched is not None:
+                parts.append(launched)
+                self._part_size.note_fit()
+                continue
+            torch.cuda.empty_cache()  # nothing of the attempt is referred to any more
+            tokens = sum(row.length for row in part)
+            if tokens > 1:
+                self._part_size.shrink(tokens)
+                logger.warning("out of memory in %d tokens at once; going on with %d", tokens, self._part_size.limit)
+                waiting.extendleft(reversed(part))
+            else:
+                unfit.add(part[0].whole)
+                while waiting and waiting[0].whole is part[0].whole:
+                    waiting.popleft()
+        return parts[0] if len(parts) == 1 and not unfit else PartedStep(rows, parts, unfit)
+
+    def follow(self, before: LaunchedStep, rows: list[Row], requests: Seq[SampleRequest]) -> LaunchedStep | None:
+        """Launch plain rows, each of which goes on from the token that its row of the step `before` samples, whether
+        that has been done or not. None if memory is too short for both, or has been a short while ago.
+        """
+        if self._alone:
+            return None
+        launched = self._try(rows, requests, before)
+        if launched is None:
+            self._alone = GROW_AFTER
+        return launched
+
+    def _try(
+        self, rows: list[Row], requests: Seq[SampleRequest], before: LaunchedStep | None = None
+    ) -> WholeStep | None:
+        """None if memory is too short. An exception that was handled further out would keep the tensors of its frames
+        until then.
+        """
+        try:
+            return self._launch(rows, requests, before)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _launch(self, rows: list[Row], requests: Seq[SampleRequest], before: LaunchedStep | None) -> WholeStep:
+        self._staging.begin()
+        put = self._staging.put
+        outcome = Outcome(rows, requests, self.stack.vocab_size, self._streams, put)
+        if all(row.is_plain(self.stack.num_layers) for row in rows):
+            compute = self._place_decode(rows, before, put)
+            self._staging.send()
+            outcome.launch(compute())
+            self._count(replayed=self._replays, followed=before is not None)
+            return WholeStep(rows, outcome)
+        walk = Walk(self.stack, self.pool, self._streams, rows, put, self._vectors)
+        self._staging.send()
+        outcome.launch(walk.run())
+        self._count(replayed=False, followed=False)
+        return WholeStep(rows, outcome, walk.stopped, walk.captured)
+
+    def _count(self, *, replayed: bool, followed: bool) -> None:
+        self._replayed += replayed
+        self._eager += not replayed
+        self._followed += followed
+
+    def _place_decode(self, rows: list[Row], before: LaunchedStep | None, put: Put) -> Callable[[], Tensor]:
+        spans = [(row.first, 1) for row in rows]
+        batch = place_batch(spans, [row.sequence.blocks for row in rows], self.pool.block_size, put)
+        if before is None:
+            token_ids = put(token_ids_of(rows))
+            return lambda: self._decode(token_ids, batch)
+        sampled = before.tokens
+        assert sampled is not None
+        places = {row.sequence.session: place for place, row in enumerate(before.rows)}
+        index = put(np.array([places[row.sequence.session] for row in rows], np.int64))
+        return lambda: self._decode(sampled[index], batch)

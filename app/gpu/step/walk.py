@@ -1,0 +1,165 @@
+"""One step on its way up the layers, segment by segment: what is launched for it, in this order."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.domain.breakpoints import Intervention
+from app.gpu.attention.batch import Batch, place_batch
+from app.gpu.device.staging import Put
+from app.gpu.device.streams import DeviceStreams
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.models.base import LayerStack
+from app.gpu.passes.segments import Row, Segment, cut_segments
+from app.gpu.passes.ways import Mark, Record, Reinstate
+from app.gpu.state.checkpoints import Captured
+from app.gpu.step.activations import HostTensor
+from app.gpu.step.edits import DeviceVectors, apply_edit
+
+Place = tuple[Segment, Batch, "slice | Tensor"]
+"""A segment, what the layers need of its rows, and where their tokens are."""
+
+
+class Walk:
+    """`hidden` is the residual stream of all rows packed, `[tokens, hidden_size]`: each row's part is at the boundary
+    that the row has reached. `run` makes it.
+
+    What the device needs is put when a walk is made, and must be there before `run`; only the tensors of edits are
+    brought by `vectors`.
+    """
+
+    hidden: Tensor
+
+    def __init__(
+        self,
+        stack: LayerStack,
+        pool: KVPool,
+        streams: DeviceStreams,
+        rows: list[Row],
+        put: Put,
+        vectors: DeviceVectors,
+    ) -> None:
+        self._stack, self._pool, self._streams, self._rows, self._vectors = stack, pool, streams, rows, vectors
+        self._starts: dict[Row, int] = {}
+        total = 0
+        for row in rows:
+            self._starts[row] = total
+            total += row.length
+        positions = np.concatenate([np.arange(row.first, row.first + row.length) for row in rows])
+        self._token_ids, self._positions = put(token_ids_of(rows)), put(positions)
+        self._outputs = put(np.array(self._find_outputs(), np.int64))
+        self._places = self._place_segments(put)
+        self.captured: dict[Row, list[Captured]] = {}
+        """What breakpoints have recorded; the sessions have it only when the step is over."""
+        self.stopped: dict[Row, HostTensor] = {}
+        """The residual stream of each row that pauses, where it has stopped."""
+
+    def run(self) -> Tensor:
+        """Launch all of it; returns float32 logits `[outputs, vocab_size]`: for each row in order, those of its last
+        `row.outputs` tokens.
+        """
+        self.hidden = self._stack.embed(self._token_ids, self._positions)
+        for row in self._rows:
+            if row.way.lo:
+                self._reinstate(row)
+        for place in self._places:
+            self._run_segment(*place)
+        if not len(self._outputs):
+            return self.hidden.new_empty(0, self._stack.vocab_size)
+        return self._stack.head(self.hidden[self._outputs])
+
+    def hidden_of(self, row: Row) -> Tensor:
+        """The row's part of the residual stream, `[length, hidden_size]`; writing to it changes the row."""
+        return self.hidden[self._starts[row] : self._starts[row] + row.length]
+
+    def _run_segment(self, segment: Segment, batch: Batch, index: slice | Tensor) -> None:
+        """Take the segment's rows through its layers, and do what is marked at its upper end. A row that pauses there
+        is saved before the others go on: nothing changes its part of `hidden` any more.
+        """
+        part = self.hidden[index]
+        for layer in range(segment.lo, segment.hi):
+            part = self._stack.layer(layer, part, batch, self._pool.layer(layer))
+        self.hidden[index] = part
+        for row in (self._rows[number] for number in segment.rows):
+            for mark in row.way.marks:
+                if mark.boundary == segment.hi:
+                    self._act(row, mark)
+            if row.way.pauses and row.way.hi == segment.hi:
+                self.stopped[row] = HostTensor.save(self.hidden_of(row), self._streams)
+
+    def _place_segments(self, put: Put) -> list[Place]:
+        """Segments of the same rows share their batch."""
+        placed: dict[tuple[int, ...], tuple[Batch, slice | Tensor]] = {}
+        segments = cut_segments(self._rows)
+        for segment in segments:
+            if segment.rows not in placed:
+                members = [self._rows[number] for number in segment.rows]
+                spans = [(row.first, row.length) for row in members]
+                tables = [row.sequence.blocks for row in members]
+                batch = place_batch(spans, tables, self._pool.block_size, put)
+                placed[segment.rows] = batch, self._tokens(members, put)
+        return [(segment, *placed[segment.rows]) for segment in segments]
+
+    def _find_outputs(self) -> list[int]:
+        """Packed positions of the tokens that need logits."""
+        ends = [(self._starts[row] + row.length, row.outputs) for row in self._rows]
+        return [index for end, outputs in ends for index in range(end - outputs, end)]
+
+    def _tokens(self, members: list[Row], put: Put) -> slice | Tensor:
+        """Where the rows' tokens are: a slice, which costs no copy, if they are neighbours."""
+        first, end = self._starts[members[0]], self._starts[members[-1]] + members[-1].length
+        if end - first == sum(row.length for row in members):
+            return slice(first, end)
+        return put(np.array([self._starts[row] + offset for row in members for offset in range(row.length)], np.int64))
+
+    def _reinstate(self, row: Row) -> None:
+        checkpoint = row.sequence.checkpoint
+        assert checkpoint is not None
+        assert isinstance(checkpoint.hidden, HostTensor)
+        began = time.perf_counter()
+        checkpoint.hidden.load(self.hidden_of(row), row.first - checkpoint.first)
+        checkpoint.restore_ms = (time.perf_counter() - began) * 1000
+
+    def _act(self, row: Row, mark: Mark) -> None:
+        hidden = self.hidden_of(row)
+        for step in mark.steps:
+            match step:
+                case Intervention():
+                    apply_edit(hidden[step.first - row.first : step.end - row.first], step.edit, self._vectors.place)
+                case Record():
+                    self.captured.setdefault(row, []).append(self._capture(row, step, hidden))
+                case Reinstate():
+                    self._reinstate(row)
+
+    def _capture(self, row: Row, record: Record, hidden: Tensor) -> Captured:
+        positions = tuple(position for first, end in record.spans for position in range(first, end))
+        seen = torch.cat([hidden[first - row.first : end - row.first] for first, end in record.spans])
+        tokens = row.sequence.tokens
+        return Captured(
+            record.breakpoint,
+            record.boundary - 1,
+            positions,
+            tuple(tokens[position] for position in positions),
+            HostTensor.save(seen, self._streams),
+        )
+
+
+def whole_pass(stack: LayerStack, pool: KVPool, token_ids: Tensor, batch: Batch) -> Tensor:
+    """Every layer and the head over a batch of which every token needs logits.
+
+    `token_ids` is `[tokens]` int64; returns float32 logits `[tokens, vocab_size]`.
+    """
+    hidden = stack.embed(token_ids, batch.positions)
+    for layer in range(stack.num_layers):
+        hidden = stack.layer(layer, hidden, batch, pool.layer(layer))
+    return stack.head(hidden)
+
+
+def token_ids_of(rows: list[Row]) -> np.ndarray[Any, Any]:
+    """The tokens that the rows compute, packed, `[tokens]` int64."""
+    return np.array([t for row in rows for t in row.sequence.tokens[row.first : row.first + row.length]], np.int64)

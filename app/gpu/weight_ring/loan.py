@@ -1,0 +1,132 @@
+"""Weights that lend their memory to KV: which bundles, when, and when they come back.
+
+A bundle that is lent costs its own bytes on the bus in every step, since it is streamed meanwhile; KV that is swapped
+costs its bytes twice. So KV of sessions without a turn gives way first, in both directions: weights lend only what the
+sessions with a turn need beside each other, and take it back from those without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from app.domain.values import KVPolicy, SessionId
+from app.gpu.kv.blocks import BlockId
+from app.gpu.kv_tiers.placement import Placement
+from app.gpu.state.sequence import Sequence as EngineSequence
+from app.gpu.weight_ring.arena import Arena
+
+PATIENCE_STEPS = 8
+"""Steps in a row that must have done without a bundle's memory before it is taken back. Bringing it back costs as much
+as one step without it: whatever the load does, that is at most an eighth of a bundle per step.
+"""
+
+
+class Lender(Protocol):
+    """Weights, some of which are kept on the device in their places in the arena."""
+
+    def lend(self, bundle: int) -> None:
+        """Stream a bundle that is kept. Its place is KV's at once: for what is launched from now on."""
+        ...
+
+    def take_back(self, bundle: int) -> None:
+        """Load a bundle that was lent into its place, behind all that has been launched, and keep it there."""
+        ...
+
+
+class LoanBook:
+    """How many of the arena's bundles are lent. Always the first ones, so that KV has one run of memory."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.lent = 0
+        self._steps_without = 0
+        """Steps in a row that the bundle lent last was not needed in."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that KV has now."""
+        return self._arena.blocks(self.lent)
+
+    def lend(self, missing: int) -> Sequence[int]:
+        """Bundles to lend, from now on lent, so that KV has at least `missing` blocks more; none if it cannot be."""
+        for lent in range(self.lent + 1, len(self._arena.lendable) + 1):
+            if self._arena.blocks(lent) - self.blocks >= missing:
+                bundles = self._arena.lendable[self.lent : lent]
+                self.lent, self._steps_without = lent, 0
+                return bundles
+        return ()
+
+    def surplus(self, needed: int, *, idle: bool) -> int | None:
+        """Blocks that KV should give up so that the bundle that was lent last, there must be one, can come back.
+
+        None: not now. Called once a step with the blocks that KV needs. An `idle` engine has nothing else to copy.
+        """
+        left = self._arena.blocks(self.lent - 1)
+        self._steps_without = self._steps_without + 1 if needed <= left else 0
+        due = self._steps_without >= PATIENCE_STEPS or (idle and needed <= left)
+        return self.blocks - left if due else None
+
+    def take_back(self) -> int:
+        """The bundle that was lent last is not lent any more."""
+        self.lent -= 1
+        return self._arena.lendable[self.lent]
+
+
+class KVLoans:
+    """Moves the boundary between KV and weights, on the engine's thread and while no step runs."""
+
+    def __init__(
+        self,
+        book: LoanBook,
+        placement: Placement,
+        lender: Lender,
+        copy_blocks: Callable[[Sequence[tuple[BlockId, BlockId]]], None],
+    ) -> None:
+        """`copy_blocks` launches copies of device blocks, (source, target) each."""
+        self._book = book
+        self._placement = placement
+        self._lender = lender
+        self._copy_blocks = copy_blocks
+        self._cache = placement.tiers.cache
+        self._weights = EngineSequence(SessionId("weights"), b"", resume_at=0.0)
+        """In whose name sessions without a turn give way: one that is due, so those that are due too stay."""
+        placement.borrow = self._borrow
+
+    def settle(self, *, idle: bool) -> bool:
+        """Take one bundle back if its memory is not needed, and return whether one has come.
+
+        Called before each step; and while there is none, `idle`, for as long as it returns True.
+        """
+        if not self._book.lent:
+            return False
+        pool, placement = self._cache.pool, self._placement
+        surplus = self._book.surplus(self._needed(), idle=idle)
+        if surplus is None:
+            return False
+        # While no step runs, a bundle that is lent costs nothing: nobody has to give way to it.
+        if pool.available < surplus and (idle or not placement.make_room(surplus, self._weights, prefetch=True)):
+            return False
+        end = pool.num_blocks - surplus
+        if any(block >= end for blocks in placement.tiers.ledger.held(pool) for block in blocks):
+            return False  # it is being copied
+        copies = self._cache.shrink(surplus, [*placement.active.values(), *placement.resident.values()])
+        assert copies is not None, "as many are available"
+        self._copy_blocks(copies)
+        self._lender.take_back(self._book.take_back())
+        return True
+
+    def _needed(self) -> int:
+        """Device blocks that the sessions with a turn have and will need. Where KV cannot leave, all count."""
+        placement = self._placement
+        if placement.policy is KVPolicy.NONE:
+            return self._cache.pool.owned + placement.headroom()
+        return len(set().union(*(sequence.blocks for sequence in placement.active.values()))) + placement.headroom()
+
+    def _borrow(self, missing: int) -> bool:
+        """Lend at least `missing` blocks to KV. False, and none is lent, if there are not so many."""
+        bundles = self._book.lend(missing)
+        for bundle in bundles:
+            self._lender.lend(bundle)
+        self._cache.pool.grow(self._book.blocks - self._cache.pool.num_blocks)
+        return bool(bundles)

@@ -1,0 +1,153 @@
+"""Prometheus metrics of turns, and the text of `/metrics`, which has the engine's too."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from app.domain.activations import ResumeCost
+from app.domain.memory_map import MemoryMap
+from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.metrics.memory import memory_metrics
+from app.metrics.vllm import WithVllmNames
+
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
+SIGNAL_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.01)
+CHECKPOINT_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
+TURN_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+)
+
+
+class Metrics:
+    """Every metric of one server, in a registry of its own."""
+
+    def __init__(self, model_name: str) -> None:
+        own = CollectorRegistry()
+        self.prompt_tokens = Counter("djinn_prompt_tokens", "Context tokens that turns started from", registry=own)
+        self.generation_tokens = Counter("djinn_generation_tokens", "Tokens generated", registry=own)
+        self.recomputed_tokens = Counter("djinn_recomputed_tokens", "Tokens whose KV had been lost", registry=own)
+        self.cache_queries = Counter("djinn_prefix_cache_queries", "Tokens looked up in the KV", registry=own)
+        self.cache_hits = Counter("djinn_prefix_cache_hits", "Tokens whose KV was there already", registry=own)
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=own)
+
+        self.first_token = seconds("djinn_time_to_first_token_seconds", "From submit to first token", TURN_BUCKETS)
+        self.inter_token = seconds("djinn_inter_token_latency_seconds", "Between two tokens of a turn", TOKEN_BUCKETS)
+        self.queue = seconds(
+            "djinn_turn_queue_seconds", "From submit to start, without the wait for KV on its way", TURN_BUCKETS
+        )
+        self.restore = seconds(
+            "djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it", TURN_BUCKETS
+        )
+        self.signal = seconds("djinn_signal_seconds", "From a parsed phase signal to its answer", SIGNAL_BUCKETS)
+        self.checkpoint_save = seconds(
+            "djinn_checkpoint_save_seconds",
+            "Engine time to keep the residual stream of a turn that pauses",
+            CHECKPOINT_BUCKETS,
+        )
+        self.checkpoint_restore = seconds(
+            "djinn_checkpoint_restore_seconds",
+            "Engine time to put the residual stream of a resumed turn back into the batch, or on a GPU to launch that",
+            CHECKPOINT_BUCKETS,
+        )
+        self.resume_dispatch = seconds(
+            "djinn_resume_dispatch_seconds", "Engine time to carry out the command to resume", CHECKPOINT_BUCKETS
+        )
+        self.turn = seconds("djinn_turn_seconds", "From submit to end", TURN_BUCKETS)
+        self.finished = Counter("djinn_turns_finished", "Turns that ended", ["finished_reason"], registry=own)
+        self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
+        self._turns = own
+        self._labels = {"model_name": model_name, "engine": "0"}
+
+    def render(self, memory: MemoryMap) -> bytes:
+        """The text of `/metrics`, with the engine's part taken from `memory`."""
+        everything = WithVllmNames(lambda: chain(memory_metrics(memory), self._turns.collect()), self._labels)
+        return generate_latest(everything)
+
+
+class TurnClock:
+    """Times one turn, from the moment it is made, and records it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._submitted = time.perf_counter()
+        self._started = self._submitted
+        self._last_token: float | None = None
+        self._begun = False
+        self._has_paused = False
+        """Since the last token: the time to the next one is the client's then."""
+        self.queue_ms = 0.0
+        self.restore_ms = 0.0
+        self.prefill_ms = 0.0
+
+    def observe(self, event: TurnEvent) -> None:
+        """Take the turn's next event."""
+        now = time.perf_counter()
+        match event:
+            case Started() if not self._begun:
+                # Its own time: it is delivered together with the first tokens.
+                self._started, self._begun = event.at, True
+                self._observe_start(event)
+            case Token():
+                self._observe_token(now)
+            case Paused():
+                self._has_paused = True
+                self._metrics.checkpoint_save.observe(event.checkpoint.saved_ms / 1000)
+                self._observe_resume(event.resumed)
+            case TurnFinished():
+                self._observe_resume(event.resumed)
+                self._observe_end(event, now)
+            case Failed():
+                self._metrics.failed.labels(event.error.code).inc()
+
+    def _observe_start(self, event: Started) -> None:
+        self.restore_ms = event.restore_ms
+        self.queue_ms = max(0.0, (event.at - self._submitted) * 1000 - event.restore_ms)
+        self._metrics.queue.observe(self.queue_ms / 1000)
+        if event.restore_ms:
+            self._metrics.restore.observe(event.restore_ms / 1000)
+
+    def _observe_token(self, now: float) -> None:
+        if self._has_paused:
+            self._has_paused = False
+        elif self._last_token is None:
+            self.prefill_ms = (now - self._started) * 1000
+            self._metrics.first_token.observe(now - self._submitted)
+        else:
+            self._metrics.inter_token.observe(now - self._last_token)
+        self._last_token = now
+
+    def _observe_resume(self, cost: ResumeCost | None) -> None:
+        if cost is not None:
+            self._metrics.resume_dispatch.observe(cost.dispatch_ms / 1000)
+            self._metrics.checkpoint_restore.observe(cost.restore_ms / 1000)
+
+    def _observe_end(self, event: TurnFinished, now: float) -> None:
+        usage = event.usage
+        self._metrics.turn.observe(now - self._submitted)
+        self._metrics.finished.labels(event.reason.value).inc()
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self._metrics.generation_tokens.inc(usage.completion_tokens)
+        self._metrics.recomputed_tokens.inc(usage.tokens_recomputed)
+        self._metrics.cache_queries.inc(usage.prompt_tokens)
+        self._metrics.cache_hits.inc(usage.cached_tokens)

@@ -1,0 +1,166 @@
+"""From a checked request to running choices: the part that both OpenAI generating routes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack, nullcontext
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Request, Response
+
+from app.domain.errors import FieldOutOfRange, UnknownModel
+from app.openai.choices import Ask, Choices, OpenSession
+from app.openai.fields import GenerationFields
+from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, errors
+from app.sessions.session import Session
+from app.settings import Settings
+
+SESSION_HEADER = "X-Session-ID"
+SessionHeader = Annotated[
+    str | None,
+    Header(
+        alias=SESSION_HEADER,
+        min_length=1,
+        max_length=256,
+        description="binds the call to a session: a session id, or any name, whose first use opens a session",
+    ),
+]
+EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+"""One server-sent event."""
+
+
+class OpenAICall:
+    """One call: who makes it, and the session that it is bound to, if any."""
+
+    def __init__(
+        self, services: Services, owner: str | None, cleanup: AsyncExitStack, session_name: str | None
+    ) -> None:
+        """`cleanup` is unwound when the response is over; `session_name` is what `X-Session-ID` says."""
+        self.services = services
+        self._owner = owner
+        self._cleanup = cleanup
+        self._session_name = session_name
+        self._session: Session | None = None
+
+    async def start(
+        self,
+        body: GenerationFields,
+        prompts: Sequence[Sequence[int]],
+        *,
+        prompt_field: str,
+        max_tokens: int | None,
+        logprobs: int | None,
+        limit_field: str = "max_tokens",
+        prompt_logprobs: int | None = None,
+    ) -> Choices:
+        """Submit the prompts' turns; they end and their sessions close when the response is over.
+
+        Raises `FieldOutOfRange`, `ContextTooLong` (`prompt_field` names the prompts' field, `limit_field` that of
+        `max_tokens`), `WrongState` if the bound session is in use, `Busy` and `Draining`.
+        """
+        tokens, registry = self.services.tokens, self.services.sessions
+        body.check_vocabulary(self.services.info.vocab_size)
+        _check_count(self.services.settings, prompts=len(prompts), n=body.n)
+        rooms = []
+        for index, prompt in enumerate(prompts):
+            field = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
+            if not prompt:
+                raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
+            rooms.append(registry.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
+        ask = Ask(
+            prompts=tuple(tuple(prompt) for prompt in prompts),
+            n=body.n,
+            sampling=body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs),
+            stop_rules=tuple(body.to_stop_rule(max_tokens=room, eos_token_ids=tokens.eos_token_ids) for room in rooms),
+            stop_strings=body.stop_strings,
+        )
+        with ExitStack() as undo:
+            choices = Choices(registry, tokens, ask, self._sessions(body, ask, undo), self._cleanup)
+            await choices.start()
+            undo.pop_all()
+        return choices
+
+    def answer(self, response: Response) -> Response:
+        """The response, with the session's id in its headers if the call was bound to one."""
+        if self._session is not None:
+            response.headers[SESSION_HEADER] = self._session.id
+        return response
+
+    def _sessions(self, body: GenerationFields, ask: Ask, undo: ExitStack) -> OpenSession:
+        """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
+
+        `undo` gets what is to be done about it if they cannot start.
+        """
+        if self._session_name is None:
+            return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(body.user))
+        session = self._bound(self._session_name, body, ask, undo)
+        return lambda: nullcontext(session)
+
+    def _bound(self, name: str, body: GenerationFields, ask: Ask, undo: ExitStack) -> Session:
+        if body.n > 1:
+            raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
+        if len(ask.prompts) > 1:
+            raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
+        bound_sessions = self.services.bound_sessions
+        session = bound_sessions.find(self._owner, name)
+        if session is None:
+            session = bound_sessions.open(self._owner, name, metadata=_labels(body.user))
+            undo.callback(self.services.sessions.drop, session)
+        self._session = session
+        return session
+
+
+async def _openai_call(
+    request: Request,
+    services: ServicesDep,
+    owner: OwnerDep,
+    cleanup: CleanupDep,
+    session_name: SessionHeader = None,
+) -> OpenAICall:
+    if len(set(request.headers.getlist(SESSION_HEADER))) > 1:
+        raise FieldOutOfRange(f"{SESSION_HEADER}: a call is bound to one session", param=SESSION_HEADER)
+    return OpenAICall(services, owner, cleanup, session_name)
+
+
+OpenAICallDep = Annotated[OpenAICall, Depends(_openai_call)]
+
+
+def check_model(services: Services, name: str) -> None:
+    """Raise `UnknownModel` unless `name` is the served model's."""
+    if name != services.info.name:
+        raise UnknownModel(f"there is no model {name!r} here, only {services.info.name!r}", param="model")
+
+
+def _check_count(settings: Settings, *, prompts: int, n: int) -> None:
+    """Raise `FieldOutOfRange` for more choices than the server takes even if it has nothing else to do.
+
+    Each has a session; the first of every prompt wait in the queue at once, and later the others of a prompt.
+    """
+    for param, count, limit, what in (
+        ("prompt", prompts, settings.max_queue, "turns can wait at once"),
+        ("n", n - 1, settings.max_queue, "turns can wait at once"),
+        ("n" if n > 1 else "prompt", prompts * n, settings.max_sessions, "sessions can be open at once"),
+    ):
+        if count > limit:
+            raise FieldOutOfRange(
+                f"{param}: {prompts} prompts with {n} choices each are too many: at most {limit} {what}", param=param
+            )
+
+
+def _labels(user: str | None) -> dict[str, str]:
+    """The metadata of a session that the call opens; one that it finds keeps its own."""
+    return {} if user is None else {"user": user}
+
+
+def generation_responses(chunk: str) -> dict[int | str, dict[str, Any]]:
+    """The documented `responses` of a generating route whose streamed chunks are `chunk` objects."""
+    session_id = {"description": "the session that the call was bound to", "schema": {"type": "string"}}
+    return {
+        **errors(400, 404, 409, 429, 503),
+        200: {
+            "description": f"The answer; with `stream`, events whose data are `{chunk}` objects, then `[DONE]`.",
+            "headers": {SESSION_HEADER: session_id},
+            "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
+        },
+    }

@@ -1,0 +1,68 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+
+from app.openai.answers import Head, collect, stream
+from app.openai.completion import Completion, CompletionBody
+from app.openai.completion_answer import CompletionChunkWriter, Echo, whole_choice
+from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
+from app.text.tokenizer import Tokens
+from app.web.sse import EventStream, unless_disconnected
+from app.wire.base import check_token_ids
+
+router = APIRouter(tags=["openai"])
+
+
+@router.post(
+    "/v1/completions",
+    operation_id="createCompletion",
+    response_model=Completion,
+    responses=generation_responses("text_completion"),
+)
+async def create_completion(request: Request, body: CompletionBody, call: OpenAICallDep) -> Response:
+    """Go on with each prompt. A client that disconnects cancels its turns."""
+    services = call.services
+    check_model(services, body.model)
+    prompts = await asyncio.to_thread(_encode, body.prompts, services.tokens, services.info.vocab_size)
+    choices = await call.start(
+        body,
+        [prompt.token_ids for prompt in prompts],
+        prompt_field="prompt",
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    writer = CompletionChunkWriter(
+        services.tokens,
+        n=body.n,
+        echoes=prompts if body.echo else None,
+        logprobs=body.logprobs is not None,
+        token_ids=body.return_token_ids,
+    )
+    head = Head.new("cmpl", services.info).fields() | {"object": "text_completion"}
+    if body.stream:
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        events = stream(aiter(choices), writer, head, n=body.n, prompt_tokens=lengths, options=body.shown_usage)
+        return call.answer(EventStream(events))
+    entries, usage = await unless_disconnected(
+        request, collect(aiter(choices), writer, n=body.n, count=len(prompts) * body.n)
+    )
+    whole = [whole_choice(index, each, token_ids=body.return_token_ids) for index, each in enumerate(entries)]
+    answer = Completion(**head, choices=whole, usage=usage)
+    return call.answer(Response(answer.model_dump_json(), media_type="application/json"))
+
+
+def _encode(prompts: Sequence[str | list[int]], tokens: Tokens, vocab_size: int) -> list[Echo]:
+    encoded = []
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            encoded.append(Echo(prompt, tuple(tokens.encode(prompt, add_special_tokens=True))))
+        else:
+            check_token_ids(prompt, vocab_size, param="prompt" if len(prompts) == 1 else f"prompt.{index}")
+            encoded.append(Echo(tokens.decode(prompt), tuple(prompt)))
+    return encoded

@@ -1,0 +1,38 @@
+"""`/v1/models`: what is served here."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, HTTPException
+
+from app.domain.errors import NotFound
+from app.openai.models import Model, ModelList
+from app.routers.dependencies import Services, ServicesDep, errors
+from app.routers.openai.call import check_model
+
+router = APIRouter(tags=["openai"])
+
+
+@router.get("/v1/models", operation_id="listModels", responses=errors())
+async def list_models(services: ServicesDep) -> ModelList:
+    """The served models."""
+    return ModelList(data=[_model(services)])
+
+
+@router.get("/v1/models/{model:path}", operation_id="getModel", responses=errors(404))
+async def get_model(model: str, services: ServicesDep) -> Model:
+    """One served model. Its name may hold slashes."""
+    if not model:
+        raise HTTPException(NotFound.status)  # what any other path that ends in a slash gets
+    check_model(services, model)
+    return _model(services)
+
+
+def _model(services: Services) -> Model:
+    info = services.info
+    return Model(
+        id=info.name,
+        created=services.started_at,
+        max_model_len=info.max_model_len,
+        layers=info.num_layers,
+        hidden_size=info.hidden_size,
+    )

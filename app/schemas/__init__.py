@@ -1,1 +1,0 @@
-"""What a client may ask. Every field is implemented or refused; none is ignored."""

@@ -1,0 +1,1 @@
+"""Open sessions: their registry, their turns, breakpoints and pauses."""

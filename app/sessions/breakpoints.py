@@ -1,0 +1,92 @@
+"""Breakpoints of sessions: armed, taken away, gone by themselves, and what they have captured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from app.bridge.executor import EngineExecutor
+from app.domain.activations import Captures
+from app.domain.breakpoint_work import check_work
+from app.domain.breakpoints import Breakpoint
+from app.domain.errors import FieldOutOfRange, NotFound
+from app.domain.values import SessionState
+from app.messages import Arm, ClearCaptures, Disarm, ReadCaptures, Spent
+from app.sessions.keeper import SessionKeeper
+from app.sessions.session import Session
+from app.sessions.table import SessionTable
+
+MAX_BREAKPOINTS = 64
+
+
+class Breakpoints:
+    """Arms and disarms, in the engine and in the journal. `Session.breakpoints` follows. Used on the event loop only.
+
+    A breakpoint is in `Session.breakpoints` from before the engine has it until after: a pause that it makes finds it.
+    `part_tokens` is the most tokens that one pass of a session has. Breakpoints that a restart brings back stay, also
+    if it has made that larger: without them the session's tokens would be others.
+    """
+
+    def __init__(
+        self, executor: EngineExecutor, keeper: SessionKeeper, table: SessionTable, *, part_tokens: int
+    ) -> None:
+        self._executor = executor
+        self._keeper = keeper
+        self._table = table
+        self._part_tokens = part_tokens
+        executor.on_spent = self._note_spent
+
+    async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
+        """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable.
+
+        Raises `FieldOutOfRange` if the session has as many as may be, or as much to do in a pass, `WrongState` if it
+        pauses and a turn runs that cannot, `NotDurable`; then there is no such breakpoint.
+        """
+        if len(session.breakpoints) >= MAX_BREAKPOINTS:
+            raise FieldOutOfRange(
+                f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, and no more may be: remove some",
+                param="breakpoints",
+            )
+        check_work(session.breakpoints.values(), breakpoint, self._part_tokens)
+        session.breakpoints[breakpoint.id] = breakpoint
+        try:
+            await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))
+            self._keeper.note(session)
+            await self._keeper.settled(session)
+        except BaseException:  # a client that has gone does not know its id either
+            self._take_back(session, breakpoint)
+            raise
+
+    async def disarm(self, session: Session, breakpoint_id: str | None) -> None:
+        """Remove one breakpoint, or all. Raises `NotFound`, and `NotDurable` if it would be back after a restart."""
+        if breakpoint_id is not None and breakpoint_id not in session.breakpoints:
+            raise NotFound(f"no breakpoint {breakpoint_id[:100]}", param="breakpoint_id")
+        going = list(session.breakpoints) if breakpoint_id is None else [breakpoint_id]
+        await self._executor.call(lambda ticket: Disarm(ticket, session.id, breakpoint_id))
+        for each in going:
+            session.breakpoints.pop(each, None)
+        self._keeper.note(session)
+        await self._keeper.settled(session)
+
+    async def captures(self, session: Session) -> Captures:
+        """What `capture` breakpoints have recorded."""
+        read: Callable[[], Captures] = await self._executor.call(lambda ticket: ReadCaptures(ticket, session.id))
+        return await asyncio.to_thread(read)
+
+    async def clear_captures(self, session: Session) -> None:
+        """Forget what has been recorded."""
+        await self._executor.call(lambda ticket: ClearCaptures(ticket, session.id))
+
+    def _note_spent(self, event: Spent) -> None:
+        session = self._table.find(event.session)
+        if session is None or event.breakpoint not in session.breakpoints:
+            return
+        session.spent[event.breakpoint] = session.breakpoints.pop(event.breakpoint)
+        self._keeper.note(session)
+
+    def _take_back(self, session: Session, breakpoint: Breakpoint) -> None:
+        session.breakpoints.pop(breakpoint.id, None)
+        if session.state is SessionState.CLOSED or self._executor.failure is not None:
+            return
+        self._executor.post(lambda ticket: Disarm(ticket, session.id, breakpoint.id))
+        self._keeper.note(session)

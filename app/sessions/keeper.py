@@ -1,0 +1,107 @@
+"""Keeps the journal up with the sessions: what of each is journaled, and how it comes back."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import asdict
+
+from app.domain.histories import common_prefix
+from app.domain.values import ModelInfo, SessionId, SessionState
+from app.journal.journal import Journal
+from app.journal.records import Change, SessionRecord
+from app.journal.steering import NO_STEERING, Steering
+from app.sessions.session import Session
+from app.sessions.usage import SessionUsage
+
+NOTHING = array("I")
+
+
+class SessionKeeper:
+    """Journals sessions, but not the ephemeral ones. Without a journal nothing is kept, and nobody waits.
+
+    Used on the event loop only.
+    """
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._journal = journal
+        self._journaled: dict[SessionId, tuple[array[int], int]] = {}
+        """The array that each session's history was noted from and how much of it the journal has, so that only the
+        difference is written. It is the session's own: between two notes it may be cut, or lengthened, but not both.
+        """
+        self._steering: dict[SessionId, Steering] = {}
+        """Each session's steering as the journal has it, if it has any."""
+
+    def load(self, model: ModelInfo) -> list[Session]:
+        """The sessions in the journal, all idle, oldest first. Raises what `JournalStore.load` raises."""
+        found = [] if self._journal is None else self._journal.load(model)
+        self._journaled = {record.id: (history, len(history)) for record, history in found}
+        self._steering = {} if self._journal is None else self._journal.load_steering()
+        return [_session(record, history, self._steering.get(record.id, NO_STEERING)) for record, history in found]
+
+    def note(self, session: Session) -> None:
+        """Journal the session as it is now, without waiting. The history is read only as far as it may have changed.
+
+        Of a turn that is in it, nothing is journaled before it is over; what has been closed stays forgotten.
+        """
+        if self._journal is None or session.ephemeral or session.state is SessionState.CLOSED:
+            return
+        history = session.settled_history
+        noted, length = self._journaled.get(session.id, (NOTHING, 0))
+        position = min(length, len(history) if noted is history else common_prefix(noted, history))
+        changed = self._changed_steering(session)
+        self._journal.append(session.id, Change(_record(session), position, history[position:].tobytes(), changed))
+        self._journaled[session.id] = history, len(history)
+
+    def forget(self, session: Session) -> None:
+        """Journal that the session is gone, without waiting."""
+        if self._journal is not None and not session.ephemeral:
+            self._journal.append(session.id, None)
+            self._journaled.pop(session.id, None)
+            self._steering.pop(session.id, None)
+
+    async def settled(self, session: Session) -> None:
+        """Return when all that was noted of the session is durable. Raises `NotDurable` if it could not be written."""
+        if self._journal is not None and not session.ephemeral:
+            await self._journal.settled()
+
+    def _changed_steering(self, session: Session) -> Steering | None:
+        """The session's steering, if the journal does not have it yet."""
+        steering = Steering(tuple(session.breakpoints.values()), session.settled_interventions)
+        if steering == self._steering.get(session.id, NO_STEERING):
+            return None
+        self._steering[session.id] = steering
+        return steering
+
+
+def _record(session: Session) -> SessionRecord:
+    return SessionRecord(
+        id=session.id,
+        owner=session.owner,
+        name=session.name,
+        metadata=json.dumps(session.metadata),  # ASCII: a client's strings may have lone surrogates
+        ttl_s=session.ttl_s,
+        residency=session.residency,
+        phase=session.phase,
+        created_at=session.created_at,
+        used_at=session.used_at,
+        usage=json.dumps(asdict(session.usage)),
+    )
+
+
+def _session(record: SessionRecord, history: array[int], steering: Steering) -> Session:
+    return Session(
+        id=record.id,
+        owner=record.owner,
+        name=record.name,
+        metadata=json.loads(record.metadata),
+        ttl_s=record.ttl_s,
+        residency=record.residency,
+        phase=record.phase,
+        created_at=record.created_at,
+        used_at=record.used_at,
+        usage=SessionUsage(**json.loads(record.usage)),
+        history=history,
+        breakpoints={each.id: each for each in steering.breakpoints},
+        interventions=steering.interventions,
+    )

@@ -1,0 +1,47 @@
+"""One paused turn: how long it may last, and what another session needs to be paused in the same place."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from dataclasses import dataclass
+
+from app.domain.activations import CheckpointInfo
+from app.domain.breakpoints import OnTimeout
+from app.domain.values import TokenLogprobs
+from app.text.turn_reader import TextRule
+
+
+@dataclass(frozen=True, slots=True)
+class PauseLimit:
+    """How long a pause lasts if nobody ends it, and what becomes of it then."""
+
+    timeout_s: float = 600.0
+    on_timeout: OnTimeout = OnTimeout.RESUME
+
+
+DEFAULT_LIMIT = PauseLimit()
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A turn that has stopped between two layers. `expires_at` is in Unix seconds."""
+
+    info: CheckpointInfo
+    expires_at: float
+    timer: asyncio.TimerHandle
+
+
+@dataclass(frozen=True, slots=True)
+class PausedPlace:
+    """Everything of a paused turn that the engine does not have, but for the session's history."""
+
+    info: CheckpointInfo
+    limit: PauseLimit
+    rule: TextRule
+    before: array[int]
+    """The history before the turn."""
+    prompt_tokens: int
+    """The length of its context."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of the tokens generated so far, if the rule has them."""

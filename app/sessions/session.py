@@ -1,0 +1,189 @@
+"""One session as the event loop knows it: its state machine, its token history, and what happens to its turn."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass, field, replace
+
+from app.bridge.turn import Turn
+from app.domain.breakpoints import Breakpoint, Intervention
+from app.domain.errors import WrongState
+from app.domain.memory_map import SessionMemory
+from app.domain.values import Phase, Residency, SessionId, SessionState
+from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.sessions.pause import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
+from app.sessions.usage import SessionUsage
+from app.text.turn_reader import TurnReader
+
+TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
+    SessionState.IDLE: frozenset({SessionState.QUEUED, SessionState.CLOSED}),
+    SessionState.QUEUED: frozenset({SessionState.RUNNING, SessionState.IDLE, SessionState.CLOSED}),
+    SessionState.RUNNING: frozenset({SessionState.PAUSED, SessionState.IDLE, SessionState.CLOSED}),
+    SessionState.PAUSED: frozenset({SessionState.QUEUED, SessionState.IDLE, SessionState.CLOSED}),
+    SessionState.CLOSED: frozenset(),
+}
+"""Which states may follow a state. A turn ends in `idle` from wherever it is; `closed` is final."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session. `owner` is the API key's fingerprint (None: no keys are set); times are Unix seconds.
+
+    `history` mirrors the engine's token history at the last event, so that reading it costs the engine nothing.
+    """
+
+    id: SessionId
+    owner: str | None
+    metadata: dict[str, str] = field(default_factory=dict)
+    ttl_s: int | None = None
+    residency: Residency = Residency.BEST_EFFORT
+    name: str | None = None
+    """What `X-Session-ID` calls it, if it was opened that way."""
+    ephemeral: bool = False
+    """Whether it lives for one call only: nobody could come back to it after a restart."""
+    phase: Phase = Phase.COMPUTE
+    """What was last signalled; a turn makes it `compute`."""
+    kv: SessionMemory = field(default_factory=SessionMemory)
+    """Where its KV is, by the engine's last word."""
+    state: SessionState = SessionState.IDLE
+    history: array[int] = field(default_factory=lambda: array("I"))
+    usage: SessionUsage = field(default_factory=SessionUsage)
+    created_at: float = field(default_factory=time.time)
+    used_at: float = field(default_factory=time.time)
+    turn: Turn | None = None
+    """The turn that is in the session, or was the last in it."""
+    reader: TurnReader | None = None
+    """What reads the turn that is in the session, if it may pause."""
+    pause: Pause | None = None
+    """The pause that the session is in."""
+    pause_limit: PauseLimit = DEFAULT_LIMIT
+    """That of the turn's last pause."""
+    breakpoints: dict[str, Breakpoint] = field(default_factory=dict)
+    """Those that are armed, by id."""
+    spent: dict[str, Breakpoint] = field(default_factory=dict)
+    """Those that went after they had acted, since the turn was started or resumed."""
+    interventions: tuple[Intervention, ...] = ()
+    """What the history was computed with, as far as the engine has told: it does so when a turn ends."""
+    prompt_tokens: int = 0
+    """Length of the context that `turn` started from."""
+    _before_turn: array[int] = field(default_factory=lambda: array("I"))
+    _generated: int = 0
+    """Tokens of the last turn that `usage` counts as completion."""
+    _keep: int | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is in the session."""
+        return self.state in (SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED)
+
+    @property
+    def settled_history(self) -> array[int]:
+        """The history without the turn that is in the session."""
+        return self._before_turn if self.busy else self.history
+
+    @property
+    def settled_interventions(self) -> tuple[Intervention, ...]:
+        """What `settled_history` was computed with."""
+        return _until(len(self.settled_history), self.interventions)
+
+    @property
+    def expires_at(self) -> float | None:
+        """When the session closes by itself; None while a turn is in it, or without a `ttl_s`."""
+        if self.ttl_s is None or self.busy:
+            return None
+        return self.used_at + self.ttl_s
+
+    def require(self, *allowed: SessionState, to: str) -> None:
+        """Raise `WrongState` unless the session is in one of the `allowed` states. `to` says what was asked for."""
+        if self.state not in allowed:
+            states = " or ".join(allowed)
+            raise WrongState(f"cannot {to}: session {self.id} is {self.state}, it must be {states}")
+
+    def move(self, state: SessionState) -> None:
+        """Go to `state`. Raises `WrongState` if the state machine has no such transition."""
+        if state not in TRANSITIONS[self.state]:
+            raise WrongState(f"session {self.id} is {self.state} and cannot become {state}")
+        self.state = state
+        self.used_at = time.time()
+        if self.pause is not None:
+            self.pause.timer.cancel()
+            self.pause = None
+        if not self.busy:
+            self.reader = None
+
+    def begin(self, turn: Turn, history: array[int]) -> None:
+        """Enter the queue with a turn whose context is `history`."""
+        self.move(SessionState.QUEUED)
+        self.phase = Phase.COMPUTE
+        self.turn = turn
+        self.pause_limit = DEFAULT_LIMIT
+        self.spent.clear()
+        self._before_turn, self.history = self.history, history
+        self.prompt_tokens, self._keep = len(history), None
+
+    def take_up(self, turn: Turn, place: PausedPlace) -> None:
+        """Begin in the place where another session is paused, with its history."""
+        self.state, self.turn, self.pause_limit = SessionState.PAUSED, turn, place.limit
+        self._before_turn, self.prompt_tokens = place.before, place.prompt_tokens
+
+    def resume(self) -> None:
+        """Enter the queue with the turn that is paused."""
+        self.move(SessionState.QUEUED)
+        self.phase = Phase.COMPUTE
+        self.spent.clear()
+
+    def end(self, turn: Turn) -> None:
+        """Follow a cancel of `turn` that is on its way: whatever it does meanwhile, it cannot be resumed any more."""
+        turn.ending = True
+        if turn is self.turn and self.state is SessionState.PAUSED:
+            self.move(SessionState.QUEUED)
+
+    def cut(self, turn: Turn, keep: int | None) -> None:
+        """Follow a cancel of `turn` that keeps the first `keep` generated tokens; it may come after the turn's end."""
+        if turn is self.turn and keep is not None:
+            self._keep = keep
+            if not self.busy:
+                self._drop_generated(keep)
+
+    def observe(self, event: TurnEvent) -> None:
+        """Follow the turn in the session. One that has closed meanwhile has nothing left to follow."""
+        if not self.busy:
+            return
+        match event:
+            case Started():
+                self.move(SessionState.RUNNING)
+            case Token():
+                self.history.append(event.token_id)
+            case Paused() if self.turn is not None and not self.turn.ending:
+                self.move(SessionState.PAUSED)
+            case TurnFinished():
+                self.usage.add(event.usage)
+                if event.interventions is not None:
+                    self.interventions = event.interventions
+                self._generated = event.usage.completion_tokens
+                self.move(SessionState.IDLE)
+                if self._keep is not None:
+                    self._drop_generated(self._keep)
+            case Failed():
+                self.history, self.interventions = self._before_turn, self.settled_interventions
+                self.move(SessionState.IDLE)
+
+    def truncate(self, length: int) -> None:
+        """Drop the history from position `length` on, and what it was computed with."""
+        del self.history[length:]
+        self.interventions = _until(length, self.interventions)
+
+    def _drop_generated(self, keep: int) -> None:
+        """Keep the first `keep` tokens that the last turn generated, in the history and in the count."""
+        self.truncate(self.prompt_tokens + keep)
+        kept = min(self._generated, keep)
+        self.usage.completion_tokens -= self._generated - kept
+        self._generated = kept
+
+
+def _until(length: int, interventions: tuple[Intervention, ...]) -> tuple[Intervention, ...]:
+    """What is left of `interventions` in the first `length` positions."""
+    if all(each.end <= length for each in interventions):
+        return interventions
+    return tuple(replace(each, end=min(each.end, length)) for each in interventions if each.first < length)

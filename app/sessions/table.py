@@ -1,0 +1,111 @@
+"""The open sessions: found by id and owner, listed in pages, counted against a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+
+from app.bridge.turn import Turn
+from app.domain.errors import NotFound, SessionLimit
+from app.domain.values import SessionId, SessionState, Tier
+from app.messages import Placed
+from app.sessions.session import Session
+
+RETRY_AFTER_S = 60
+"""Sessions close by themselves over minutes, not seconds."""
+
+
+class SessionTable:
+    """Every open session, and those that the engine is opening: they count, but nobody finds them yet."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: dict[SessionId, Session] = {}
+        self._opening: dict[SessionId, Session] = {}
+
+    def admit(self) -> None:
+        """Raise `SessionLimit` if no more sessions may be opened."""
+        if len(self._open) + len(self._opening) >= self._limit:
+            raise SessionLimit(self._limit, retry_after_s=RETRY_AFTER_S)
+
+    def add(self, session: Session) -> None:
+        """Take in a session; from now on it is found."""
+        self._open[session.id] = session
+
+    def remove(self, session: Session) -> None:
+        """Let go of a session that closes."""
+        del self._open[session.id]
+
+    @contextlib.contextmanager
+    def opening(self, session: Session) -> Iterator[None]:
+        """Count the session while the engine opens it, and take it in if that went well."""
+        self._opening[session.id] = session
+        try:
+            yield
+        finally:
+            del self._opening[session.id]
+        self.add(session)
+
+    def get(self, session_id: str, owner: str | None = None) -> Session:
+        """The owner's session of that id. Raises `NotFound`, also for another owner's session."""
+        session = self._open.get(SessionId(session_id))
+        if session is None or session.owner != owner or has_expired(session):
+            raise NotFound(f"no session {session_id[:100]}", param="session_id")
+        return session
+
+    def page(
+        self,
+        owner: str | None = None,
+        *,
+        limit: int,
+        after: str = "",
+        state: SessionState | None = None,
+        tier: Tier | None = None,
+    ) -> list[Session]:
+        """Up to `limit` of the owner's sessions with ids greater than `after`, oldest first."""
+        found = sorted(
+            session.id
+            for session in self._open.values()
+            if session.owner == owner
+            and session.id > after
+            and state in (None, session.state)
+            and tier in (None, session.kv.tier)
+        )
+        return [self._open[session_id] for session_id in found[:limit]]
+
+    def find(self, session_id: SessionId) -> Session | None:
+        """The session that the engine means, unless it has been closed."""
+        return self._open.get(session_id) or self._opening.get(session_id)
+
+    def place(self, placed: Placed) -> None:
+        """Note where a session's KV is."""
+        session = self.find(placed.session)
+        if session is not None:
+            session.kv = placed.memory
+
+    @property
+    def waiting(self) -> int:
+        """Turns in the queue."""
+        return sum(session.state is SessionState.QUEUED for session in self._open.values())
+
+    @property
+    def expired(self) -> list[Session]:
+        """Sessions whose `ttl_s` has run out."""
+        return [session for session in self._open.values() if has_expired(session)]
+
+    @property
+    def busy(self) -> list[tuple[Session, Turn]]:
+        """Sessions with a turn in them, and the turn."""
+        return [(session, session.turn) for session in self._open.values() if session.busy and session.turn]
+
+
+def new_session_id() -> SessionId:
+    """A fresh id: the time in ns, so that ids sort by age, and 80 random bits, so that nobody can guess one."""
+    return SessionId(f"ses_{time.time_ns():016x}{secrets.token_hex(10)}")
+
+
+def has_expired(session: Session) -> bool:
+    """Whether the session's `ttl_s` has run out."""
+    return session.expires_at is not None and session.expires_at <= time.time()

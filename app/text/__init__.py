@@ -1,0 +1,1 @@
+"""Between text and tokens, and from the tokens of a turn to its text."""

@@ -1,0 +1,174 @@
+"""Between text and tokens: encoding, the chat template, and decoding token by token."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from app.domain.errors import MalformedRequest
+from app.model_store.byte_tokenizer import byte_alphabet
+from app.model_store.errors import BrokenModel
+from app.model_store.tokenizer import eos_token_ids, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from app.model_store.resolve import ResolvedModel
+
+_BYTE_OF = {character: byte for byte, character in enumerate(byte_alphabet())}
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokens:
+    """One model's tokenizer. Nothing here changes after loading, so any thread may call it.
+
+    Encoding takes about a microsecond per character; a long text goes to `asyncio.to_thread`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, eos_token_ids: frozenset[int]) -> None:
+        self._templates = tokenizer
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._byte_level = self._decodes(["a", "Ġb"], "a b")
+        if not self._byte_level and not self._decodes(["a", "▁b"], "a b"):
+            raise BrokenModel("the tokenizer is neither byte-level nor of the SentencePiece kind")
+        self.drops_first_space = self._decodes(["▁a"], "a")
+        self.eos_token_ids = eos_token_ids
+        self.bos_token_id: int | None = tokenizer.bos_token_id
+        self.vocab_size: int = self._backend.get_vocab_size()
+        self.has_chat_template = tokenizer.chat_template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; `add_special_tokens` puts around it what the model expects (often a BOS).
+
+        Raises MalformedRequest if `text` has a lone surrogate.
+        """
+        if not text.isascii():
+            _require_unicode(text)
+        # Unlike `encode`, this lets other Python threads run.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`. Bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def stream(self, *, after_text: bool) -> DetokenizerStream:
+        """A decoder for the tokens of one turn, as they come. `after_text` if they go on from text before them."""
+        return DetokenizerStream(self, after_text=after_text)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation in the model's own chat template; the arguments and errors of `chat_text`."""
+        text = self.chat_text(
+            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Text of a conversation in the model's own chat template, special tokens included.
+
+        `add_generation_prompt` opens the assistant's turn; `continue_final_message` leaves the last message open
+        instead. Raises MalformedRequest if there is no template or the template rejects the messages.
+        """
+        if not self.has_chat_template:
+            raise MalformedRequest("this model has no chat template; send a prompt instead", param="messages")
+        if not messages:
+            raise MalformedRequest("messages must hold at least one message", param="messages")
+        try:
+            text: Any = self._templates.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise MalformedRequest(f"the model's chat template: {error}", param="messages") from error
+        rendered: str = text
+        return rendered
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which may be part of a character; b"" outside the vocabulary."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            known = all(character in _BYTE_OF for character in token)
+            return bytes(_BYTE_OF[character] for character in token) if known else token.encode()
+        if byte := _BYTE_FALLBACK.fullmatch(token):
+            return bytes.fromhex(byte[1])
+        return token.replace("▁", " ").encode()
+
+    def text_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text: `token_bytes`, but nothing for a special token."""
+        return b"" if token_id in self._special_ids else self.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, with U+FFFD for what is not a whole character."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def _decodes(self, tokens: list[str], text: str) -> bool:
+        """Whether the tokenizer's decoder makes `text` of `tokens`."""
+        decoder = self._backend.decoder
+        return decoder is not None and decoder.decode(tokens) == text
+
+
+class DetokenizerStream:
+    """The text of one turn, piece by piece, without special tokens.
+
+    What `push` returns, with one `flush` at the end, makes up `Tokens.decode` of all the tokens: a character that
+    is not complete is held back. (In a byte-fallback vocabulary, bytes that are not UTF-8 are the exception:
+    there `decode` takes back whole characters before the bad byte, and text that was sent cannot be.) Text that goes on
+    `after_text` keeps a leading space that the decoders of SentencePiece models take from the start of a text.
+    """
+
+    def __init__(self, tokens: Tokens, *, after_text: bool) -> None:
+        self._tokens = tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._drop_space = tokens.drops_first_space and not after_text
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens; returns the text they complete, which may be empty."""
+        return self._decode(b"".join(map(self._tokens.text_bytes, token_ids)))
+
+    def flush(self) -> str:
+        """The rest, with U+FFFD for a character that was never completed."""
+        return self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, *, final: bool = False) -> str:
+        text = self._decoder.decode(data, final)
+        if text and self._drop_space:
+            self._drop_space = False
+            return text.removeprefix(" ")
+        return text
+
+
+def load_tokens(model: ResolvedModel) -> Tokens:
+    """The tokenizer of `model`. Raises BrokenModel if its folder has none that can be read and decoded."""
+    tokenizer = load_tokenizer(model)
+    return Tokens(tokenizer, eos_token_ids(model, tokenizer))
+
+
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedRequest(f"character {error.start} of the text is half of a surrogate pair") from error

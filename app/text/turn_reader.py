@@ -1,0 +1,91 @@
+"""Reads a turn through its pauses, and keeps all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from app.bridge.turn import TokenRun, Turn
+from app.domain.values import TokenLogprobs
+from app.messages import Paused, TurnFinished
+from app.text.generation import TextChunk, TextTurn
+from app.text.tokenizer import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TextRule:
+    """What of a turn only its text can show, and what is kept of it beside its tokens and its text."""
+
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    """No stop string ends the turn before."""
+    with_logprobs: bool = False
+
+
+class TurnReader:
+    """One turn, read in stretches: each time it is iterated, from where it was left to its next pause or its end.
+
+    Of several who iterate it at once, each waits for the one before.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        tokens: Tokens,
+        rule: TextRule,
+        on_stop: Callable[[int], None],
+        settled: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`on_stop` and `settled` are those of `TextTurn`."""
+        self.turn = turn
+        self.rule = rule
+        self.token_ids: list[int] = []
+        """Everything generated so far."""
+        self.logprobs: list[TokenLogprobs] | None = [] if rule.with_logprobs else None
+        """One for each of `token_ids`, or None if the turn did not ask for them."""
+        self._text: list[str] = []
+        self._text_turn = TextTurn(turn, tokens.stream(after_text=True), rule.stop, on_stop, settled, rule.min_tokens)
+        self._reading = asyncio.Lock()
+        self._end: Paused | TurnFinished | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far, but for what may yet become part of a stop string or of a character."""
+        return "".join(self._text)
+
+    @property
+    def all_logprobs(self) -> list[TokenLogprobs]:
+        """`logprobs`, and those of the tokens that are there but have not been read."""
+        return [*(self.logprobs or ()), *self.turn.mailbox.logprobs]
+
+    async def __aiter__(self) -> AsyncIterator[TextChunk | Paused | TurnFinished]:
+        async with self._reading:
+            if self._end is not None and self._end.ticket == self.turn.ticket:
+                yield self._end  # whoever waited here before has read this stretch too
+                return
+            async for item in self._text_turn:
+                if isinstance(item, TextChunk):
+                    self._take(item)
+                    yield item
+                elif isinstance(item, Paused | TurnFinished):
+                    self._end = item
+                    yield item
+
+    async def read(self) -> Paused | TurnFinished:
+        """Read one stretch, and return how it ended."""
+        *_, end = [item async for item in self]
+        assert not isinstance(end, TextChunk)
+        return end
+
+    def replay(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take what was generated before, in a paused turn that this one goes on with."""
+        run = TokenRun()
+        run.token_ids, run.logprobs = list(token_ids), list(logprobs)
+        self._take(self._text_turn.replay(run))
+
+    def _take(self, chunk: TextChunk) -> None:
+        self._text.append(chunk.text)
+        self.token_ids += chunk.token_ids
+        if self.logprobs is not None:
+            self.logprobs += chunk.logprobs

@@ -1,1 +1,0 @@
-"""What the server answers. Names carry their unit; token counts are plain integers."""

@@ -1,0 +1,120 @@
+"""The one way from an exception to an HTTP answer: every route, known or not, has the same error body."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from app.domain.errors import (
+    Busy,
+    DjinnError,
+    EngineError,
+    MalformedRequest,
+    MethodNotAllowed,
+    NotFound,
+    TooLarge,
+    Unauthenticated,
+)
+from app.web.sse import ClientDisconnected
+from app.web.validation import describe_validation
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "X-Request-Id"
+BUG_MESSAGE = "internal error; the server's log has the details"
+LONG_WORD = re.compile(r"(\S{100})\S+")
+LONGEST_TEXT = 1000
+"""Characters of an error's message: a client's own input can be in it."""
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that has gone: nobody reads it."""
+
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+"""Those that a route may be for."""
+
+FROM_STATUS: dict[int, type[DjinnError]] = {
+    error.status: error for error in (MalformedRequest, NotFound, MethodNotAllowed, TooLarge)
+}
+"""What the framework's own exceptions mean here."""
+
+
+def error_response(error: DjinnError) -> Response:
+    """The answer to a request that failed with `error`."""
+    headers = {}
+    if isinstance(error, Busy):
+        headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(error_body(error), error.status, headers, "application/json")
+
+
+def error_body(error: DjinnError) -> bytes:
+    """The JSON text of the error."""
+    return orjson.dumps({"error": {name: value and _clean(value) for name, value in error.body()["error"].items()}})
+
+
+def _clean(text: str) -> str:
+    """Cuts what a client sent at length; its lone surrogates become question marks: UTF-8 has none."""
+    return LONG_WORD.sub(r"\1...", text)[:LONGEST_TEXT].encode(errors="replace").decode()
+
+
+def body_of(error: Exception) -> bytes:
+    """`error_body` for a response that has begun, whose status cannot tell any more. Logs an unexpected error."""
+    if isinstance(error, DjinnError):
+        return error_body(error)
+    logger.error("a streamed answer failed", exc_info=error)
+    return error_body(DjinnError(BUG_MESSAGE))
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Those that the path has a route for (RFC 9110, 15.5.6). The framework names those of one of its routes."""
+    path = {name: request.scope[name] for name in ("type", "path", "root_path", "headers", "query_string")}
+    routes = request.app.router.routes
+
+    def is_allowed(method: str) -> bool:
+        return any(route.matches({**path, "method": method})[0] is Match.FULL for route in routes)
+
+    return list(filter(is_allowed, METHODS))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every exception with `error_response`."""
+
+    async def on_djinn_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, DjinnError)
+        return error_response(error)
+
+    async def on_validation_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return error_response(describe_validation(request, error))
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        meaning = FROM_STATUS.get(error.status_code, EngineError)
+        # FastAPI keeps to itself why it could not read a body.
+        reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
+        response = error_response(meaning(f"{request.method} {request.url.path}: {reason}"))
+        response.headers.update(error.headers or {})
+        if meaning is MethodNotAllowed:
+            response.headers["Allow"] = ", ".join(_allowed_methods(request))
+        return response
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        response = error_response(DjinnError(BUG_MESSAGE))
+        # Answered outside the middleware that sets this header everywhere else.
+        response.headers[REQUEST_ID_HEADER] = request.state.request_id
+        return response
+
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(ClientDisconnected, on_disconnect)
+    app.add_exception_handler(DjinnError, on_djinn_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(Exception, on_bug)

@@ -1,0 +1,77 @@
+"""uvicorn with an orderly end: on SIGTERM new work is refused and running turns may finish before the port closes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.domain.errors import FieldOutOfRange
+from app.sessions.lifecycle import drain
+
+KEEP_ALIVE_TIMEOUT_S = 75
+"""Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
+
+CLOSE_TIMEOUT_S = 5
+"""How long responses of turns that were cancelled at the end may take to reach their clients."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the port but does not listen yet. Raises `FieldOutOfRange` if the port cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, an answer of two writes waits
+    # 40 ms for the client's delayed acknowledgement.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        # Other sockets that may reuse the address could bind it too until this one listens.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except OSError as error:
+        bound.close()
+        raise FieldOutOfRange(f"cannot listen on {host}, port {port}: {error.strerror}", param="port") from error
+    return bound
+
+
+class Server(uvicorn.Server):
+    """Serves `app`; prints one line to stdout when it takes requests."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
+                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+            )
+        )
+        self._services = app.state.services
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        for bound in sockets or ():
+            # Connections inherit it: without it those of a server that was killed keep the port for a minute.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            print(f"Djinn serves {self._services.info.name} on http://{shown}:{port}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
+        timeout_s = self._services.settings.drain_timeout_s
+        draining = asyncio.create_task(drain(self._services.sessions, timeout_s))
+        while not draining.done() and not self.force_exit:
+            await asyncio.wait({draining}, timeout=0.1)
+        draining.cancel()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, leave at the second. Unlike uvicorn's own, exits with 0."""
+        self.force_exit = self.should_exit
+        self.should_exit = True

@@ -1,0 +1,202 @@
+"""Bodies about breakpoints."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from app.domain.breakpoints import LAST, Action, Breakpoint, Edit, EditOp, OnTimeout, Pass, Positions, When
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import ModelInfo
+from app.wire.base import MAX_COUNT, TokenId, WireModel, check_token_ids
+from app.wire.edits import MAX_EDITS, TAKEN_BY, Edits
+from app.wire.tensors import norm
+
+DEFAULT_TIMEOUT_S = 600.0
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.1, 24 * 3600
+
+Layer = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+class WhenBody(WireModel):
+    """Which positions of which passes; every condition that is given must hold."""
+
+    in_pass: Annotated[Pass, Field(strict=False)] = Field(
+        Pass.ANY, alias="pass", description="prefill: the turn's context; decode: the tokens that it generates"
+    )
+    position: int | None = Field(None, ge=0, le=MAX_COUNT, description="position in the session's history")
+    token_id: TokenId | None = Field(None, description="only where this token stands")
+    every: int | None = Field(None, ge=1, le=MAX_COUNT, description="only positions that this number divides")
+
+    def to_when(self, info: ModelInfo) -> When:
+        """The engine's form. Raises `FieldOutOfRange` for what can be in no history of this model."""
+        if self.position is not None and self.position >= info.max_model_len:
+            raise FieldOutOfRange(
+                f"when.position: {self.position} must be from 0 to {info.max_model_len - 1}", param="when.position"
+            )
+        if self.token_id is not None:
+            check_token_ids([self.token_id], info.vocab_size, param="when.token_id")
+        return When(self.in_pass, self.position, self.token_id, self.every)
+
+
+EVERYWHERE = WhenBody()
+
+
+class BreakpointBody(WireModel):
+    """Something to do after some layers. Exactly one of `layer` and `layers` says which, counted from 0."""
+
+    layer: Layer | None = None
+    layers: list[Layer] | None = Field(None, min_length=1)
+    when: WhenBody = EVERYWHERE
+    action: Annotated[Action, Field(strict=False)]
+    edits: Edits | None = Field(None, validate_default=True, description="goes with action edit, which needs them")
+    once: bool = Field(False, description="the breakpoint goes after it has acted for the first time")
+    timeout_s: float | None = Field(
+        None,
+        ge=MIN_TIMEOUT_S,
+        le=MAX_TIMEOUT_S,
+        description="how long a pause may last (default: 600); goes with action pause",
+    )
+    on_timeout: Annotated[OnTimeout, Field(strict=False)] | None = Field(
+        None, description="what becomes of the turn then (default: resume); goes with action pause"
+    )
+
+    @field_validator("edits")
+    @classmethod
+    def _only_edit_edits(cls, value: object, info: ValidationInfo) -> object:
+        action = info.data.get("action")
+        if value is None and action is Action.EDIT:
+            raise ValueError(f"action edit needs 1 to {MAX_EDITS} of them")
+        if value is not None and action not in (None, Action.EDIT):
+            raise ValueError(f"goes with action edit, not with {action}")
+        return value
+
+    @field_validator("timeout_s", "on_timeout")
+    @classmethod
+    def _only_pauses_time_out(cls, value: object, info: ValidationInfo) -> object:
+        action = info.data.get("action")
+        if value is not None and action not in (None, Action.PAUSE):
+            raise ValueError(f"goes with action pause, not with {action}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_kind_of_layers(self) -> Self:
+        if (self.layer is None) == (self.layers is None):
+            given = "none" if self.layer is None else "both"
+            raise FieldOutOfRange(f"give exactly one of layer and layers, not {given}", param="layer")
+        return self
+
+    def to_breakpoint(self, info: ModelInfo, edits: tuple[Edit, ...]) -> Breakpoint:
+        """A new breakpoint with `edits`, which are the body's. Raises `FieldOutOfRange` for what the model has not."""
+        return Breakpoint(
+            id=f"bp_{secrets.token_hex(8)}",
+            layers=self._layers(info.num_layers),
+            action=self.action,
+            when=self.when.to_when(info),
+            edits=edits,
+            once=self.once,
+            timeout_s=DEFAULT_TIMEOUT_S if self.timeout_s is None else self.timeout_s,
+            on_timeout=OnTimeout.RESUME if self.on_timeout is None else self.on_timeout,
+        )
+
+    def _layers(self, num_layers: int) -> tuple[int, ...]:
+        if self.layer is not None:
+            _check_layer(self.layer, num_layers, param="layer")
+            return (self.layer,)
+        assert self.layers is not None
+        for index, layer in enumerate(self.layers):
+            _check_layer(layer, num_layers, param=f"layers.{index}")
+            if layer in self.layers[:index]:
+                raise FieldOutOfRange(f"layers.{index}: {layer} is there twice", param=f"layers.{index}")
+        return tuple(sorted(self.layers))
+
+
+def _check_layer(layer: int, num_layers: int, *, param: str) -> None:
+    if layer >= num_layers:
+        raise FieldOutOfRange(f"{param}: {layer} must be from 0 to {num_layers - 1}", param=param)
+
+
+class WhenView(BaseModel):
+    """Which positions of which passes. Conditions that are null hold everywhere."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    in_pass: Pass = Field(serialization_alias="pass")
+    position: int | None
+    token_id: int | None
+    every: int | None
+
+    @classmethod
+    def of(cls, when: When) -> Self:
+        """The wire form of `when`."""
+        return cls(in_pass=when.in_pass, position=when.position, token_id=when.token_id, every=when.every)
+
+
+class EditVectorView(BaseModel):
+    """The vector of an edit, as it was when the edit was sent: its length in numbers, and its L2 length."""
+
+    size: int
+    norm: float
+
+
+class EditView(BaseModel):
+    """One change. Fields that do not go with `op` are null."""
+
+    op: EditOp
+    factor: float | None
+    vector: EditVectorView | None
+    positions: Literal["last", "all"] | list[int]
+    max_norm: float | None
+
+    @classmethod
+    def of(cls, edit: Edit) -> Self:
+        """The wire form of `edit`, which is one of a breakpoint's."""
+        vector = edit.vector and EditVectorView(size=edit.vector.shape[0], norm=norm(edit.vector))
+        return cls(
+            op=edit.op,
+            factor=edit.factor if edit.op in TAKEN_BY["factor"] else None,
+            vector=vector,
+            positions=_positions(edit.positions),
+            max_norm=edit.max_norm,
+        )
+
+
+class BreakpointView(BaseModel):
+    """An armed breakpoint. `timeout_s` and `on_timeout` are for the pauses of one that pauses."""
+
+    id: str
+    layers: list[int]
+    action: Action
+    when: WhenView
+    edits: list[EditView]
+    once: bool
+    timeout_s: float
+    on_timeout: OnTimeout
+
+    @classmethod
+    def of(cls, armed: Breakpoint) -> Self:
+        """The wire form of `armed`."""
+        return cls(
+            id=armed.id,
+            layers=list(armed.layers),
+            action=armed.action,
+            when=WhenView.of(armed.when),
+            edits=[EditView.of(edit) for edit in armed.edits],
+            once=armed.once,
+            timeout_s=armed.timeout_s,
+            on_timeout=armed.on_timeout,
+        )
+
+
+class BreakpointList(BaseModel):
+    """A session's breakpoints in the order in which they were armed, which is the order in which they act."""
+
+    data: list[BreakpointView]
+
+
+def _positions(positions: Positions) -> Literal["last", "all"] | list[int]:
+    if positions.end is not None:
+        return [positions.first, positions.end]
+    return "last" if positions == LAST else "all"

@@ -1,0 +1,179 @@
+"""Bodies about checkpoints, and the body that ends a pause."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from app.domain.activations import CheckpointInfo, LensPosition
+from app.domain.breakpoints import ALL, LAST, NEXT_BREAKPOINT, Pass, Positions, Until
+from app.text.tokenizer import Tokens
+from app.wire.base import WireModel
+from app.wire.breakpoints import Layer
+from app.wire.edits import Edits
+
+RANGE = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
+
+
+def _require_positions(text: str) -> str:
+    if text in ("last", "all"):
+        return text
+    found = RANGE.fullmatch(text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise ValueError("Input should be last, all, or first:end with first lower than end, which is not included")
+    return text
+
+
+PositionsText = Annotated[str, AfterValidator(_require_positions)]
+
+
+class ActivationQuery(WireModel):
+    """Which positions to read."""
+
+    model_config = ConfigDict(strict=False)
+
+    positions: PositionsText = Field("all", description="last, all, or first:end, positions in the session's history")
+
+    def to_positions(self) -> Positions:
+        """`positions` in the engine's form."""
+        if self.positions in ("last", "all"):
+            return LAST if self.positions == "last" else ALL
+        first, end = self.positions.split(":")
+        return Positions(int(first), int(end))
+
+
+class LensQuery(ActivationQuery):
+    """What the model would say at which positions."""
+
+    positions: PositionsText = Field(
+        "last", description="last, all, or first:end, positions in the session's history; at most 64"
+    )
+    top_k: int = Field(5, ge=1, le=20, description="tokens to report for each position")
+
+
+class EditCheckpointBody(WireModel):
+    """Changes of a checkpoint, made in this order; all or none."""
+
+    edits: Edits
+
+
+class UntilLayer(WireModel):
+    """To after a higher layer of the same pass."""
+
+    layer: Layer
+
+
+UntilField = Annotated[
+    Annotated[UntilLayer, Tag("a layer")] | Annotated[Literal["next_token", "end"], Tag("a word")],
+    Discriminator(lambda value: "a word" if isinstance(value, str) else "a layer"),
+]
+
+
+class ResumeBody(WireModel):
+    """How to go on with a paused turn: with what changes, and how far."""
+
+    edits: Edits | None = Field(None, description="made before the turn goes on")
+    until: UntilField | None = Field(
+        None,
+        description="a layer of this pass; next_token: the same layer in the pass of the next token; end: past every "
+        "breakpoint; absent: to the next breakpoint or the end",
+    )
+    stream: bool = Field(False, description="answer with server-sent events")
+
+    def to_until(self) -> Until:
+        """`until` in the engine's form."""
+        if isinstance(self.until, UntilLayer):
+            return Until(layer=self.until.layer)
+        if self.until is None:
+            return NEXT_BREAKPOINT
+        return Until(next_token=self.until == "next_token", end=self.until == "end")
+
+
+class CheckpointView(BaseModel):
+    """A pass over positions `[first, end)` of the history that has stopped after `layer`.
+
+    It holds a residual stream of `shape` `[end - first, hidden_size]` in `dtype`. `breakpoint` is null where `until`
+    stopped it; `saved_ms` is how long it took to leave the batch. Times are Unix seconds; `age_s` is counted from
+    `created_at` to the answer.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    layer: int
+    first: int
+    end: int
+    shape: tuple[int, int]
+    hidden_size: int
+    dtype: str
+    bytes: int
+    in_pass: Pass = Field(serialization_alias="pass")
+    breakpoint: str | None
+    saved_ms: float
+    created_at: float
+    age_s: float
+    expires_at: float | None = Field(description="null if the pause was over when this was written")
+
+    @classmethod
+    def of(cls, info: CheckpointInfo, expires_at: float | None) -> Self:
+        """The wire form of `info`."""
+        return cls(
+            layer=info.layer,
+            first=info.first,
+            end=info.end,
+            shape=(info.end - info.first, info.hidden_size),
+            hidden_size=info.hidden_size,
+            dtype=info.dtype,
+            bytes=info.bytes,
+            in_pass=info.in_pass,
+            breakpoint=info.breakpoint,
+            saved_ms=info.saved_ms,
+            created_at=info.created_at,
+            age_s=max(0.0, time.time() - info.created_at),
+            expires_at=expires_at,
+        )
+
+
+class ActivationView(BaseModel):
+    """The residual stream after `layer` at positions `[first, end)`: one row of `hidden_size` numbers for each."""
+
+    layer: int
+    first: int
+    end: int
+    dtype: str
+    values: list[list[float | None]] = Field(description="null where the model's own number is not finite")
+
+
+class LensTokenView(BaseModel):
+    """A token that could come next, with its natural-log probability."""
+
+    token_id: int
+    text: str
+    logprob: float | None = Field(description="null where the residual stream is not finite")
+
+
+class LensPositionView(BaseModel):
+    """What the model would say at a position where `token_id` stands, best first."""
+
+    position: int
+    token_id: int
+    text: str
+    top: list[LensTokenView]
+
+    @classmethod
+    def of(cls, found: LensPosition, tokens: Tokens) -> Self:
+        """The wire form of `found`."""
+        top = [
+            LensTokenView(token_id=token_id, text=tokens.token_text(token_id), logprob=logprob)
+            for token_id, logprob in found.top
+        ]
+        return cls(position=found.position, token_id=found.token_id, text=tokens.token_text(found.token_id), top=top)
+
+
+class LensView(BaseModel):
+    """The logit lens: the final norm and the head, applied to what is there after `layer`."""
+
+    layer: int
+    positions: list[LensPositionView]

@@ -1,0 +1,197 @@
+"""Bodies about memory, and the estimate for a session of a given length."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.domain.memory_map import MemoryMap, MoveTotals, TierUse
+from app.domain.values import KVPolicy, Tier
+from app.wire.base import WireModel
+
+Direction = Literal["out", "in", "to_disk", "from_disk"]
+"""Which way KV moves: between device and host, or between host and disk."""
+
+
+class TierView(BaseModel):
+    """KV in one tier: what there is room for, what sessions hold, and what is only kept for reuse and gives way."""
+
+    total_bytes: int
+    owned_bytes: int
+    cached_bytes: int
+
+    @classmethod
+    def of(cls, use: TierUse) -> Self:
+        """The wire form of `use`."""
+        return cls(**asdict(use))
+
+
+class DataView(BaseModel):
+    """KV in every tier, in blocks of `block_tokens` tokens that take `block_bytes`."""
+
+    device: TierView
+    host: TierView
+    disk: TierView
+    block_bytes: int
+    block_tokens: int
+
+    @classmethod
+    def of(cls, memory: MemoryMap) -> Self:
+        """The part of the engine's map that is KV."""
+        return cls(
+            device=TierView(
+                total_bytes=memory.kv_total_bytes,
+                owned_bytes=memory.kv_owned_bytes,
+                cached_bytes=memory.kv_cached_bytes,
+            ),
+            host=TierView.of(memory.host),
+            disk=TierView.of(memory.disk),
+            block_bytes=memory.block_bytes,
+            block_tokens=memory.block_tokens,
+        )
+
+
+class MovesView(BaseModel):
+    """What has moved one way since the start. `bytes_per_s` is measured over the copies: null before the first."""
+
+    count: int
+    bytes: int
+    seconds: float
+    bytes_per_s: float | None
+
+    @classmethod
+    def of(cls, totals: MoveTotals) -> Self:
+        """The wire form of `totals`."""
+        return cls(
+            count=totals.moves,
+            bytes=totals.bytes,
+            seconds=totals.seconds,
+            bytes_per_s=bandwidth(totals),
+        )
+
+
+class CountsView(BaseModel):
+    """What happened to KV since the start.
+
+    `write_behind_bytes` left early, without anyone waiting; `turned_round` moves were overtaken by a new signal;
+    `dropped` sessions lost KV for want of room and `disk_failures` files could not be written or read, which costs a
+    recompute; `late_restores` turns found their KV not yet on the device.
+    """
+
+    write_behind_bytes: int
+    turned_round: int
+    dropped: int
+    disk_failures: int
+    late_restores: int
+
+
+class StackView(BaseModel):
+    """Residual streams in host memory: those of `checkpoints` paused turns, and captures."""
+
+    checkpoints: int
+    checkpoint_bytes: int
+    capture_bytes: int
+
+
+class TextView(BaseModel):
+    """Weights, `total_bytes` of them. The device has `kept_bytes` that stay and `ring_bytes` through which the others
+    are streamed, `streamed_bytes` since the start; on a device that keeps all there is no ring.
+    """
+
+    total_bytes: int
+    kept_bytes: int
+    ring_bytes: int
+    streamed_bytes: int
+
+
+class MemoryView(BaseModel):
+    """The memory map: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV moves
+    and how fast it has, and who uses it.
+
+    `sessions_by_tier` counts the sessions that have KV.
+    """
+
+    text: TextView
+    data: DataView
+    stack: StackView
+    policy: KVPolicy
+    moves: dict[Direction, MovesView]
+    counts: CountsView
+    sessions: int
+    sessions_by_tier: dict[Tier, int]
+    turns_running: int
+    turns_waiting: int
+
+    @classmethod
+    def of(cls, memory: MemoryMap, policy: KVPolicy) -> Self:
+        """The wire form of the engine's map."""
+        return cls(
+            text=TextView(**asdict(memory.text)),
+            data=DataView.of(memory),
+            stack=StackView(**asdict(memory.stack)),
+            policy=policy,
+            moves={
+                "out": MovesView.of(memory.moves["out"]),
+                "in": MovesView.of(memory.moves["in"]),
+                "to_disk": MovesView.of(memory.moves["to_disk"]),
+                "from_disk": MovesView.of(memory.moves["from_disk"]),
+            },
+            counts=CountsView(**asdict(memory.counts)),
+            sessions=memory.sessions,
+            sessions_by_tier={tier: memory.sessions_by_tier.get(tier, 0) for tier in Tier},
+            turns_running=memory.running,
+            turns_waiting=memory.waiting,
+        )
+
+
+def bandwidth(totals: MoveTotals) -> float | None:
+    """Bytes per second of the copies themselves; None if there were none, or none that took time."""
+    return totals.bytes / totals.seconds if totals.seconds else None
+
+
+class MemoryEstimate(BaseModel):
+    """What one session of `tokens` tokens takes, and how many of them the device holds at once.
+
+    `transfer_ms` is how long its KV takes from device to host and back; null where nothing has moved that way yet.
+    """
+
+    tokens: int
+    blocks: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    sessions_resident: int
+    transfer_ms: dict[Literal["out", "in"], float | None]
+
+    @classmethod
+    def of(cls, memory: MemoryMap, tokens: int, bytes_per_s: float | None) -> Self:
+        """Whole blocks, as the pool hands them out, moved at `bytes_per_s` or else at the bandwidths measured."""
+        blocks = -(-tokens // memory.block_tokens)
+        kv_bytes = blocks * memory.block_bytes
+        return cls(
+            tokens=tokens,
+            blocks=blocks,
+            kv_bytes=kv_bytes,
+            kv_bytes_per_token=memory.block_bytes // memory.block_tokens,
+            sessions_resident=memory.kv_total_bytes // kv_bytes,
+            transfer_ms={
+                "out": _milliseconds(kv_bytes, bytes_per_s or bandwidth(memory.moves["out"])),
+                "in": _milliseconds(kv_bytes, bytes_per_s or bandwidth(memory.moves["in"])),
+            },
+        )
+
+
+def _milliseconds(moved: int, bytes_per_s: float | None) -> float | None:
+    return None if bytes_per_s is None else 1000 * moved / bytes_per_s
+
+
+class EstimateQuery(WireModel):
+    """The size of the session to estimate, and how fast it is to be moved."""
+
+    model_config = ConfigDict(strict=False)
+
+    tokens: int = Field(ge=1, le=10**9)
+    bandwidth: float | None = Field(
+        None, ge=1, le=1e15, description="bytes per second (default: what has been measured each way)"
+    )

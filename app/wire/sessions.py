@@ -1,0 +1,223 @@
+"""Bodies about sessions, their history and their phase."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+
+from app.domain.memory_map import SessionMemory
+from app.domain.values import KVPolicy, Phase, Residency, SessionState, Tier
+from app.sessions.session import Session
+from app.wire.base import MAX_COUNT, WireModel
+from app.wire.checkpoint import CheckpointView
+
+DAY_MS = 24 * 3600 * 1000
+
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
+"""The client's own labels, kept and returned as they came: OpenAI's limits."""
+
+
+class SessionLabels(WireModel):
+    """What a client says of a session, and what goes with it from server to server."""
+
+    metadata: Metadata = Field(default={})
+    ttl_s: int | None = Field(
+        None, ge=1, le=30 * 24 * 3600, description="closes after this many seconds without a turn"
+    )
+
+
+class CreateSessionBody(SessionLabels):
+    """A new session."""
+
+    residency: Annotated[Residency, Field(strict=False)] = Field(
+        Residency.BEST_EFFORT,
+        description="guaranteed: its KV never gives way to other sessions; refused where the reserve is used up",
+    )
+
+
+class RewindBody(WireModel):
+    """Where to cut the history."""
+
+    to_token: int = Field(ge=0, le=MAX_COUNT, description="position of the first token to drop")
+
+
+class PhaseBody(WireModel):
+    """What the session is doing from now on."""
+
+    phase: Annotated[Phase, Field(strict=False)]
+    resume_in_ms: float | None = Field(
+        None, ge=0, le=DAY_MS, description="when the session will go on, from now; only with io_wait and idle"
+    )
+
+    @field_validator("resume_in_ms")
+    @classmethod
+    def _only_of_one_who_is_away(cls, value: float | None, info: ValidationInfo) -> float | None:
+        phase = info.data.get("phase")
+        if value is not None and phase in (Phase.COMPUTE, Phase.READY):
+            raise ValueError(f"goes with phase io_wait or idle, not with {phase}")
+        return value
+
+
+LISTED = tuple(state for state in SessionState if state is not SessionState.CLOSED)
+
+
+def _require_listed(state: object) -> object:
+    if state not in LISTED:
+        raise ValueError(f"Input should be {', '.join(LISTED[:-1])} or {LISTED[-1]}")
+    return state
+
+
+ListedState = Annotated[
+    SessionState, BeforeValidator(_require_listed), WithJsonSchema({"type": "string", "enum": list(LISTED)})
+]
+
+
+class ListSessionsQuery(WireModel):
+    """Which sessions to list."""
+
+    model_config = ConfigDict(strict=False)
+
+    limit: int = Field(20, ge=1, le=100)
+    after: str = Field("", description="id of the last session of the page before")
+    state: ListedState | None = None
+    tier: Tier | None = Field(None, description="only sessions whose KV is there")
+
+
+class KVView(BaseModel):
+    """Where a session's KV is. `tier` is null when it has none."""
+
+    tier: Tier | None
+    blocks: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+    @classmethod
+    def of(cls, memory: SessionMemory) -> Self:
+        """The wire form of what the engine found."""
+        return cls(
+            tier=memory.tier,
+            blocks=memory.blocks,
+            device_bytes=memory.device_bytes,
+            host_bytes=memory.host_bytes,
+            disk_bytes=memory.disk_bytes,
+        )
+
+
+class ResumeTimes(BaseModel):
+    """What the last turn's time to first token was made of, in milliseconds.
+
+    `restore` is the wait for KV on its way back to the device, `queue` any other wait.
+    """
+
+    queue: float
+    restore: float
+    prefill: float
+
+
+class SessionUsageView(BaseModel):
+    """Totals over a session's turns in tokens, and the bytes of KV that left the device and came back."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    tokens_recomputed: int
+    bytes_out: int
+    bytes_in: int
+    restores: int
+    resume_ms: ResumeTimes
+
+    @classmethod
+    def of(cls, session: Session) -> Self:
+        """What the session has cost so far."""
+        usage, memory = session.usage, session.kv
+        return cls(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            tokens_recomputed=usage.tokens_recomputed,
+            bytes_out=memory.bytes_out,
+            bytes_in=memory.bytes_in,
+            restores=memory.restores,
+            resume_ms=ResumeTimes(queue=usage.queue_ms, restore=usage.restore_ms, prefill=usage.prefill_ms),
+        )
+
+
+class SessionView(BaseModel):
+    """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`."""
+
+    id: str
+    state: SessionState
+    phase: Phase
+    residency: Residency
+    tokens: int
+    kv: KVView
+    checkpoint: CheckpointView | None
+    usage: SessionUsageView
+    metadata: dict[str, str]
+    created_at: float
+    expires_at: float | None
+
+    @classmethod
+    def of(cls, session: Session) -> Self:
+        """The session as it is now."""
+        return cls(
+            id=session.id,
+            state=session.state,
+            phase=session.phase,
+            residency=session.residency,
+            tokens=len(session.history),
+            kv=KVView.of(session.kv),
+            checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
+            usage=SessionUsageView.of(session),
+            metadata=session.metadata,
+            created_at=session.created_at,
+            expires_at=session.expires_at,
+        )
+
+
+class SessionPage(BaseModel):
+    """Sessions by age, oldest first. If there are more, ask again with `after` set to the last one's id."""
+
+    data: list[SessionView]
+    has_more: bool
+
+
+class MovingView(BaseModel):
+    """KV on its way: where to, and how much."""
+
+    to: Tier
+    bytes: int
+
+
+class PhaseView(BaseModel):
+    """The session's phase, where its KV is, and what the signal sets going (null: nothing).
+
+    The answer does not wait for the engine, which may still find that a move is not worth its time or has no room.
+    """
+
+    phase: Phase
+    tier: Tier | None
+    moving: MovingView | None
+
+    @classmethod
+    def of(cls, session: Session, policy: KVPolicy) -> Self:
+        """What the session's phase asks for, given where its KV is."""
+        kv, moving = session.kv, None
+        if policy is KVPolicy.SIGNAL and kv.tier is not None:
+            if session.phase in (Phase.IO_WAIT, Phase.IDLE) and kv.device_bytes:
+                moving = MovingView(to=Tier.HOST, bytes=kv.device_bytes - min(kv.host_bytes, kv.device_bytes))
+            elif session.phase in (Phase.READY, Phase.COMPUTE) and not kv.device_bytes:
+                moving = MovingView(to=Tier.DEVICE, bytes=kv.host_bytes or kv.disk_bytes)
+        return cls(phase=session.phase, tier=kv.tier, moving=moving)
+
+
+class HistoryView(BaseModel):
+    """Every token of a session, its prompts and what was generated. `text` shows special tokens too."""
+
+    tokens: int
+    token_ids: list[int]
+    text: str

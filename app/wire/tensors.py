@@ -1,0 +1,94 @@
+"""Tensors as safetensors files, and the checks that a client's tensors go through. Nothing that is read is executed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, TensorSpec, deserialize, serialize
+
+from app.domain.breakpoints import TensorData
+from app.domain.errors import FieldOutOfRange, MalformedRequest
+
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Safetensors' names and PyTorch's."""
+EXPONENTS: dict[str, tuple[str, int]] = {
+    "float32": ("<u4", 0x7F80_0000),
+    "bfloat16": ("<u2", 0x7F80),
+    "float16": ("<u2", 0x7C00),
+}
+"""An integer of the same width, and the bits of the exponent in it: all set in infinities and NaN (IEEE 754)."""
+
+
+def write_file(tensors: Mapping[str, TensorData], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file. `tensors` of one dtype are laid out by name."""
+    # The library takes addresses: the arrays keep them valid until it is done.
+    arrays = {name: np.frombuffer(tensor.data, dtype=np.uint8) for name, tensor in tensors.items()}
+    specs = {
+        name: TensorSpec(
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            data_ptr=arrays[name].ctypes.data,
+            data_len=arrays[name].nbytes,
+        )
+        for name, tensor in tensors.items()
+    }
+    return bytes(serialize(specs, dict(metadata) if metadata else None))
+
+
+def read_one(content: bytes, *, param: str) -> tuple[str, TensorData, dict[str, str]]:
+    """The only tensor of a safetensors file with its name, and the file's metadata.
+
+    Raises `MalformedRequest` unless it is such a file, `FieldOutOfRange` unless it holds one tensor of a dtype that is
+    known here, whose elements are all finite. `param` names the tensor.
+    """
+    try:
+        found = deserialize(content)
+    except SafetensorError as error:
+        raise MalformedRequest(f"the body is not a safetensors file: {error}", param="body") from error
+    if len(found) != 1:
+        raise FieldOutOfRange(f"{param}: the file must hold 1 tensor, not {len(found)}", param=param)
+    ((name, entry),) = found
+    if entry["dtype"] not in DTYPES:
+        raise FieldOutOfRange(f"dtype: {entry['dtype']} must be one of {', '.join(DTYPES)}", param="dtype")
+    tensor = TensorData(DTYPES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
+    _check_finite(tensor, param)
+    return name, tensor, _metadata(content)
+
+
+def to_float32(tensor: TensorData) -> NDArray[np.float32]:
+    """The elements, in the tensor's shape. Every dtype known here fits into float32 without rounding."""
+    if tensor.dtype == "bfloat16":
+        flat = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        flat = np.frombuffer(tensor.data, "<f2" if tensor.dtype == "float16" else "<f4").astype("<f4")
+    return flat.reshape(tensor.shape)
+
+
+def vector_of(values: Sequence[float] | NDArray[np.float32]) -> TensorData:
+    """A float32 vector."""
+    return TensorData("float32", (len(values),), np.asarray(values, dtype="<f4").tobytes())
+
+
+def norm(vector: TensorData) -> float:
+    """L2 length, computed in float64: squares of large float32 numbers would overflow."""
+    return float(np.linalg.norm(to_float32(vector).astype(np.float64)))
+
+
+def _check_finite(tensor: TensorData, param: str) -> None:
+    integer, exponent = EXPONENTS[tensor.dtype]
+    wrong = (np.frombuffer(tensor.data, integer) & exponent) == exponent
+    if wrong.any():
+        raise FieldOutOfRange(f"{param}: element {int(wrong.argmax())} is not finite", param=param)
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """What the library checks but does not give out: the header is JSON after its length in 8 bytes."""
+    (length,) = struct.unpack_from("<Q", content)
+    header: dict[str, Any] = json.loads(content[8 : 8 + length])
+    metadata: dict[str, str] = header.get("__metadata__") or {}
+    return metadata

@@ -1,0 +1,188 @@
+"""Bodies about turns, and the events of a streamed one."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import asdict
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import FinishReason, SamplingParams, StopRule, TokenLogprobs, TurnUsage
+from app.wire.base import MAX_COUNT, TokenId, WireModel, check_token_ids
+from app.wire.checkpoint import CheckpointView
+
+MAX_SEED = 2**63 - 1
+
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+StopStrings = Annotated[
+    Annotated[StopString, Tag("one string")] | Annotated[list[StopString], Field(max_length=16), Tag("some strings")],
+    Discriminator(lambda value: "some strings" if isinstance(value, list) else "one string"),
+]
+
+
+def _read_token_id(key: object) -> object:
+    """A token id from a JSON key, which is always text. Each has one spelling, so that none is given twice."""
+    if not isinstance(key, str):
+        return key
+    if not re.fullmatch(r"0|[1-9]\d{0,9}", key, re.ASCII):
+        raise ValueError("a token id is written in decimal digits, without leading zeros")
+    return int(key)
+
+
+TokenIdKey = Annotated[TokenId, BeforeValidator(_read_token_id)]
+
+
+class SamplingFields(WireModel):
+    """How to choose tokens and when to stop: the fields that every generating route shares."""
+
+    max_tokens: int | None = Field(
+        None, ge=0, le=MAX_COUNT, description="most tokens to generate (default: what the context has room for)"
+    )
+    temperature: float = Field(1.0, ge=0, le=100, description="under 0.00001 is greedy")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, le=MAX_COUNT, description="0 or -1: off")
+    min_p: float = Field(0.0, ge=0, le=1)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="drawn by the server if absent")
+    stop: StopStrings | None = Field(None, description="strings that end the turn; the text ends before them")
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=64)
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0, le=MAX_COUNT, description="no stop token is sampled before this many tokens")
+    logit_bias: dict[TokenIdKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, description="token id to a value that is added to its logit", max_length=1024
+    )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, whichever form it came in."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def to_params(self, *, logprobs: int | None = None, prompt_logprobs: int | None = None) -> SamplingParams:
+        """The engine's sampling parameters; draws the seed if the client gave none."""
+        return SamplingParams(
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or {},
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def to_stop_rule(self, *, max_tokens: int, eos_token_ids: frozenset[int]) -> StopRule:
+        """The engine's stop rule. `max_tokens` is what the caller made of the field or of its absence."""
+        if self.min_tokens > max_tokens:
+            raise FieldOutOfRange(f"min_tokens must be at most max_tokens, {max_tokens}", param="min_tokens")
+        eos = frozenset() if self.ignore_eos else eos_token_ids
+        return StopRule(max_tokens, self.min_tokens, eos | frozenset(self.stop_token_ids))
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise `FieldOutOfRange` if a token id of these fields is not in the vocabulary."""
+        check_token_ids(self.stop_token_ids, vocab_size, param="stop_token_ids")
+        check_token_ids(self.logit_bias or (), vocab_size, param="logit_bias")
+
+
+class ChatMessage(WireModel):
+    """One new message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class GenerateBody(SamplingFields):
+    """One turn. Exactly one of `prompt`, `messages` and `token_ids` says what is new since the last turn."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    token_ids: list[TokenId] | None = Field(None, description="[] goes on from the history as it is")
+    logprobs: int | None = Field(None, ge=0, le=20, description="alternatives to report for each generated token")
+    stream: bool = Field(False, description="answer with server-sent events")
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        given = self._inputs()
+        if len(given) != 1:
+            raise FieldOutOfRange(
+                f"give exactly one of prompt, messages and token_ids, not {' and '.join(given) or 'none'}",
+                param=given[-1] if given else None,
+            )
+        return self
+
+    @property
+    def input_field(self) -> str:
+        """Name of the field that says what is new."""
+        return self._inputs()[0]
+
+    def _inputs(self) -> list[str]:
+        return [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
+
+
+def is_none(value: object) -> bool:
+    """For fields that are left out of the answer when they have no value."""
+    return value is None
+
+
+class AlternativeView(BaseModel):
+    """A token that could stand at a position, with its natural-log probability."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprobsView(AlternativeView):
+    """The token that stands at a position, and the most likely ones there, best first."""
+
+    top: list[AlternativeView]
+
+    @classmethod
+    def of(cls, found: TokenLogprobs) -> Self:
+        """The wire form of `found`."""
+        top = [AlternativeView(token_id=token_id, logprob=logprob) for token_id, logprob in found.top]
+        return cls(token_id=found.token_id, logprob=found.logprob, top=top)
+
+
+class TurnUsageView(BaseModel):
+    """What a turn cost, in tokens; `prompt_tokens` is the whole context that it started from."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    tokens_recomputed: int
+
+    @classmethod
+    def of(cls, usage: TurnUsage) -> Self:
+        """The wire form of `usage`."""
+        return cls(**asdict(usage))
+
+
+class TurnView(BaseModel):
+    """A turn that is over, or the whole of one up to where it is paused: then it has a `checkpoint` and no
+    `finish_reason`. `logprobs` is there if the request that began it asked for it.
+    """
+
+    status: Literal["finished", "paused"]
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    usage: TurnUsageView
+    checkpoint: CheckpointView | None
+    logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)
+
+
+class TokenEvent(BaseModel):
+    """Data of a `token` event. Text can lag behind the tokens while a character or a stop string is incomplete."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobsView] | None = Field(None, exclude_if=is_none)

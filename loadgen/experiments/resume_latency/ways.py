@@ -1,0 +1,107 @@
+"""Two of the ways back to where a session was: to compute it again, and to have the server bring it back."""
+
+from __future__ import annotations
+
+from client import AsyncSession, Turn
+from client.async_turn import AsyncTurnStream
+from loadgen.errors import NotAsMeant
+from loadgen.experiments.resume_latency.away import Passers, fetch
+from loadgen.experiments.resume_latency.findings import Sample, Way
+from loadgen.experiments.resume_latency.plan import Cell
+from loadgen.experiments.resume_latency.server_clock import ServerClock
+from loadgen.load.prompts import TokenIds
+from loadgen.load.stopwatch import Stopwatch
+from loadgen.targets.subject import Subject, greedy
+
+PAUSE_TIMEOUT_S = 3600.0
+"""Longer than a sample takes: only the experiment ends its pauses."""
+
+WHOLE = 0.9
+"""Share of a session's KV that must have been copied for it to count as away: a block may be shared with others."""
+
+
+async def pause_at(session: AsyncSession, prompt: TokenIds, layer: int) -> Turn:
+    """Send the history and wait until its last position stands after `layer`. Raises `NotAsMeant`, `DjinnError`.
+
+    Parts of the history before the last one, if the server computes it in parts, run through all layers.
+    """
+    turn = await session.generate(**greedy(prompt, 1))
+    if turn.checkpoint is None or turn.checkpoint.layer != layer:
+        raise NotAsMeant(f"the turn did not pause after layer {layer}")
+    _check_uncached(turn)
+    return turn
+
+
+async def arm(session: AsyncSession, prompt: TokenIds, layer: int) -> None:
+    """Have the session pause after `layer` in the pass over the prompt's last position."""
+    await session.break_at(layer=layer, when_pass="prefill", position=len(prompt) - 1, timeout_s=PAUSE_TIMEOUT_S)
+
+
+async def recompute(subject: Subject, cell: Cell, repeat: int, prompts: tuple[TokenIds, TokenIds]) -> Sample:
+    """Send a fresh session a whole history, up to the layer; then another one, to its next token, without a pause.
+
+    Two histories, so that neither finds anything of the other in the prefix cache. The opening of the sessions and the
+    arming of the breakpoint are not on the clock. Raises `NotAsMeant`, `DjinnError`.
+    """
+    async with subject.session() as session:
+        await arm(session, prompts[0], cell.layer)
+        watch = Stopwatch()
+        await pause_at(session, prompts[0], cell.layer)
+        standing_s = watch.lap()
+        kv_bytes = (await session.refresh()).kv.device_bytes
+    async with subject.session() as session:
+        watch = Stopwatch()
+        async with session.stream(**greedy(prompts[1], 1)) as stream:
+            token_s, turn = await _first_token(stream, watch)
+        _check_uncached(turn)
+    return Sample(Way.RECOMPUTE, cell.length, cell.layer, repeat, standing_s, token_s, turn.token_ids[0], kv_bytes)
+
+
+async def call_back(subject: Subject, passers: Passers, cell: Cell, repeat: int, prompt: TokenIds) -> Sample:
+    """Pause a session, and have it come back from the host tier twice: once by `ready` to where it was, and once by
+    `resume` to its next token. Raises `NotAsMeant`, `DjinnError`.
+    """
+    async with subject.session() as session:
+        await arm(session, prompt, cell.layer)
+        await pause_at(session, prompt, cell.layer)
+        kv_bytes = (await session.refresh()).kv.device_bytes
+        await passers.send_away(session)
+        back = session.info.usage.bytes_in
+        standing_s = await fetch(session)
+        _check_copied(session, back, kv_bytes)
+        await passers.send_away(session)
+        back, before = session.info.usage.bytes_in, await ServerClock.read(subject)
+        watch = Stopwatch()
+        async with session.resume_stream(until="end") as stream:
+            token_s, turn = await _first_token(stream, watch)
+        split = before.until(await ServerClock.read(subject))
+        await session.refresh()
+        _check_copied(session, back, kv_bytes)
+    if split.checkpoint_s is None:
+        raise NotAsMeant("the server does not tell how long the residual stream took to come back")
+    standing_s += split.checkpoint_s
+    return Sample(Way.DJINN, cell.length, cell.layer, repeat, standing_s, token_s, turn.token_ids[0], kv_bytes, split)
+
+
+async def _first_token(stream: AsyncTurnStream, watch: Stopwatch) -> tuple[float, Turn]:
+    """How long the turn's only token took, and the turn."""
+    seconds = None
+    async for event in stream:
+        if event.token_ids:
+            seconds = watch.lap()
+    if seconds is None:
+        raise NotAsMeant("the turn ended without a token")
+    return seconds, stream.turn
+
+
+def _check_uncached(turn: Turn) -> None:
+    if turn.usage.cached_tokens:
+        raise NotAsMeant(f"{turn.usage.cached_tokens} tokens of the history were in the prefix cache")
+
+
+def _check_copied(session: AsyncSession, before: int, kv_bytes: int) -> None:
+    usage = session.info.usage
+    if usage.bytes_in - before < WHOLE * kv_bytes:
+        raise NotAsMeant(f"{usage.bytes_in - before} of {kv_bytes} bytes came back: the device had the rest")
+    if usage.tokens_recomputed:
+        raise NotAsMeant(f"the server computed {usage.tokens_recomputed} tokens again")

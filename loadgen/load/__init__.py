@@ -1,0 +1,1 @@
+"""What is asked of a server: arrivals, think times, prompts, traces, and records of the answers."""

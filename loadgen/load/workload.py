@@ -1,0 +1,146 @@
+"""What the agents of a run are like, and the trace that follows from it before the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from loadgen.errors import LoadgenError
+from loadgen.load.arrivals import Arrivals, arrival_times
+from loadgen.load.think import MAX_SIGMA, InfinityAsNull, LogNormal, ThinkTime, Uniform
+from loadgen.load.trace import AgentPlan, Trace, TurnPlan, read_trace, scaled
+
+SOME_SECONDS = Uniform(5.0, 15.0)
+MOSTLY_SHORT = LogNormal(0.5, 1.0)
+
+
+class Signals(StrEnum):
+    """What agents tell a Djinn server about their think times."""
+
+    ETA = "eta"
+    """When they begin, and how long they will take."""
+    READY = "ready"
+    """When they begin, and shortly before they end."""
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What holds for every trace: the first `system_tokens` of each agent's first prompt are the same for all, `seed`
+    decides what is drawn, and every time of the trace is multiplied by `time_scale`.
+
+    Raises `LoadgenError` if a value is outside its range.
+    """
+
+    system_tokens: int = 128
+    seed: int = 0
+    time_scale: float = 1.0
+    signals: Signals = Signals.ETA
+
+    def __post_init__(self) -> None:
+        if self.system_tokens < 0:
+            raise LoadgenError("system_tokens must be at least 0")
+        if self.seed < 0:
+            raise LoadgenError("seed must be at least 0")
+        if not 0 < self.time_scale < math.inf:
+            raise LoadgenError("time_scale must be above 0 and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Replay(Load):
+    """Agents that do what the file `trace` says."""
+
+    trace: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Workload(Load):
+    """Agents whose trace is drawn. Lengths in tokens, times in seconds at `time_scale` 1, `rate` in agents per second.
+
+    The first prompt has `context` tokens; every later turn adds `resume_tokens` of new text. A turn generates exactly
+    `completion_tokens`, and then the agent is away for a time drawn from `think`. Of the turns that another one
+    follows, each is with probability `tool_share` a call of a tool instead: it generates `tool_completion_tokens`, the
+    tool runs for a time drawn from `tool_think`, and the next turn's new text is its result. How long an agent
+    announces to be away is that time multiplied by a lognormal factor with median 1 and `eta_noise` as its sigma.
+
+    Raises `LoadgenError` if a value is outside its range, or would have no effect.
+    """
+
+    agents: int = 8
+    arrivals: Arrivals = Arrivals.POISSON
+    rate: InfinityAsNull = 1.0
+    burstiness: float = 1.0
+    context: int = 1024
+    turns: int = 3
+    resume_tokens: int = 64
+    completion_tokens: int = 64
+    think: ThinkTime = SOME_SECONDS
+    eta_noise: float = 0.0
+    tool_share: float = 0.0
+    tool_completion_tokens: int = 16
+    tool_think: ThinkTime = MOSTLY_SHORT
+
+    def __post_init__(self) -> None:
+        Load.__post_init__(self)  # super() knows nothing of the class that slots=True makes anew
+        for name in ("agents", "context", "turns", "resume_tokens", "completion_tokens", "tool_completion_tokens"):
+            if getattr(self, name) < 1:
+                raise LoadgenError(f"{name} must be at least 1")
+        if not self.rate > 0:
+            raise LoadgenError("rate must be above 0")
+        if not 0 < self.burstiness < math.inf:
+            raise LoadgenError("burstiness must be above 0 and finite")
+        if not 0 <= self.eta_noise <= MAX_SIGMA:
+            raise LoadgenError(f"eta_noise must be from 0 to {MAX_SIGMA:g}")
+        if not 0 <= self.tool_share <= 1:
+            raise LoadgenError("tool_share must be from 0 to 1")
+        if self.system_tokens >= self.context:
+            raise LoadgenError(
+                f"system_tokens is {self.system_tokens}, but must be from 0 to context - 1, {self.context - 1}"
+            )
+        self._refuse_idle(self.arrivals is Arrivals.GAMMA, "arrivals is not gamma", "burstiness")
+        self._refuse_idle(self.tool_share > 0, "tool_share is 0", "tool_completion_tokens", "tool_think")
+
+    def _refuse_idle(self, used: bool, why: str, *names: str) -> None:
+        """Nothing that was set is ignored."""
+        for field in fields(self):
+            if not used and field.name in names and getattr(self, field.name) != field.default:
+                raise LoadgenError(f"{field.name} has no effect, because {why}")
+
+
+def plan_trace(load: Workload | Replay) -> Trace:
+    """The agents in the order of their numbers; equal for equal workloads. Raises `LoadgenError` for a bad file."""
+    trace = _draw(load) if isinstance(load, Workload) else read_trace(load.trace)
+    for number, agent in enumerate(trace):
+        if (first := agent.turns[0].new_tokens) <= load.system_tokens:
+            raise LoadgenError(
+                f"system_tokens is {load.system_tokens}, but must be less than the {first} tokens with which agent "
+                f"{number} of the trace begins"
+            )
+    return scaled(trace, load.time_scale)
+
+
+def _draw(workload: Workload) -> Trace:
+    """Every quantity has a random stream of its own: what one option changes leaves the others as they were."""
+    for_arrivals, for_thinks, for_noise, for_tools, for_tool_thinks = np.random.default_rng(workload.seed).spawn(5)
+    shape = workload.agents, workload.turns - 1
+    tools = for_tools.random(shape) < workload.tool_share
+    thinks = np.where(tools, workload.tool_think.draw(for_tool_thinks, shape), workload.think.draw(for_thinks, shape))
+    announced = thinks * LogNormal(1.0, workload.eta_noise).draw(for_noise, shape)
+    times = arrival_times(workload.arrivals, workload.agents, workload.rate, workload.burstiness, for_arrivals)
+    return tuple(
+        AgentPlan(time, _turns(workload, *rows))
+        for time, *rows in zip(times, thinks.tolist(), announced.tolist(), tools.tolist(), strict=True)
+    )
+
+
+def _turns(workload: Workload, thinks: list[float], announced: list[float], tools: list[bool]) -> tuple[TurnPlan, ...]:
+    new = [workload.context, *(workload.turns - 1) * [workload.resume_tokens]]
+    columns = zip(new, [*thinks, None], [*announced, None], [*tools, False], strict=True)
+    return tuple(
+        TurnPlan(new_tokens, workload.tool_completion_tokens if tool else workload.completion_tokens, think, eta, tool)
+        for new_tokens, think, eta, tool in columns
+    )

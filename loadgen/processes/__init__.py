@@ -1,0 +1,1 @@
+"""Processes that the load generator starts, and their virtual environments."""

@@ -1,0 +1,38 @@
+"""Errors of one part of an experiment, written down so that the next part can run, and shown in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from client import DjinnError
+from loadgen.errors import LoadgenError
+from loadgen.results.tables import TextTable
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A part that could not be measured to its end. `kind` is the name of the error's class."""
+
+    part: str
+    kind: str
+    message: str
+
+
+@contextmanager
+def noting(part: str, failures: list[Failure]) -> Iterator[None]:
+    """Write down an error of the block, and go on behind it."""
+    try:
+        yield
+    except (DjinnError, LoadgenError, OSError) as error:
+        failures.append(Failure(part, type(error).__name__, str(error)))
+
+
+def failure_table(failures: Sequence[Failure], *, interrupted: bool) -> TextTable:
+    """What could not be measured, and how many times; without rows if all was."""
+    rows = [(each.part, each.kind, each.message, f"{count}") for each, count in Counter(failures).items()]
+    if interrupted:
+        rows.append(("the run", "interrupted", "what is shown is what was measured until then", "1"))
+    return TextTable("Not measured to the end", ("part", "error", "message", "times"), rows, text_columns=3)

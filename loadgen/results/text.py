@@ -1,0 +1,70 @@
+"""Figures, sizes, times and speeds as text, each always written the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MIB = 1 << 20
+
+
+def three_digits(value: float) -> str:
+    """Such as 0.42, 12.3 and 4,567: no more of them count."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def in_bytes(size: float) -> str:
+    """In powers of two."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{three_digits(size)} {unit}"
+        size /= 1024
+    return f"{three_digits(size)} TiB"
+
+
+def in_seconds(seconds: float) -> str:
+    """In microseconds, milliseconds or seconds."""
+    for unit, factor in (("µs", 1e6), ("ms", 1e3)):
+        if seconds * factor < 1000:
+            return f"{three_digits(seconds * factor)} {unit}"
+    return f"{three_digits(seconds)} s"
+
+
+def in_speed(bytes_per_s: float) -> str:
+    """In powers of ten, as links are sold."""
+    for unit, factor in (("kB/s", 1e-3), ("MB/s", 1e-6)):
+        if bytes_per_s * factor < 1000:
+            return f"{three_digits(bytes_per_s * factor)} {unit}"
+    return f"{three_digits(bytes_per_s * 1e-9)} GB/s"
+
+
+NOT_TOLD = "not told"
+"""Where a server does not say."""
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Such as 0.42, 12.3 and 4,567. Empty for None."""
+    return "" if seconds is None else three_digits(1000 * seconds)
+
+
+def mebibytes(amount: float | None) -> str:
+    """Such as 1,024.5."""
+    return NOT_TOLD if amount is None else f"{amount / MIB:,.1f}"
+
+
+def share(part: float | None, whole: float) -> str:
+    """Such as 12%; of nothing it is 0%."""
+    if part is None:
+        return NOT_TOLD
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def counts(numbers: Mapping[str, int]) -> str:
+    """Such as "RateLimited 3, Timeout 1"; "none" where all are 0."""
+    return ", ".join(f"{name} {number:,}" for name, number in numbers.items() if number) or "none"
+
+
+def duration(seconds: float) -> str:
+    """Such as 4:05 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

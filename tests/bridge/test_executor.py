@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from app.bridge.executor import Deliver, EngineExecutor
+from app.domain.errors import EngineError
+from app.domain.values import ModelInfo, SamplingParams, SessionId, StopRule
+from app.main import create_app
+from app.messages import Command, Fork, Inspect
+from app.routers.dependencies import Services
+from app.text.tokenizer import Tokens
+from tests.serving import running_services, tiny_settings
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@dataclass
+class DyingEngine:
+    """Takes commands, answers none, and dies when told to."""
+
+    info: ModelInfo
+    die: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, command: Command) -> None:
+        pass
+
+    def run(self, deliver: Deliver) -> None:
+        self.die.wait(10)
+        raise RuntimeError("out of memory")
+
+    def stop(self) -> None:
+        self.die.set()
+
+
+@pytest.fixture
+async def info() -> ModelInfo:
+    async with running_services() as services:
+        return services.info
+
+
+async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(info: ModelInfo) -> None:
+    engine = DyingEngine(info)
+    app = create_app(tiny_settings(), engine, cast("Tokens", None))
+    async with app.router.lifespan_context(app):
+        services: Services = app.state.services
+        registry = services.sessions
+        session, expiring = registry.create(), registry.create(ttl_s=1)
+        turn = registry.start_turn(session, [5], SamplingParams(seed=0), StopRule(max_tokens=5))
+        waiting = asyncio.create_task(registry.memory())
+        await asyncio.sleep(0)
+        engine.die.set()
+        with pytest.raises(EngineError, match="out of memory"):
+            await asyncio.wait_for(waiting, 5)
+        with pytest.raises(EngineError, match="out of memory"):
+            await asyncio.wait_for(anext(turn), 5)
+        with pytest.raises(EngineError, match="out of memory"):
+            await registry.memory()
+        with pytest.raises(EngineError, match="out of memory"):
+            registry.start_turn(session, [5], SamplingParams(seed=0), StopRule(max_tokens=5))
+        with pytest.raises(EngineError, match="out of memory"):
+            registry.create()
+        registry.release(session, turn)
+        assert {each.id for each in registry.table.page(limit=9)} == {
+            session.id,
+            expiring.id,
+        }
+        async with asyncio.timeout(5):
+            while len(registry.table.page(limit=9)) > 1:  # noqa: ASYNC110 (the sweep has no event)
+                await asyncio.sleep(0.05)
+
+
+async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
+    executor = EngineExecutor(DyingEngine(info))
+    executor.start()
+    waiting = asyncio.create_task(executor.call(Inspect))
+    await asyncio.sleep(0)
+    await executor.stop()
+    with pytest.raises(EngineError):
+        await waiting
+
+
+async def test_a_turn_that_a_command_should_have_brought_is_let_go_if_it_cannot(info: ModelInfo) -> None:
+    executor, seen = EngineExecutor(DyingEngine(info)), list[object]()
+    executor.start()
+    forking = executor.call_for_turn(
+        lambda ticket, turn: Fork(ticket, SessionId("a"), SessionId("b"), turn), seen.append
+    )
+    waiting = asyncio.create_task(forking)
+    await asyncio.sleep(0)
+    await executor.stop()
+    with pytest.raises(EngineError):
+        await waiting
+    assert not executor._turns
+    assert not executor._replies

@@ -1,0 +1,170 @@
+"""A `kill -9` at any moment, in turns and while KV moves: no finished turn is lost, nor KV that was on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from httpx_sse import aconnect_sse
+
+from tests.durability.restarting import TOKENS, generate, open_session
+from tests.processes import serve_process
+
+KILLS = int(os.environ.pop("DJINN_TEST_KILLS", "4"))
+"""Taken out of the environment: a server refuses `DJINN_` variables that are no settings of its own."""
+KILLS_OF_A_SESSION = 4
+"""No more, so that histories stay well within the model's context."""
+AGENTS = 6
+LAST_PROMPT = [11]
+TIERS = ("--kv-device", "1x1024", "--kv-host", "1x1024")
+"""Room for a fraction of the agents' KV, so that it also moves under pressure."""
+
+
+async def take_turn(
+    client: httpx.AsyncClient, path: str, prompt: list[int], *, stream: bool = False
+) -> list[int] | None:
+    """A greedy turn's tokens; None if its stream broke off."""
+    body = {"token_ids": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": stream}
+    if not stream:
+        answer = (await client.post(f"{path}/generate", json=body)).raise_for_status().json()
+        return list(answer["token_ids"])
+    async with aconnect_sse(client, "POST", f"{path}/generate", json=body) as source:
+        async for event in source.aiter_sse():
+            if event.event == "finished":
+                return list(event.json()["token_ids"])
+    return None
+
+
+@dataclass
+class Agent:
+    """One session, driven turn by turn through kills. `made` are the turns whose `finished` has come, or must have."""
+
+    session: str
+    choose: random.Random
+    prompts: list[list[int]] = field(default_factory=list)
+    made: list[list[int] | None] = field(default_factory=list)
+    """The turns' tokens; None: the server was killed before it told them, but had kept them."""
+    on_disk: bool = False
+    """Whether its KV had come to rest on disk before the last kill."""
+
+    @property
+    def path(self) -> str:
+        return f"/v1/sessions/{self.session}"
+
+    @property
+    def tokens(self) -> int:
+        """Length of the history after the turns in `made`."""
+        return sum(len(prompt) + TOKENS for prompt in self.prompts[: len(self.made)])
+
+    async def run(self, client: httpx.AsyncClient) -> None:
+        """Take turns, with a signal or without one between them, until the connection breaks."""
+        try:
+            while await self._take_turn(client):
+                phase = self.choose.choice(["io_wait", "idle", "ready", None])
+                if phase is not None:
+                    await self._signal(client, phase)
+                await asyncio.sleep(self.choose.uniform(0, 0.03))
+        except httpx.TransportError:
+            return
+
+    async def leave(self, client: httpx.AsyncClient) -> None:
+        """Take a turn and be gone for long: return when the KV is on disk, where nothing moves it any more."""
+        assert await self._take_turn(client)
+        await self._signal(client, "idle")
+        async with asyncio.timeout(10):
+            while (await client.get(self.path)).json()["kv"]["tier"] != "disk":  # noqa: ASYNC110 (no event says so)
+                await asyncio.sleep(0.005)
+        self.on_disk = True
+
+    async def _signal(self, client: httpx.AsyncClient, phase: str) -> None:
+        (await client.post(f"{self.path}/phase", json={"phase": phase})).raise_for_status()
+
+    async def _take_turn(self, client: httpx.AsyncClient) -> bool:
+        """Whether the turn has been told to its end."""
+        self.prompts.append([self.choose.randint(3, 200) for _ in range(self.choose.randint(1, 8))])
+        token_ids = await take_turn(client, self.path, self.prompts[-1], stream=self.choose.random() < 0.5)
+        if token_ids is not None:
+            self.made.append(token_ids)
+        return token_ids is not None
+
+    def catch_up(self, view: dict[str, Any]) -> None:
+        """After a restart: the turn that ran at the kill is there whole, or not at all, and KV on disk is still there.
+
+        `view` is what the server says of the session then.
+        """
+        if view["tokens"] != self.tokens:
+            self.made.append(None)
+        assert view["tokens"] == self.tokens
+        if self.on_disk:
+            assert view["kv"]["tier"] == "disk"
+            assert view["kv"]["disk_bytes"] > 0
+        self.on_disk = False
+        del self.prompts[len(self.made) :]
+
+
+async def run_until_killed(folder: Path, agents: list[Agent], choose: random.Random) -> Agent:
+    """Start the server, compare what it brings back, and kill it after some turns of the agents.
+
+    Returns the agent that left before: at least one session has its KV on disk at each kill.
+    """
+    with serve_process(folder, *TIERS) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            for agent in agents:
+                agent.catch_up((await client.get(agent.path)).json())
+            enough = sum(len(agent.made) for agent in agents) + choose.randint(AGENTS, 5 * AGENTS)
+            leaving = choose.choice(agents)
+            await leaving.leave(client)
+            running = [asyncio.create_task(agent.run(client)) for agent in agents if agent is not leaving]
+            while sum(len(agent.made) for agent in agents) < enough:  # noqa: ASYNC110 (no event says so)
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(choose.uniform(0, 0.02))
+            await asyncio.to_thread(server.kill)
+            await asyncio.gather(*running)
+    return leaving
+
+
+def open_agents(folder: Path, choose: random.Random) -> list[Agent]:
+    """Agents whose sessions have been opened by a server on `folder`, killed before any turn."""
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        return [Agent(open_session(http), random.Random(choose.random())) for _ in range(AGENTS)]
+
+
+def take_last_turns(folder: Path, agents: list[Agent], left: Agent) -> None:
+    """A turn of every agent after the last kill; `left` goes on from KV that is all read from disk."""
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        for agent in agents:
+            agent.catch_up(http.get(agent.path).json())
+            turn = generate(http, agent.session, LAST_PROMPT)
+            if agent is left:
+                assert turn["usage"]["cached_tokens"] == agent.tokens - 1  # the last one was sampled, not computed
+                assert http.get(agent.path).json()["usage"]["bytes_in"] > 0
+            agent.prompts.append(LAST_PROMPT)
+            agent.made.append(turn["token_ids"])
+
+
+async def assert_uninterrupted(client: httpx.AsyncClient, agent: Agent) -> None:
+    """All turns were those of a session that no kill has ever interrupted."""
+    session = (await client.post("/v1/sessions")).raise_for_status().json()["id"]
+    for prompt, made in zip(agent.prompts, agent.made, strict=True):
+        assert made in (None, await take_turn(client, f"/v1/sessions/{session}", prompt))
+
+
+@pytest.mark.parametrize("first", range(0, KILLS, KILLS_OF_A_SESSION))
+async def test_no_kill_loses_a_finished_turn(tmp_path: Path, first: int) -> None:
+    """`DJINN_TEST_KILLS` says how many kills there are in all, from number 0 on (default: 4); `first` begins a test
+    with sessions of its own.
+    """
+    folder, choose = tmp_path / "state", random.Random(first)
+    agents = open_agents(folder, choose)
+    for _ in range(min(KILLS_OF_A_SESSION, KILLS - first)):
+        left = await run_until_killed(folder, agents, choose)
+    take_last_turns(folder, agents, left)
+    with serve_process(tmp_path / "uninterrupted") as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            await asyncio.gather(*(assert_uninterrupted(client, agent) for agent in agents))

@@ -1,0 +1,219 @@
+"""Sessions outlive the server: after an orderly end, what a `kill -9` would leave, and a disk that was full."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from httpx_sse import connect_sse
+
+from app.cli import main
+from app.journal.journal import FILE_NAME
+from tests.durability.restarting import generate, open_session, serving
+from tests.errors import assert_error
+from tests.processes import TINY, serve_process
+
+
+@contextmanager
+def as_if_killed(folder: Path) -> Iterator[httpx.Client]:
+    """A server on what the one that uses `folder` would leave if it were killed now."""
+    left = folder.with_name("left")
+    shutil.rmtree(left, ignore_errors=True)
+    shutil.copytree(folder, left)
+    with serving(left) as client:
+        yield client
+
+
+def sessions(http: httpx.Client) -> list[dict[str, Any]]:
+    """All sessions, without where their KV is and has been: that begins anew with every server."""
+    found: list[dict[str, Any]] = http.get("/v1/sessions").json()["data"]
+    for view in found:
+        del view["kv"]
+        for moved in ("bytes_out", "bytes_in", "restores"):
+            del view["usage"][moved]
+    return found
+
+
+def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+
+    def assert_kept() -> None:
+        with as_if_killed(folder) as after:
+            assert sessions(after) == sessions(http)
+
+    with serving(folder) as http:
+        first = open_session(http, metadata={"name": "\N{GRINNING FACE}"}, ttl_s=1000)
+        assert_kept()
+        generate(http, first, [5, 6, 7])
+        assert_kept()
+        other = http.post(f"/v1/sessions/{first}/fork").json()["id"]
+        assert_kept()
+        http.post(f"/v1/sessions/{first}/rewind", json={"to_token": 4})
+        assert_kept()
+        generate(http, first, [9], stop=[generate(http, other, [9])["text"][:3]])
+        assert_kept()
+        http.post(f"/v1/sessions/{other}/phase", json={"phase": "io_wait"})
+        http.delete(f"/v1/sessions/{first}")
+        assert_kept()
+
+
+@contextmanager
+def held_up(folder: Path) -> Iterator[None]:
+    """Another process that writes to the journal's file makes the server's own writes wait."""
+    holder = sqlite3.connect(folder / FILE_NAME)
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        holder.rollback()
+        holder.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "", {}),
+        ("POST", "/{session}/fork", None),
+        ("POST", "/{session}/rewind", {"to_token": 1}),
+        ("DELETE", "/{session}", None),
+        ("POST", "/{session}/generate", {"token_ids": [5], "max_tokens": 2}),
+        ("POST", "/{session}/generate", {"token_ids": [5], "max_tokens": 2, "stream": True}),
+    ],
+)
+async def test_nothing_is_answered_before_it_is_durable(tmp_path: Path, method: str, path: str, body: Any) -> None:
+    with serving(tmp_path) as http:
+        session = open_session(http)
+        generate(http, session, [5, 6], 2)
+        async with httpx.AsyncClient(base_url=http.base_url, timeout=30) as client:
+            with held_up(tmp_path):
+                asked = client.request(method, f"/v1/sessions{path.format(session=session)}", json=body)
+                answering = asyncio.create_task(asked)
+                await asyncio.sleep(0.3)
+                assert not answering.done()
+                assert (await client.get("/health")).status_code == 200
+            assert (await answering).is_success
+
+
+async def test_a_call_that_leaves_nothing_does_not_wait_for_the_journal(tmp_path: Path) -> None:
+    call = {"model": "tiny-llama", "prompt": [5] * 40, "max_tokens": 4}
+    with serving(tmp_path) as http:
+        session = open_session(http)
+        with held_up(tmp_path):
+            assert http.post("/v1/completions", json=call, timeout=3).status_code == 200
+            assert http.post(f"/v1/sessions/{session}/phase", json={"phase": "idle"}, timeout=3).status_code == 200
+
+
+def test_the_next_turn_goes_on_as_if_nothing_had_happened(tmp_path: Path, http: httpx.Client) -> None:
+    folder, prompts = tmp_path / "state", [[5, 6, 7], [8], [9, 10]]
+    uninterrupted = open_session(http)
+    expected = [generate(http, uninterrupted, prompt)["token_ids"] for prompt in prompts]
+    with serving(folder) as first:
+        session = open_session(first)
+        made = [generate(first, session, prompts[0])["token_ids"]]
+    for prompt in prompts[1:]:
+        with serving(folder) as again:
+            made.append(generate(again, session, prompt)["token_ids"])
+    assert made == expected
+
+
+def test_a_turn_that_ran_at_the_kill_leaves_its_session_as_it_was_before(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    long = {"token_ids": [1], "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with serving(folder) as http:
+        session = open_session(http)
+        generate(http, session, [5, 6, 7])
+        before = sessions(http)[0]
+        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=long) as source:
+            events = source.iter_sse()  # kept: one that is dropped closes its stream
+            next(events)
+            with as_if_killed(folder) as after:
+                [view] = sessions(after)
+    assert view == before | {"expires_at": None}
+    assert view["state"] == "idle"
+
+
+def test_a_name_finds_its_session_again_and_a_call_without_one_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    call = {"model": "tiny-llama", "prompt": [5] * 40, "max_tokens": 4, "temperature": 0}
+
+    def complete(http: httpx.Client, **headers: str) -> str | None:
+        answer = http.post("/v1/completions", json=call, headers=headers)
+        assert answer.status_code == 200
+        session: str | None = answer.headers.get("X-Session-ID")
+        return session
+
+    with serving(folder) as http:
+        assert complete(http) is None
+        session = complete(http, **{"X-Session-ID": "conversation 7"})
+        with as_if_killed(folder) as after:
+            assert [view["id"] for view in sessions(after)] == [session]
+            assert complete(after, **{"X-Session-ID": "conversation 7"}) == session
+            assert complete(after, **{"X-Session-ID": "conversation 8"}) != session
+
+
+def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serving(folder) as http:
+        brief, lasting = open_session(http, ttl_s=1), open_session(http, ttl_s=100)
+    time.sleep(1)
+    with serving(folder) as http:
+        assert_error(http.get(f"/v1/sessions/{brief}"), 404, "not_found", param="session_id")
+        assert [view["id"] for view in sessions(http)] == [lasting]
+
+
+@pytest.mark.parametrize(
+    ("flags", "damage", "says"),
+    [
+        (["--served-name", "another"], False, "those of model 'tiny-llama'"),
+        ([], True, FILE_NAME),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_said_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], damage: bool, says: str
+) -> None:
+    with serving(tmp_path) as http:
+        open_session(http)
+    if damage:
+        (tmp_path / FILE_NAME).write_bytes(b"")
+    assert main(["serve", *TINY, "--state-dir", str(tmp_path), *flags]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert str(tmp_path) in error
+
+
+def test_a_second_server_on_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(tmp_path):
+        assert main(["serve", *TINY, "--state-dir", str(tmp_path)]) == 2
+    assert "--state-dir" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_and_what_happened_then_is_kept_once_there_is_room(tmp_path: Path) -> None:
+    """No file of the server may grow: what a full disk is to the journal."""
+    folder = tmp_path / "state"
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        session = open_session(http)
+        size = (folder / f"{FILE_NAME}-wal").stat().st_size
+        _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, unlimited))
+        turn = {"token_ids": [5], "max_tokens": 2, "ignore_eos": True}
+        assert_error(http.post(f"/v1/sessions/{session}/generate", json=turn), 500, "not_durable")
+        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=turn | {"stream": True}) as source:
+            *_, last = source.iter_sse()
+        assert last.event == "error"
+        assert last.json()["error"]["code"] == "not_durable"
+        assert_error(http.post("/v1/sessions"), 500, "not_durable")
+        assert len(sessions(http)) == 1
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        generate(http, session, [5], 2)
+        server.kill()
+    with serving(folder) as http:
+        assert [(view["id"], view["tokens"]) for view in sessions(http)] == [(session, 9)]

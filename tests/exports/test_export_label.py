@@ -1,0 +1,251 @@
+"""What goes along with an exported session comes back whole, and nothing that a session cannot have comes in."""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.activations import CheckpointInfo, PausedTurn
+from app.domain.breakpoint_work import MAX_WORK
+from app.domain.breakpoints import (
+    MAX_INTERVENTIONS,
+    Action,
+    Breakpoint,
+    Edit,
+    EditOp,
+    Intervention,
+    OnTimeout,
+    Pass,
+    Positions,
+    TensorData,
+    When,
+)
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import SamplingParams, SessionId, StopRule, TokenLogprobs
+from app.exports.checks import LabelChecks
+from app.exports.label import ExportLabel, PausedTurnLabel
+from app.sessions.pause import PausedPlace, PauseLimit
+from app.sessions.session import Session
+from app.text.turn_reader import TextRule
+from tests.journal.building import model_info
+
+MODEL = model_info()
+HISTORY = array("I", [1, 2, 3, 7, 9])
+
+
+def tensor(rows: int | None = None, value: float = 0.5, dtype: str = "float32") -> TensorData:
+    """One vector of the model's width, or `rows` of them."""
+    shape = (MODEL.hidden_size,) if rows is None else (rows, MODEL.hidden_size)
+    count = math.prod(shape)
+    return TensorData(dtype, shape, struct.pack(f"<{count}f", *[value] * count))
+
+
+ADD = Edit(EditOp.ADD, -2.0, tensor(), Positions(1, 9), max_norm=3.0)
+SCALE = Edit(EditOp.SCALE, 0.9)
+WRITTEN = Edit(EditOp.REPLACE, vector=tensor(2))
+STEER = Breakpoint("bp_0123456789abcdef", (0, 1), Action.EDIT, edits=(ADD, SCALE))
+WAIT = Breakpoint("bp_00000000000000ff", (1,), Action.PAUSE, When(Pass.DECODE, 3, 7, 2), (), True, 2.5, OnTimeout.ABORT)
+MADE = (Intervention(0, 2, 1, SCALE), Intervention(1, 3, 2, WRITTEN))
+PLACE = CheckpointInfo(1, 4, 5, MODEL.hidden_size, "float32", 256, Pass.DECODE, WAIT.id, 0.1, 1.0)
+SAMPLING = SamplingParams(seed=7, temperature=0.5, top_k=3, logit_bias={5: -1.5}, logprobs=1)
+STOP = StopRule(9, 2, frozenset({8, 257}))
+TURN = PausedTurn(SAMPLING, STOP, 3, PLACE, tensor(1), (*MADE, Intervention(4, 5, 2, SCALE)))
+LOGPROBS = (TokenLogprobs(7, -0.5, ((7, -0.5), (8, -1.5))), TokenLogprobs(9, -math.inf, ()))
+RULE = TextRule(("stop", "€"), 2, with_logprobs=True)
+PAUSED = PausedPlace(PLACE, PauseLimit(2.5, OnTimeout.ABORT), RULE, HISTORY[:3], 3, LOGPROBS)
+
+
+def label(turn: PausedTurn | None = TURN, place: PausedPlace = PAUSED, **changed: Any) -> ExportLabel:
+    """That of a session with everything, or with some things `changed`, as it is read from a file."""
+    session = Session(SessionId("ses_1"), None, {"task": "é"}, 60, history=HISTORY)
+    session.breakpoints = {each.id: each for each in (STEER, WAIT)}
+    session.interventions = MADE
+    whole = ExportLabel.of(session, None if turn is None else PausedTurnLabel.of(turn, place))
+    return ExportLabel.model_validate_json(whole.model_copy(update=changed).model_dump_json())
+
+
+def check(found: ExportLabel) -> None:
+    LabelChecks(MODEL, HISTORY, part_tokens=2).check(found)
+
+
+def test_everything_comes_back_as_it_was() -> None:
+    found = label()
+    check(found)
+    assert (found.metadata, found.ttl_s) == ({"task": "é"}, 60)
+    assert (found.breakpoints, found.interventions) == ((STEER, WAIT), MADE)
+    assert found.turn is not None
+    assert found.turn.to_turn() == TURN
+    assert found.turn.to_place(HISTORY) == PAUSED
+
+
+def test_an_idle_session_has_no_turn() -> None:
+    found = label(None)
+    check(found)
+    assert found.turn is None
+
+
+EDITS = {
+    "an unfit vector": replace(ADD, vector=TensorData("float32", (2,), bytes(8))),
+    "a vector of another type": replace(ADD, vector=replace(tensor(), dtype="bfloat16")),
+    "a vector without its data": replace(ADD, vector=replace(tensor(), data=b"")),
+    "a vector that is not finite": replace(ADD, vector=tensor(value=math.nan)),
+    "no vector": replace(ADD, vector=None),
+    "a vector for nothing": replace(SCALE, vector=tensor()),
+    "no direction": Edit(EditOp.PROJECT_OUT, vector=tensor(value=0.0)),
+    "hardly a direction": Edit(EditOp.PROJECT_OUT, vector=tensor(value=1e-20)),
+    "more than a direction": Edit(EditOp.CLAMP, vector=tensor(value=1e18)),
+    "an infinite factor": replace(SCALE, factor=math.inf),
+    "a norm of nothing": replace(SCALE, max_norm=0.0),
+    "positions backwards": replace(SCALE, positions=Positions(3, 3)),
+}
+BREAKPOINTS = {
+    "a layer too many": replace(WAIT, layers=(2,)),
+    "no layer": replace(WAIT, layers=()),
+    "a layer twice": replace(WAIT, layers=(1, 1)),
+    "another id": replace(WAIT, id="bp_../../x"),
+    "a position outside": replace(WAIT, when=When(position=1024)),
+    "a token outside": replace(WAIT, when=When(token_id=512)),
+    "every none": replace(WAIT, when=When(every=0)),
+    "no time": replace(WAIT, timeout_s=0.0),
+    "a pause that edits": replace(WAIT, edits=(SCALE,)),
+    "an edit without edits": replace(STEER, edits=()),
+    "an edit with too many": replace(STEER, edits=(SCALE,) * 17),
+    **{name: replace(STEER, edits=(SCALE, edit)) for name, edit in EDITS.items()},
+    "a row for each position": replace(STEER, edits=(WRITTEN,)),
+}
+
+
+@pytest.mark.parametrize("breakpoint", BREAKPOINTS.values(), ids=BREAKPOINTS)
+def test_a_breakpoint_that_nobody_can_arm_does_not_come_in(breakpoint: Breakpoint) -> None:
+    with pytest.raises(ValueError, match=r"cannot be|validation error"):
+        check(label(breakpoints=(breakpoint,)))
+
+
+INTERVENTIONS = {
+    "past the history": Intervention(0, 6, 1, SCALE),
+    "nowhere": Intervention(2, 2, 1, SCALE),
+    "before the beginning": Intervention(-1, 2, 1, SCALE),
+    "before the first layer": Intervention(0, 2, 0, SCALE),
+    "after the last layer": Intervention(0, 2, 3, SCALE),
+    "too few rows": Intervention(0, 3, 1, WRITTEN),
+    "a wrong row": Intervention(0, 1, 1, replace(WRITTEN, vector=tensor(1, math.inf))),
+}
+
+
+@pytest.mark.parametrize("intervention", INTERVENTIONS.values(), ids=INTERVENTIONS)
+def test_an_intervention_that_nobody_can_have_made_does_not_come_in(intervention: Intervention) -> None:
+    with pytest.raises(ValueError, match=r"cannot be|validation error"):
+        check(label(interventions=(intervention,)))
+    with pytest.raises(ValueError, match=r"cannot be|validation error"):
+        check(label(replace(TURN, interventions=(intervention,))))
+
+
+TURNS = {
+    "another length": replace(TURN, prompt_tokens=4),
+    "longer than it may be": replace(TURN, stop=replace(STOP, max_tokens=2)),
+    "without its log-probabilities": replace(TURN, sampling=replace(SAMPLING, logprobs=None)),
+    "a token outside": replace(TURN, sampling=replace(SAMPLING, logit_bias={512: 1.0})),
+    "a layer outside": replace(TURN, checkpoint=replace(PLACE, layer=2)),
+    "a position outside": replace(TURN, checkpoint=replace(PLACE, end=6)),
+    "another model's width": replace(TURN, checkpoint=replace(PLACE, hidden_size=65)),
+    "another type": replace(TURN, checkpoint=replace(PLACE, dtype="bfloat16")),
+    "no pass": replace(TURN, checkpoint=replace(PLACE, in_pass=Pass.ANY)),
+    "no time": replace(TURN, checkpoint=replace(PLACE, created_at=math.nan)),
+    "another size": replace(TURN, checkpoint=replace(PLACE, bytes=1)),
+    "more rows": replace(TURN, hidden=tensor(2)),
+    "a row that is not finite": replace(TURN, hidden=tensor(1, math.nan)),
+}
+
+
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+def test_a_turn_that_cannot_be_paused_does_not_come_in(turn: PausedTurn) -> None:
+    with pytest.raises((ValueError, FieldOutOfRange)):
+        check(label(turn))
+
+
+def in_pass(in_pass: Pass, first: int, end: int, prompt_tokens: int) -> ExportLabel:
+    """That of a turn over the history that is paused in such a pass."""
+    size = 4 * MODEL.hidden_size * (end - first)
+    place = replace(PLACE, in_pass=in_pass, first=first, end=end, bytes=size)
+    generated = len(HISTORY) - prompt_tokens
+    turn = replace(TURN, checkpoint=place, hidden=tensor(end - first), prompt_tokens=prompt_tokens, interventions=())
+    return label(turn, replace(PAUSED, logprobs=LOGPROBS[:generated]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "end", "prompt_tokens"),
+    [(Pass.PREFILL, 0, 2, 5), (Pass.PREFILL, 3, 5, 5), (Pass.DECODE, 4, 5, 4), (Pass.DECODE, 4, 5, 3)],
+)
+def test_a_turn_is_paused_in_a_part_of_its_context_or_at_its_newest_token(
+    kind: Pass, first: int, end: int, prompt_tokens: int
+) -> None:
+    check(in_pass(kind, first, end, prompt_tokens))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "end", "prompt_tokens"),
+    [
+        (Pass.PREFILL, 2, 5, 5),
+        (Pass.PREFILL, 0, 2, 4),
+        (Pass.PREFILL, 3, 5, 3),
+        (Pass.PREFILL, 4, 6, 5),
+        (Pass.DECODE, 3, 5, 3),
+        (Pass.DECODE, 3, 4, 3),
+        (Pass.DECODE, 4, 5, 5),
+        (Pass.DECODE, 5, 6, 4),
+        (Pass.ANY, 4, 5, 4),
+    ],
+)
+def test_a_turn_is_paused_in_no_other_pass(kind: Pass, first: int, end: int, prompt_tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"a {kind} pass over {first}:{end}"):
+        check(in_pass(kind, first, end, prompt_tokens))
+
+
+@pytest.mark.parametrize(
+    "limit", [PauseLimit(1e9), PauseLimit(0.0), PauseLimit(math.nan)], ids=["for ever", "no time", "NaN"]
+)
+def test_a_pause_lasts_as_long_as_a_pause_may(limit: PauseLimit) -> None:
+    with pytest.raises(ValueError, match="timeout_s"):
+        label(place=replace(PAUSED, limit=limit))
+
+
+def test_breakpoints_do_not_have_more_to_do_than_can_be_armed() -> None:
+    busy = [replace(STEER, id=f"bp_{index:016x}", edits=(SCALE,) * 16) for index in range(9)]
+    check(label(breakpoints=(*busy[:8], WAIT)))
+    with pytest.raises(ValueError, match="more than 256 edits"):
+        check(label(breakpoints=tuple(busy)))
+
+
+def test_spans_of_positions_count_in_a_file_too() -> None:
+    often = replace(STEER, when=When(every=2), layers=(0, 1), edits=(SCALE,) * 16)
+    checks = LabelChecks(MODEL, HISTORY, part_tokens=32)
+    checks.check(label(None, breakpoints=(often,)))
+    with pytest.raises(ValueError, match="more than 512 edits"):
+        checks.check(label(None, breakpoints=(often, replace(STEER, id=WAIT.id))))
+
+
+def test_there_are_not_more_interventions_than_are_kept() -> None:
+    most = MAX_INTERVENTIONS + MAX_WORK * len(HISTORY)
+    made = (Intervention(0, 2, 1, SCALE),) * most
+    check(label(interventions=made))
+    for forged in (label(interventions=(*made, MADE[0])), label(replace(TURN, interventions=(*made, MADE[0])))):
+        with pytest.raises(ValueError, match=f"more than {most}"):
+            check(forged)
+
+
+def test_there_are_not_two_breakpoints_of_one_id() -> None:
+    with pytest.raises(ValueError, match="breakpoints"):
+        check(label(breakpoints=(WAIT, WAIT)))
+
+
+@given(text=st.text(max_size=30))
+def test_no_other_text_is_a_label(text: str) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        ExportLabel.model_validate_json(text)

@@ -1,0 +1,237 @@
+"""Driving an engine whose turns pause: every block is counted after every command and every step."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from app.domain.activations import Activation, Captures, CheckpointInfo
+from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, OnTimeout, Positions, Until, When
+from app.domain.memory_map import SessionMemory
+from app.domain.values import Phase, SamplingParams, SessionId, StopRule, Ticket
+from app.gpu.engine import Engine
+from app.gpu.passes.segments import Segment, cut_segments
+from app.gpu.planning.scheduler import StepPlan
+from app.messages import (
+    Arm,
+    Cancel,
+    Close,
+    EditCheckpoint,
+    Event,
+    Fork,
+    Paused,
+    ReadCaptures,
+    ReadCheckpoint,
+    Resume,
+    SetPhase,
+    Spent,
+    Submit,
+    Token,
+    TurnFinished,
+)
+from tests.gpu.breakpoints.breaking_oracle import tensor_of
+from tests.gpu.driving import GREEDY, Driver
+
+MAX_STEPS = 20_000
+
+
+@dataclass
+class Turn:
+    """A turn and its pauses: each time that it is resumed, it goes on under another ticket."""
+
+    events: dict[Ticket, list[Event]]
+    session: SessionId
+    tickets: list[Ticket]
+
+    @property
+    def last(self) -> Event | None:
+        """What was last said under the ticket that it now has."""
+        said = self.events.get(self.tickets[-1])
+        return said[-1] if said else None
+
+    @property
+    def paused(self) -> bool:
+        return isinstance(self.last, Paused)
+
+    @property
+    def checkpoint(self) -> CheckpointInfo:
+        assert isinstance(self.last, Paused)
+        return self.last.checkpoint
+
+    @property
+    def end(self) -> TurnFinished:
+        assert isinstance(self.last, TurnFinished)
+        return self.last
+
+    @property
+    def rests(self) -> bool:
+        return isinstance(self.last, Paused | TurnFinished)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Generated so far, over all pauses."""
+        said = [event for ticket in self.tickets for event in self.events.get(ticket, [])]
+        return [event.token_id for event in said if isinstance(event, Token)]
+
+
+class BreakDriver(Driver):
+    """A single-threaded client of an engine that follows pauses."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.spent: list[Spent] = []
+        self.plans: list[StepPlan] = []
+        self._plan = engine._scheduler.plan
+        engine._scheduler.plan = self._record_plan  # type: ignore[method-assign]
+        self._breakpoints = itertools.count(1)
+        self._children = itertools.count()
+
+    def take(self, events: Sequence[Event]) -> None:
+        self.check()
+        self.spent += [event for event in events if isinstance(event, Spent)]
+        super().take([event for event in events if not isinstance(event, Spent)])
+
+    def check(self) -> None:
+        """Raise RuntimeError unless every block of every tier is accounted for."""
+        scheduler, sequences = self.engine._scheduler, self.engine._handler.sequences
+        cache, ledger = scheduler.cache, self.placement.tiers.ledger
+        cache.pool.check_integrity([*(s.blocks for s in sequences), *ledger.held(cache.pool)])
+        cache.host.check_integrity([*(s.host_blocks for s in sequences), *ledger.held(cache.host)])
+        scheduler.check_integrity()
+
+    def arm(
+        self,
+        session: SessionId,
+        *layers: int,
+        action: Action = Action.PAUSE,
+        when: When = When(),  # noqa: B008 (frozen)
+        edits: tuple[Edit, ...] = (),
+        once: bool = False,
+    ) -> Breakpoint:
+        made = Breakpoint(
+            f"bp_{next(self._breakpoints):016x}", layers, action, when, edits, once, 600.0, OnTimeout.RESUME
+        )
+        self.do(Arm(self.ticket(), session, made))
+        return made
+
+    def begin(
+        self,
+        session: SessionId,
+        token_ids: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        stop: StopRule | None = None,
+        pausable: bool = True,
+    ) -> Turn:
+        """Submit a turn; nothing of it has run yet."""
+        ticket, rule = self.ticket(), stop or StopRule(max_tokens)
+        command = Submit(ticket, session, tuple(token_ids), sampling, rule, pausable=pausable)
+        self.take(self.engine.handle(command))
+        return Turn(self.events, session, [ticket])
+
+    def resume(self, turn: Turn, until: Until = NEXT_BREAKPOINT) -> None:
+        ticket = self.ticket()
+        self.take(self.engine.handle(Resume(ticket, turn.session, until)))
+        turn.tickets.append(ticket)
+
+    def settle(self, *turns: Turn) -> None:
+        """Step until each of the turns has paused or ended."""
+        for _ in range(MAX_STEPS):
+            if all(turn.rests for turn in turns):
+                return
+            self.advance()
+        raise AssertionError("the turns do not come to rest")
+
+    def advance(self) -> None:
+        """One step, and all moves that it leads to."""
+        self.take(self.engine.step())
+        self.move()
+
+    def run(self, turn: Turn, until: Until = NEXT_BREAKPOINT) -> list[CheckpointInfo]:
+        """Resume the turn from every pause until it ends; returns where it paused."""
+        self.settle(turn)
+        pauses = []
+        while turn.paused:
+            pauses.append(turn.checkpoint)
+            self.resume(turn, until)
+            self.settle(turn)
+        return pauses
+
+    def run_together(self, turns: Iterable[Turn], chance: random.Random) -> None:
+        """Step while turns pause, each of them for a few steps."""
+        unfinished = list(turns)
+        for _ in range(MAX_STEPS):
+            unfinished = [turn for turn in unfinished if not isinstance(turn.last, TurnFinished)]
+            if not unfinished:
+                return
+            for turn in unfinished:
+                if turn.paused and chance.random() < 0.6:
+                    self.resume(turn)
+            self.advance()
+        raise AssertionError("the turns do not end")
+
+    def fork(self, turn: Turn) -> Turn:
+        """Fork the session of a paused turn; returns the child's turn."""
+        child, ticket = SessionId(f"child-{next(self._children)}"), self.ticket()
+        self.do(Fork(self.ticket(), turn.session, child, ticket))
+        self.events.setdefault(ticket, []).append(turn.events[turn.tickets[-1]][-1])
+        return Turn(self.events, child, [*turn.tickets, ticket])
+
+    def fork_idle(self, session: SessionId) -> SessionId:
+        child = SessionId(f"child-{next(self._children)}")
+        self.do(Fork(self.ticket(), session, child))
+        return child
+
+    def cancel(self, turn: Turn, keep: int | None = None) -> int:
+        """End the turn; returns the length of the history."""
+        length = self.do(Cancel(self.ticket(), turn.session, turn.tickets[-1], keep))
+        assert isinstance(length, int)
+        return length
+
+    def close(self, session: SessionId) -> None:
+        self.do(Close(self.ticket(), session))
+
+    def edit(self, turn: Turn, *edits: Edit) -> None:
+        self.do(EditCheckpoint(self.ticket(), turn.session, edits))
+
+    def read(self, turn: Turn, positions: Positions = ALL) -> Tensor:
+        """The checkpoint's residual stream, `[positions, hidden]`."""
+        found = self.do(ReadCheckpoint(self.ticket(), turn.session, positions))
+        assert isinstance(found, Activation)
+        assert found.tensor.shape[0] == found.end - found.first
+        return tensor_of(found.tensor)
+
+    def captures(self, session: SessionId) -> Captures:
+        read = self.do(ReadCaptures(self.ticket(), session))
+        assert callable(read)
+        found = read()
+        assert isinstance(found, Captures)
+        return found
+
+    def signal(self, session: SessionId, phase: Phase) -> None:
+        """Say the phase, and let everything move that moves."""
+        self.do(SetPhase(self.ticket(), session, phase))
+        self.move()
+
+    def place(self, session: SessionId) -> SessionMemory:
+        self.take(self.engine._handler.placed())
+        return self.places[session]
+
+    @property
+    def owned(self) -> int:
+        """Device blocks that sessions hold."""
+        return self.engine._scheduler.cache.pool.owned
+
+    def segments(self) -> list[list[Segment]]:
+        """Of every step with rows so far."""
+        return [cut_segments(plan.rows) for plan in self.plans if plan.rows]
+
+    def _record_plan(self) -> StepPlan:
+        plan = self._plan()
+        self.plans.append(plan)
+        return plan

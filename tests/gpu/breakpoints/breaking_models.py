@@ -1,0 +1,123 @@
+"""Tiny models, each of them loaded for the engine and by Transformers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from app.domain.values import KVBudget, KVPolicy
+from app.gpu.attention import attention_named
+from app.gpu.device.choice import streams_of
+from app.gpu.device.streams import DeviceStreams
+from app.gpu.engine import Engine
+from app.gpu.graphs.decode import Recorder
+from app.gpu.models import load_stack
+from app.gpu.models.base import LayerStack
+from app.gpu.startup.loader import build_engine
+from app.gpu.startup.weights import LoadedModel, Streamed
+from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.shapes import shape_config
+from app.settings import EngineSettings
+from tests.gpu.models.oracle import CASES, VOCAB, build_model, save_model
+
+BLOCK = 4
+STEP_TOKENS = 32
+FULL = "TESTS_FULL_SIZE" in os.environ
+"""Whether to test at full size what is otherwise tested with fewer tokens. No name of Djinn's own settings."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {**CASES["gpt2"], "n_layer": 12},
+    "gpt2-three-layers": CASES["gpt2"],
+    "mistral": {**CASES["mistral-window"], "sliding_window": None, "num_hidden_layers": 32},
+    "llama": {**CASES["llama"], "num_hidden_layers": 4},
+    "two-layers": {**CASES["llama"], "num_hidden_layers": 2},
+    "llama-2-7b-scaled": {
+        **shape_config("llama-2-7b").to_dict(),
+        "hidden_size": 4096 // 32,
+        "intermediate_size": 11_008 // 32,
+        "num_attention_heads": 32 // 8,
+        "num_key_value_heads": 32 // 8,
+        "head_dim": 128 // 4,
+        "vocab_size": 32_000 // 32,
+    },
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """One set of weights: as a folder for the engine, and in Transformers."""
+
+    resolved: ResolvedModel
+    stack: LayerStack
+    oracle: Any
+    streams: DeviceStreams | None = None
+    """None: those of its device."""
+    streamed: Streamed | None = None
+    """What moves the weights of `stack`, for one engine at a time; None: they stay."""
+
+    @property
+    def num_layers(self) -> int:
+        return self.stack.num_layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self.stack.hidden_size
+
+    def engine(
+        self,
+        *,
+        blocks: int = 400,
+        max_step_tokens: int = STEP_TOKENS,
+        host_blocks: int = 0,
+        policy: KVPolicy = KVPolicy.NONE,
+        kv_dir: Path | None = None,
+        recorder: Recorder | None = None,
+    ) -> Engine:
+        """An engine of its own, with blocks of `BLOCK` tokens."""
+        settings = EngineSettings(
+            device="cpu",
+            dtype="float32",
+            batch_invariant=False,
+            cuda_graphs=None,
+            weights_device=None,
+            weights_dir=Path(),
+            chunk_bytes=1 << 20,
+            kv_device=KVBudget(sessions=1, tokens=blocks * BLOCK),
+            kv_host=KVBudget(sessions=1, tokens=host_blocks * BLOCK),
+            kv_disk=KVBudget(sessions=1, tokens=400 * BLOCK),
+            kv_dir=kv_dir,
+            kv_policy=policy,
+            block_size=BLOCK,
+            max_step_tokens=max_step_tokens,
+            max_running=16,
+            max_model_len=None,
+        )
+        loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)
+        return build_engine(self.resolved, loaded, settings, recorder)
+
+
+def make_tiny(shape: str, folder: Path, attention: str = "cpu") -> TinyModel:
+    """The model of one of `SHAPES`, written to `folder`, on a CPU with the attention of that name."""
+    config = AutoConfig.for_model(**SHAPES[shape])
+    with torch.no_grad():
+        oracle = build_model(config)
+    save_model(oracle, folder)
+    resolved, cpu = resolve(str(folder), cache_dir=folder), torch.device("cpu")
+    stack = load_stack(resolved, device=cpu, dtype=torch.float32, attention=attention_named(attention))
+    return TinyModel(resolved, stack, oracle)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Random tokens without the special ones."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(3, VOCAB, (length,), generator=generator).tolist()
+    return tokens
+
+
+def vector(seed: int, size: int) -> torch.Tensor:
+    """A random float32 vector of about the length that a residual stream of these models has."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))

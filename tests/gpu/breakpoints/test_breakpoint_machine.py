@@ -1,0 +1,278 @@
+"""Random clients that pause, edit, fork, park, cancel and close: tokens are those of a replay that never pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
+from app.domain.values import KVPolicy, Phase, SessionId
+from app.messages import Disarm, Rewind, SetPhase
+from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking_models import FULL, TinyModel
+from tests.gpu.breakpoints.breaking_replay import Client, pick, tiny
+from tests.gpu.planning.shortage import ShortOfMemory
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LAYERS = 2
+MAX_HISTORY = 36
+prompts = st.builds(lambda shared, own: [5] * shared + [6] * own, st.integers(1, 11), st.integers(0, 3))
+"""They often begin alike, so that sessions share blocks."""
+shares = st.floats(0, 0.999)
+factors = st.sampled_from([-1.0, 0.5, 2.0])
+LONG_PROMPT = [5] * 11
+AFTER_PREFIX = When(Pass.PREFILL, position=9)
+places = st.builds(When, st.sampled_from([Pass.PREFILL, Pass.ANY]), position=st.integers(2, 14))
+"""They leave the beginning of a context to be found in the cache."""
+conditions = st.one_of(
+    st.sampled_from([When(), When(Pass.PREFILL), When(Pass.DECODE), When(every=3), When(Pass.PREFILL, token_id=6)]),
+    places,
+)
+ways_on = st.sampled_from([NEXT_BREAKPOINT, NEXT_BREAKPOINT, Until(next_token=True), Until(end=True)])
+
+
+class BreakpointMachine(RuleBasedStateMachine):
+    """Without lower tiers: what gives way is computed again."""
+
+    HOST_BLOCKS = 0
+    POLICY = KVPolicy.NONE
+
+    def __init__(self) -> None:
+        super().__init__()
+        engine = self.model().engine(blocks=13, max_step_tokens=7, host_blocks=self.HOST_BLOCKS, policy=self.POLICY)
+        self.driver = BreakDriver(engine)
+        self.clients: list[Client] = []
+
+    def model(self) -> TinyModel:
+        """What the engine runs."""
+        return tiny()
+
+    def idle(self) -> list[Client]:
+        return [client for client in self.clients if client.turn is None]
+
+    def paused(self) -> list[tuple[Client, Turn]]:
+        return [(client, client.turn) for client in self.clients if client.turn is not None and client.turn.paused]
+
+    @initialize(primed=st.booleans())
+    def open_some(self, primed: bool) -> None:
+        """Two of them find what the one before them has computed with the same steering, and pause after it."""
+        for when in (When(), When(Pass.DECODE)):
+            self.open(None, when)
+        for when in (When(position=MAX_HISTORY), AFTER_PREFIX, AFTER_PREFIX):
+            self.open((0, -1.0), when)
+            if primed:
+                self.begin(self.clients[-1], LONG_PROMPT, 3)
+                self.steps(4, moves=True)
+
+    @precondition(lambda self: len(self.clients) < 7)
+    @rule(steering=st.none() | st.tuples(st.integers(0, LAYERS - 1), factors), when=conditions)
+    def open(self, steering: tuple[int, float] | None, when: When) -> None:
+        """Most of what is tested needs a pause, so every session has one to begin with."""
+        client = Client(self.driver.open())
+        if steering is not None:
+            layer, factor = steering
+            self.driver.arm(client.session, layer, action=Action.EDIT, edits=(Edit(EditOp.SCALE, factor),))
+            client.steering = ((layer, factor, 0, MAX_HISTORY),)
+        self.driver.arm(client.session, 0, when=when)
+        self.clients.append(client)
+
+    @precondition(lambda self: self.clients)
+    @rule(which=shares, layers=st.sets(st.integers(0, LAYERS - 1), min_size=1), when=conditions, once=st.booleans())
+    def arm(self, which: float, layers: set[int], when: When, once: bool) -> None:
+        self.driver.arm(pick(self.clients, which).session, *sorted(layers), when=when, once=once)
+
+    @precondition(lambda self: self.clients)
+    @rule(which=shares, also=shares)
+    def disarm(self, which: float, also: float) -> None:
+        """Steering stays."""
+        session = pick(self.clients, which).session
+        pauses = self.armed(session, Action.PAUSE)
+        if pauses:
+            self.driver.do(Disarm(self.driver.ticket(), session, pick(pauses, also).id))
+
+    @precondition(lambda self: any(self.steered()))
+    @rule(which=shares)
+    def disarm_steering(self, which: float) -> None:
+        """What has been computed with it stays so."""
+        client = pick(list(self.steered()), which)
+        [steering] = self.armed(client.session, Action.EDIT)
+        self.driver.do(Disarm(self.driver.ticket(), client.session, steering.id))
+        for layer, factor, first, _ in client.steering:
+            end = client.computed or 0
+            if client.turn is not None:
+                place = client.turn.checkpoint
+                end = place.end if layer <= place.layer else place.first
+            if end > first:
+                client.made.append((layer, factor, first, end))
+        client.steering = ()
+
+    def steered(self) -> Iterator[Client]:
+        """Clients of which it is known what has been computed with their steering."""
+        resting = [*self.idle(), *(client for client, _ in self.paused())]
+        return (each for each in resting if each.steering and (each.turn is not None or each.computed is not None))
+
+    def armed(self, session: SessionId, action: Action) -> list[Breakpoint]:
+        [sequence] = [s for s in self.driver.engine._handler.sequences if s.session == session]
+        return [made for made in sequence.breakpoints.values() if made.action is action]
+
+    @precondition(lambda self: self.idle())
+    @rule(news=st.lists(st.tuples(shares, prompts, st.integers(1, 6)), min_size=1, max_size=3))
+    def submit(self, news: list[tuple[float, list[int], int]]) -> None:
+        for which, new, count in news:
+            client = pick(self.clients, which)
+            if client.turn is None and len(client.history) + len(new) + count <= MAX_HISTORY:
+                self.begin(client, new, count)
+
+    def begin(self, client: Client, new: list[int], count: int) -> None:
+        client.turn = self.driver.begin(client.session, new, count)
+        client.history += new
+
+    @precondition(lambda self: self.driver.engine._scheduler.has_work)
+    @rule(count=st.sampled_from([1, 2, 8, 8]), moves=st.booleans())
+    def steps(self, count: int, moves: bool) -> None:
+        for _ in range(count):
+            if self.driver.engine._scheduler.has_work:
+                self.driver.take(self.driver.engine.step())
+            if moves:
+                self.driver.move()
+
+    @precondition(lambda self: self.paused())
+    @rule()
+    def fill(self) -> None:
+        """A turn that needs nearly the whole device: who rests gives way."""
+        session = self.driver.open()
+        self.driver.settle(self.driver.begin(session, [7] * 46, 1))
+        self.driver.close(session)
+
+    @precondition(lambda self: self.paused())
+    @rule(which=shares, until=ways_on)
+    def resume(self, which: float, until: Until) -> None:
+        _, turn = pick(self.paused(), which)
+        self.driver.resume(turn, until)
+
+    @precondition(lambda self: self.paused())
+    @rule(which=shares, factor=factors, part=st.none() | st.tuples(shares, shares))
+    def edit(self, which: float, factor: float, part: tuple[float, float] | None) -> None:
+        client, turn = pick(self.paused(), which)
+        place, length = turn.checkpoint, turn.checkpoint.end - turn.checkpoint.first
+        first, end = place.first, place.end
+        if part is not None:
+            first, last = sorted(place.first + int(share * length) for share in part)
+            end = last + 1
+        positions = ALL if part is None else Positions(first, end)
+        self.driver.edit(turn, Edit(EditOp.SCALE, factor, positions=positions))
+        client.made.append((place.layer, factor, first, end))
+
+    @precondition(lambda self: self.paused() and len(self.clients) < 8)
+    @rule(which=shares)
+    def fork_paused(self, which: float) -> None:
+        client, turn = pick(self.paused(), which)
+        self.adopt(client, self.driver.fork(turn))
+
+    @precondition(lambda self: self.idle() and len(self.clients) < 8)
+    @rule(which=shares)
+    def fork_idle(self, which: float) -> None:
+        self.adopt(pick(self.idle(), which), None)
+
+    def adopt(self, client: Client, turn: Turn | None) -> None:
+        session = self.driver.fork_idle(client.session) if turn is None else turn.session
+        child = replace(client, session=session, history=[*client.history], made=[*client.made], turn=turn)
+        self.clients.append(child)
+
+    @precondition(lambda self: self.paused() or self.idle())
+    @rule(which=shares, phase=st.sampled_from(Phase))
+    def signal(self, which: float, phase: Phase) -> None:
+        resting = [*self.idle(), *(client for client, _ in self.paused())]
+        self.driver.do(SetPhase(self.driver.ticket(), pick(resting, which).session, phase))
+
+    @precondition(lambda self: self.clients)
+    @rule(which=shares)
+    def cancel(self, which: float) -> None:
+        """A pass that has not ended leaves nothing, its edits included."""
+        client = pick(self.clients, which)
+        if client.turn is None or (client.made and not client.turn.rests):
+            return
+        computed = None
+        if client.turn.paused:
+            computed = client.turn.checkpoint.first
+            client.unmake(computed)
+        self.driver.cancel(client.turn)
+        self.turns_have_the_right_tokens()
+        client.computed = computed
+
+    @precondition(lambda self: self.idle())
+    @rule(which=shares, share=st.floats(0, 1))
+    def rewind(self, which: float, share: float) -> None:
+        client = pick(self.idle(), which)
+        length = int(share * len(client.history))
+        self.driver.do(Rewind(self.driver.ticket(), client.session, length))
+        del client.history[length:]
+        client.unmake(length)
+        client.computed = None if client.computed is None else min(client.computed, length)
+
+    @precondition(lambda self: len(self.clients) > 2)
+    @rule(which=shares)
+    def close(self, which: float) -> None:
+        client = pick(self.clients, which)
+        self.driver.close(client.session)
+        self.clients.remove(client)
+
+    @invariant()
+    def turns_have_the_right_tokens(self) -> None:
+        for client in self.clients:
+            turn = client.turn
+            if turn is not None and turn.rests and not turn.paused:
+                assert turn.tokens == list(client.replay(len(turn.tokens)))
+                client.history += turn.tokens
+                client.turn, client.computed = None, len(client.history) - 1
+                assert turn.end.history_tokens == len(client.history)
+
+    def teardown(self) -> None:
+        """Every turn can be brought to its end, and closed sessions leave nothing behind."""
+        for client in self.clients:
+            if client.turn is not None:
+                self.driver.run(client.turn, Until(end=True))
+        self.turns_have_the_right_tokens()
+        for client in self.clients:
+            self.driver.close(client.session)
+        self.driver.move()
+        memory = self.driver.memory()
+        assert memory.kv_owned_bytes == memory.host.owned_bytes == 0
+
+
+class TieredBreakpointMachine(BreakpointMachine):
+    """Paused and idle sessions leave the device for the host, and give way to it under pressure."""
+
+    HOST_BLOCKS = 20
+    POLICY = KVPolicy.SIGNAL
+
+
+EXAMPLES = 1500 if FULL else 100
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+class ShortBreakpointMachine(BreakpointMachine):
+    """Now and then a layer finds too little memory, and its step goes on in parts."""
+
+    def __init__(self) -> None:
+        self.stack = ShortOfMemory(tiny().stack)
+        self.stack.chance = 0.05
+        super().__init__()
+        self.stack.active = True
+
+    def model(self) -> TinyModel:
+        return replace(tiny(), stack=self.stack)
+
+
+TestDropping = BreakpointMachine.TestCase
+TestDropping.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, suppress_health_check=SLOW)
+TestTiered = TieredBreakpointMachine.TestCase
+TestTiered.settings = TestDropping.settings
+TestShort = ShortBreakpointMachine.TestCase
+TestShort.settings = TestDropping.settings

@@ -1,0 +1,165 @@
+"""A recorder without a device, and an attention on CPU that takes padding rows as the one on CUDA does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.batch import Batch
+from app.gpu.attention.cpu import PagedCpuAttention
+
+POISON = 1
+"""For inputs that were not filled again: a token, a block, a position that are there, and somebody else's."""
+_WAITS = {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
+_INTEGERS = {torch.int32, torch.int64}
+
+
+class PaddedAttention:
+    """The CPU attention on a batch's real rows. Like `cuda` it stores nothing for padding rows (see `Batch`), gives
+    zeros for them, and reads nothing else of a decode row but tensors.
+    """
+
+    def __init__(self) -> None:
+        self._paged = PagedCpuAttention()
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
+    ) -> Tensor:
+        contexts = batch.contexts[: batch.decodes].numpy()
+        real = int((contexts > 0).sum())
+        padding = slice(real, batch.decodes)
+        assert not contexts[padding].any()
+        assert (batch.slot_blocks[padding].numpy() == -1).all()
+        assert not batch.positions[padding].numpy().any()
+        assert not batch.block_tables[padding, :1].numpy().any()
+        if real == batch.decodes:
+            return self._paged(query, key, value, kv, batch, spec)
+        live = replace(
+            batch,
+            decodes=real,
+            positions=batch.positions[:real],
+            slot_blocks=batch.slot_blocks[:real],
+            slot_offsets=batch.slot_offsets[:real],
+            block_tables=batch.block_tables[:real],
+            contexts=batch.contexts[:real],
+        )
+        output = torch.zeros(query.shape, dtype=query.dtype)
+        if real:
+            output[:real] = self._paged(query[:real], key[:real], value[:real], kv, live, spec)
+        return output
+
+
+class FakeRecorder:
+    """Repeats work by running it again, and fails a test where a device that repeats kernels would have done otherwise.
+
+    - Work that waits for the device, or takes data from the host, cannot be recorded.
+    - A replay may touch no tensor from outside that was not there when it was recorded.
+    - Results are in tensors from outside, and gone when the next replay begins; nothing else outlasts a replay.
+    - Inputs, which are integers, are spoilt after each replay.
+    """
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        """Since it last forgot."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        with _Watch() as first:
+            work()
+        assert first.outputs, "nothing comes out of it"
+        first.spoil_own()
+        self.recorded += 1
+
+        def replay() -> None:
+            _fill(first.outputs, float("nan"))
+            with _Watch() as again:
+                work()
+            assert again.outside.keys() <= first.outside.keys(), "a replay reads a tensor that is not a fixed one"
+            again.spoil_own()
+            _fill(first.inputs, POISON)
+
+        return replay
+
+    def forget(self) -> None:
+        self.recorded = 0
+
+
+class FakeMemory:
+    """A device on which each recording takes some of 1,000,000 bytes."""
+
+    def __init__(self, recorder: FakeRecorder, graph_bytes: Sequence[int]) -> None:
+        self._recorder = recorder
+        self._graph_bytes = graph_bytes
+
+    def total(self) -> int:
+        return 1_000_000
+
+    def free(self) -> int:
+        return self.total() - sum(self._graph_bytes[: self._recorder.recorded])
+
+    def reset_peak(self) -> None:
+        pass
+
+    def peak(self) -> int:
+        return 0
+
+
+class _Watch(TorchDispatchMode):
+    """Sees the operators that work consists of, down to those that NumPy and Numba do not hide."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.outside: dict[int, Tensor] = {}
+        """By address: what is read or written and was there before."""
+        self.inputs: dict[int, Tensor] = {}
+        self.outputs: dict[int, Tensor] = {}
+        self._made: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name, given = func.name().split(".")[0], _tensors((args, kwargs))
+        masks = name == "aten::index" and any(tensor.dtype == torch.bool for tensor in given)
+        if name in _WAITS or name == "aten::lift_fresh" or masks:
+            raise RuntimeError(f"{name} cannot be recorded")
+        for tensor in given:
+            if _address(tensor) not in self._made:
+                self.outside[_address(tensor)] = tensor
+        if name == "aten::copy_" and _address(args[0]) in self.outside:
+            self.outputs[_address(args[0])] = args[0]
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            if _address(tensor) not in self.outside:
+                self._made[_address(tensor)] = tensor  # kept, so that nothing else comes to its address
+        return result
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self.inputs = {key: tensor for key, tensor in self.outside.items() if tensor.dtype in _INTEGERS}
+
+    def spoil_own(self) -> None:
+        """Overwrite what the work has made: its memory is for others now."""
+        _fill({key: tensor for key, tensor in self._made.items() if tensor.is_floating_point()}, float("nan"))
+        self._made.clear()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """All but weights in oneDNN's own layout, which have no address."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and not leaf.is_mkldnn]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _fill(tensors: Mapping[int, Tensor], value: float) -> None:
+    """Overwrite the tensors with all that shares their memory."""
+    for tensor in tensors.values():
+        whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+        whole.fill_(value)

@@ -1,0 +1,131 @@
+"""CUDA graphs on a CUDA device. What does not need one is tested in test_graphs.py."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.gpu.attention import attention_for
+from app.gpu.attention.batch import Batch, make_batch
+from app.gpu.device.memory import CudaMemory
+from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits
+from app.gpu.graphs.recorder import CudaRecorder
+from app.gpu.graphs.recording import estimate_graph_bytes, record_graphs
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.models import load_stack
+from app.gpu.models.base import LayerStack
+from app.gpu.models.transformers import TOLERANCE
+from app.gpu.step.walk import whole_pass
+from app.model_store.resolve import resolve
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs are recorded on a CUDA device only"),
+]
+
+BLOCK, BLOCKS, ROWS = 16, 40, 20
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def load(dtype: torch.dtype, folder: Path) -> LayerStack:
+    device = torch.device("cuda")
+    model = resolve("random:tiny-llama", cache_dir=folder)
+    return load_stack(model, device=device, dtype=dtype, attention=attention_for(device))
+
+
+def limits(stack: LayerStack) -> DecodeLimits:
+    return DecodeLimits(ROWS, 8, stack.vocab_size)
+
+
+def record(stack: LayerStack, pool: KVPool) -> DecodeGraphs:
+    graphs = record_graphs(stack, pool, limits(stack), CudaRecorder(stack.device))
+    assert graphs is not None
+    return graphs
+
+
+def draw_step(chance: random.Random, stack: LayerStack) -> tuple[Tensor, Batch]:
+    """Sequences of any length, each in blocks of its own."""
+    rows, blocks = chance.randint(1, ROWS), list(range(BLOCKS))
+    chance.shuffle(blocks)
+    spans = [(chance.randrange(2 * BLOCK), 1) for _ in range(rows)]
+    tables = [[blocks.pop() for _ in range(first // BLOCK + 1)] for first, _ in spans]
+    token_ids = torch.tensor([chance.randrange(stack.vocab_size) for _ in spans], device=stack.device)
+    return token_ids, make_batch(spans, tables, BLOCK, stack.device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_a_replay_computes_what_the_step_does(dtype: torch.dtype, tmp_path: Path) -> None:
+    stack = load(dtype, tmp_path)
+    pool = KVPool(stack, BLOCKS, BLOCK)
+    graphs, chance = record(stack, pool), random.Random(5)
+    pool.data.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    for _ in range(30):
+        token_ids, batch = draw_step(chance, stack)
+        kv = pool.data.clone()
+        expected = whole_pass(stack, pool, token_ids, batch)
+        written = pool.data.clone()
+        pool.data.copy_(kv)
+        found = graphs(token_ids, batch)
+        error = ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
+        assert float(error) < TOLERANCE[dtype]
+        torch.testing.assert_close(pool.data, written, rtol=5e-2, atol=5e-2)
+        untouched = (written == kv).flatten(1).all(dim=1)
+        assert torch.equal(pool.data[untouched], kv[untouched])
+
+
+def test_work_that_waits_is_refused_and_leaves_the_device_as_it_was() -> None:
+    recorder, x = CudaRecorder(torch.device("cuda")), torch.ones(8, device="cuda")
+    stream, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+
+    def wait() -> None:
+        x.mul_(float(x.sum()))
+
+    def count() -> None:
+        x.add_(1.0)
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        recorder.record(wait)
+    assert torch.cuda.current_stream() == stream
+    assert torch.cuda.get_sync_debug_mode() == mode
+    x.fill_(1.0)
+    replay = recorder.record(count)
+    x.fill_(5.0)
+    replay()
+    replay()
+    assert x.tolist() == [7.0] * 8
+
+
+def test_smaller_graphs_take_no_tensors_of_their_own() -> None:
+    device = torch.device("cuda")
+    recorder, memory = CudaRecorder(device), CudaMemory(device)
+    weight, output = torch.randn(2048, 2048, device=device), torch.empty(2048, 2048, device=device)
+    free = [memory.free()]
+    replays = []
+    for rows in (2048, 1024, 512):
+
+        def work(rows: int = rows) -> None:
+            x = weight[:rows]
+            for _ in range(4):
+                x = x @ weight
+            output[:rows].copy_(x)
+
+        replays.append(recorder.record(work))
+        free.append(memory.free())
+    assert free[0] - free[1] >= 2048 * 2048 * 4
+    assert free[1] - free[3] < 2048 * 2048
+
+
+def test_what_graphs_take_is_about_what_was_estimated(tmp_path: Path) -> None:
+    stack = load(torch.bfloat16, tmp_path)
+    recorder, memory = CudaRecorder(stack.device), CudaMemory(stack.device)
+    estimated = estimate_graph_bytes(stack, BLOCK, limits(stack), recorder, memory)
+    pool = KVPool(stack, BLOCKS, BLOCK)
+    free = memory.free()
+    graphs = record_graphs(stack, pool, limits(stack), recorder)
+    assert graphs is not None
+    assert free - memory.free() <= estimated + (64 << 20)

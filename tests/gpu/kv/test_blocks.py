@@ -1,0 +1,124 @@
+"""Blocks that come and go at the top of a pool: what is held and what is published stays, and is found where it is."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from app.gpu.kv.blocks import BlockId, BlockPool
+
+BLOCK_SIZE = 4
+
+
+class ElasticPoolMachine(RuleBasedStateMachine):
+    """Holders write a number of their own into each block; `memory` is what the blocks contain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(6, BLOCK_SIZE)
+        self.memory: dict[BlockId, int] = {}
+        self.held: list[tuple[list[BlockId], list[int]]] = []
+        """Blocks and what their holder expects in them."""
+        self.written = 0
+
+    def hash_of(self, content: int) -> bytes:
+        return content.to_bytes(4)
+
+    @rule(count=st.integers(1, 4))
+    def allocate(self, count: int) -> None:
+        """Before anything is evicted the lowest free blocks are taken."""
+        count = min(count, self.pool.available)
+        in_use = {block for blocks, _ in self.held for block in blocks}
+        unused = [block for block in range(self.pool.num_blocks) if block not in in_use]
+        free = [block for block in unused if self.pool.find(self.hash_of(self.memory.get(block, 0))) != block]
+        blocks = self.pool.allocate(count)
+        assert blocks[: len(free)] == free[:count]
+        contents = list(range(self.written + 1, self.written + count + 1))
+        self.written += count
+        self.memory.update(zip(blocks, contents, strict=True))
+        self.held.append((blocks, contents))
+
+    @precondition(lambda self: self.held)
+    @rule(choice=st.floats(0, 0.999))
+    def publish(self, choice: float) -> None:
+        for block, content in zip(*self.held[int(choice * len(self.held))], strict=True):
+            self.pool.publish(block, self.hash_of(content))
+
+    @precondition(lambda self: self.written)
+    @rule(choice=st.floats(0, 0.999))
+    def share_what_is_found(self, choice: float) -> None:
+        content = 1 + int(choice * self.written)
+        block = self.pool.find(self.hash_of(content))
+        if block is not None:
+            self.pool.share([block])
+            self.held.append(([block], [content]))
+
+    @precondition(lambda self: self.held)
+    @rule(choice=st.floats(0, 0.999))
+    def release(self, choice: float) -> None:
+        blocks, _ = self.held.pop(int(choice * len(self.held)))
+        self.pool.release(blocks)
+
+    @rule(count=st.integers(0, 5))
+    def grow(self, count: int) -> None:
+        size, available = self.pool.num_blocks, self.pool.available
+        self.pool.grow(count)
+        assert (self.pool.num_blocks, self.pool.available) == (size + count, available + count)
+
+    @rule(share=st.floats(0, 1))
+    def shrink(self, share: float) -> None:
+        """It goes as far as there is room for what is owned, and no further."""
+        size, owned = self.pool.num_blocks, self.pool.owned
+        count = round(share * size)
+        moved = self.pool.shrink(count)
+        assert (moved is None) == (owned > size - count)
+        if moved is None:
+            assert self.pool.num_blocks == size
+            return
+        assert (self.pool.num_blocks, self.pool.owned) == (size - count, owned)
+        for source, target in moved.items():
+            assert target < size - count <= source
+            self.memory[target] = self.memory[source]
+        self.memory = {block: content for block, content in self.memory.items() if block < size - count}
+        for blocks, _ in self.held:
+            blocks[:] = [moved.get(block, block) for block in blocks]
+
+    @invariant()
+    def holders_find_what_they_wrote(self) -> None:
+        self.pool.check_integrity([blocks for blocks, _ in self.held])
+        for blocks, contents in self.held:
+            assert [self.memory[block] for block in blocks] == contents
+
+    @invariant()
+    def what_is_published_is_what_it_says(self) -> None:
+        for content in range(1, self.written + 1):
+            block = self.pool.find(self.hash_of(content))
+            assert block is None or self.memory[block] == content
+
+
+TestElasticPool = ElasticPoolMachine.TestCase
+TestElasticPool.settings = settings(max_examples=200, stateful_step_count=50)
+
+
+def test_a_pool_shrinks_to_what_is_owned_and_no_further() -> None:
+    pool = BlockPool(8, BLOCK_SIZE)
+    low, high = pool.allocate(4), pool.allocate(4)
+    pool.release(low)
+    assert pool.shrink(5) is None
+    assert pool.shrink(4) == dict(zip(high, low, strict=True))
+    assert pool.shrink(1) is None
+    assert pool.num_blocks == pool.owned == 4
+
+
+def test_free_blocks_make_way_before_prefixes_do() -> None:
+    pool = BlockPool(4, BLOCK_SIZE)
+    prefix, gap, free, top = pool.allocate(4)
+    pool.publish(prefix, b"prefix")
+    pool.publish(top, b"top")
+    pool.release([prefix])
+    pool.release([gap, free])
+    assert pool.shrink(1) == {top: gap}
+    assert pool.find(b"prefix") == prefix
+    assert pool.find(b"top") == gap
+    assert pool.holders(gap) == 1

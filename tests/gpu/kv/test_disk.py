@@ -1,0 +1,123 @@
+"""The folder of the disk tier: what it finds at start, what it takes over, and that it stays inside."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.values import SessionId
+from app.gpu.kv.disk import DiskStore
+from app.gpu.kv.file import write_kv_file
+from app.gpu.kv.header import KVFileDamaged, KVFileMismatch, file_bytes
+from tests.gpu.kv.kv_files import HEADER, IDENTITY, blocks_of, buffers_for, damage, same
+
+ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DiskStore:
+    return DiskStore(tmp_path / "state" / "kv", IDENTITY)
+
+
+def reopened(store: DiskStore) -> DiskStore:
+    return DiskStore(store.path(ONE).parent, IDENTITY)
+
+
+def test_a_session_is_there_until_it_is_deleted(store: DiskStore) -> None:
+    size = store.write(ONE, HEADER, blocks_of(HEADER))
+    assert size == file_bytes(HEADER) == store.path(ONE).stat().st_size
+    into = buffers_for(HEADER)
+    assert same(store.read(ONE, into), HEADER)
+    assert into == blocks_of(HEADER)
+    store.delete(ONE)
+    store.delete(ONE)
+    with pytest.raises(FileNotFoundError):
+        store.read(ONE, into)
+
+
+def test_only_the_owner_of_the_server_can_read_the_files(store: DiskStore) -> None:
+    store.write(ONE, HEADER, blocks_of(HEADER))
+    assert store.path(ONE).stat().st_mode & 0o077 == 0
+    assert store.path(ONE).parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_new_store_finds_what_an_old_one_wrote(store: DiskStore) -> None:
+    longer = replace(HEADER, token_ids=tuple(range(20)), computed_tokens=20)
+    store.write(ONE, HEADER, blocks_of(HEADER))
+    store.write(TWO, longer, blocks_of(longer))
+    found = reopened(store).index()
+    assert found.refused == []
+    assert found.headers.keys() == {ONE, TWO}
+    assert same(found.headers[ONE], HEADER)
+    assert same(found.headers[TWO], longer)
+
+
+def test_what_cannot_be_used_is_named_and_left_until_its_session_has_had_its_say(store: DiskStore) -> None:
+    foreign = replace(HEADER, identity=replace(IDENTITY, fingerprint="model-b"))
+    store.write(ONE, HEADER, blocks_of(HEADER))
+    store.write(TWO, foreign, blocks_of(foreign))
+    cut = store.path(SessionId("ses_3"))
+    cut.write_bytes(store.path(ONE).read_bytes()[:-1])
+    half_written = cut.with_suffix(".tmp")
+    half_written.write_bytes(b"half")
+    found = reopened(store).index()
+    assert (list(found.headers), found.refused) == ([ONE], [TWO, SessionId("ses_3")])
+    assert sorted(cut.parent.iterdir()) == [store.path(ONE), store.path(TWO), cut]
+
+
+@given(session=st.text(st.characters(codec="utf-8"), max_size=12).map(SessionId))
+def test_no_id_leads_out_of_the_folder_or_to_another_session(
+    tmp_path_factory: pytest.TempPathFactory, session: SessionId
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "ids"
+    store = DiskStore(folder, IDENTITY)
+    path = store.path(session)
+    assert os.path.normpath(path) == str(folder / path.name)
+    store.write(session, HEADER, blocks_of(HEADER))
+    assert list(store.index().headers) == [session]
+    store.delete(session)
+
+
+EXPORT = replace(HEADER, namespace=b"")
+
+
+def test_an_adopted_file_has_moved(store: DiskStore, tmp_path: Path) -> None:
+    upload = tmp_path / "upload"
+    write_kv_file(upload, EXPORT, blocks_of(HEADER))
+    assert same(store.adopt(upload, TWO), EXPORT)
+    assert not upload.exists()
+    into = buffers_for(HEADER)
+    store.read(TWO, into)
+    assert into == blocks_of(HEADER)
+
+
+def test_a_file_is_adopted_across_file_systems(store: DiskStore) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == store.path(ONE).parent.stat().st_dev:
+        pytest.skip("there is no second file system")
+    upload = memory / f"djinn-test-{os.getpid()}"
+    write_kv_file(upload, EXPORT, blocks_of(HEADER))
+    store.adopt(upload, TWO)
+    assert not upload.exists()
+    assert same(store.read(TWO, buffers_for(HEADER)), EXPORT)
+
+
+def test_a_bad_file_is_not_adopted(store: DiskStore, tmp_path: Path) -> None:
+    upload = tmp_path / "upload"
+    write_kv_file(upload, HEADER, blocks_of(HEADER))
+    with pytest.raises(KVFileDamaged, match="namespace"):
+        store.adopt(upload, TWO)
+    damage(upload, -40)
+    with pytest.raises(KVFileDamaged, match="checksum"):
+        store.adopt(upload, TWO)
+    foreign = replace(HEADER, identity=replace(IDENTITY, fingerprint="model-b"))
+    write_kv_file(upload, foreign, blocks_of(foreign))
+    with pytest.raises(KVFileMismatch):
+        store.adopt(upload, TWO)
+    assert upload.exists()
+    assert store.index().headers == {}

@@ -1,0 +1,68 @@
+"""What goes to disk of a session that is paused: the passes that have ended, and no room for the one that has not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from app.domain.breakpoints import Pass
+from app.domain.values import Tier
+from app.gpu.device.streams import CpuStreams
+from app.gpu.kv.moves import MoveKind
+from app.gpu.state.checkpoints import Checkpoint
+from app.gpu.state.sequence import Sequence
+from app.gpu.step.activations import HostTensor
+from tests.gpu.breakpoints.breaking_models import vector
+from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
+
+LENGTH = 4 * BLOCK_SIZE
+"""Tokens of the session that is paused."""
+
+
+def paused_on_host(bench: Bench, computed: int) -> Sequence:
+    """A session whose turn is paused in the pass from position `computed` on."""
+    sequence = bench.session(0)
+    sequence.tokens = [7] * LENGTH
+    bench.cache.reserve(sequence, computed)
+    bench.cache.commit(sequence, computed)
+    bench.begin_turn(sequence)
+    assert sequence.turn is not None
+    rest = LENGTH - computed
+    bench.cache.reserve(sequence, rest)
+    hidden = HostTensor(vector(1, rest * 8).view(rest, 8), CpuStreams())
+    sequence.checkpoint = Checkpoint(1, computed, rest, hidden, Pass.PREFILL, None, time.time())
+    sequence.turn.paused = True
+    bench.placement.end_turn(sequence)
+    bench.bring_to(sequence, Tier.HOST)
+    bench.placement.refile(sequence)
+    return sequence
+
+
+@pytest.mark.parametrize(("computed", "disk"), [(0, 4), (BLOCK_SIZE, 5)])
+def test_half_a_pass_takes_no_room_on_disk_from_anybody(computed: int, disk: int) -> None:
+    bench = Bench(disk=disk)
+    older = bench.session(4 * BLOCK_SIZE)
+    bench.bring_to(older, Tier.DISK)
+    bench.placement.refile(older)
+    paused = paused_on_host(bench, computed)
+    assert len(paused.host_blocks) == LENGTH // BLOCK_SIZE
+    assert bench.placement.lower.save(paused)
+    moves = bench.finish()
+    assert [move.kind for move in moves] == [MoveKind.TO_DISK] * bool(computed)
+    assert tier_of(older) is Tier.DISK
+    assert bench.placement.counts().dropped == 0
+    assert bench.host.owned == 0
+    assert bench.placement.lower.disk_used == 4 + computed // BLOCK_SIZE
+    assert tier_of(paused) is (Tier.DISK if computed else None)
+
+
+def test_a_session_that_has_only_half_a_pass_gets_no_file() -> None:
+    bench = Bench(disk=4)
+    paused = paused_on_host(bench, 0)
+    assert bench.placement.lower.save(paused)
+    assert bench.orders() == []
+    assert paused.session not in bench.placement.lower.away
+    assert paused.session not in bench.placement.lower._files
+    bench.placement.close(paused)
+    assert bench.finish() == []

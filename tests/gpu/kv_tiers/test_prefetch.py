@@ -1,0 +1,108 @@
+"""When ways back begin, on a link and a disk that take their time."""
+
+from __future__ import annotations
+
+import heapq
+
+from app.domain.values import Phase, Tier
+from app.gpu.kv.moves import Moved, MoveKind
+from app.gpu.state.sequence import Sequence
+from tests.gpu.kv_tiers.tiering import Bench, tier_of
+
+
+class SlowMover:
+    """Carries out a bench's moves in its time, one after another each way."""
+
+    def __init__(self, bench: Bench, *, link_s: float, disk_s: float = 0.0) -> None:
+        self._bench = bench
+        self._block_s = {
+            MoveKind.OUT: link_s,
+            MoveKind.IN: link_s,
+            MoveKind.TO_DISK: disk_s,
+            MoveKind.FROM_DISK: disk_s,
+        }
+        self._free_at: dict[MoveKind, float] = {}
+        self._ends: list[tuple[float, int, float]] = []
+
+    def run(self, until: float) -> None:
+        """Let time pass."""
+        bench, phases = self._bench, self._bench.placement.phases
+        while bench.now < until:
+            phases.tick()
+            for move in bench.orders():
+                seconds = self._block_s[move.kind] * max(len(move.source), len(move.target))
+                end = max(bench.now, self._free_at.get(move.kind, 0.0)) + seconds
+                self._free_at[move.kind] = end
+                heapq.heappush(self._ends, (end, move.number, seconds))
+            alarm = phases.next_alarm()
+            bench.now = min([until, *(end for end, _, _ in self._ends), *([] if alarm is None else [alarm])])
+            while self._ends and self._ends[0][0] <= bench.now:
+                _, number, seconds = heapq.heappop(self._ends)
+                bench.placement.complete(Moved(number, seconds))
+
+    def measure(self, sequence: Sequence) -> None:
+        """Have a session go all the way down and come back, so that all speeds are known."""
+        bench = self._bench
+        bench.placement.phases.signal(sequence, Phase.IDLE, None)
+        self.run(bench.now + 100)
+        bench.overwrite_device()
+        bench.placement.phases.signal(sequence, Phase.READY, None)
+        self.run(bench.now + 100)
+
+
+def test_sessions_that_return_together_share_the_link_and_are_all_back_in_time() -> None:
+    bench = Bench(device=40)
+    mover = SlowMover(bench, link_s=0.1)
+    mover.measure(bench.session(12))
+    start = bench.now
+    sessions = [bench.session(12) for _ in range(6)]
+    for number, sequence in enumerate(sessions):  # those that return last say so first
+        bench.placement.phases.signal(sequence, Phase.IO_WAIT, 20.0 - 0.01 * number)
+    mover.run(start + 17.9)
+    bench.overwrite_device()
+    assert {tier_of(sequence) for sequence in sessions} == {Tier.HOST}
+    for number, sequence in reversed(list(enumerate(sessions))):
+        mover.run(start + 19.901 - 0.01 * number)
+        assert tier_of(sequence) is Tier.DEVICE
+
+
+def test_the_way_back_from_disk_begins_earlier_by_the_time_that_reading_takes() -> None:
+    bench = Bench()
+    mover = SlowMover(bench, link_s=0.1, disk_s=0.5)
+    mover.measure(bench.session(12))
+    start = bench.now
+    sequence = bench.session(12)
+    bench.placement.phases.signal(sequence, Phase.IDLE, 20.0)
+    mover.run(start + 18.0)
+    bench.overwrite_device()
+    assert tier_of(sequence) is Tier.DISK
+    mover.run(start + 19.901)
+    assert tier_of(sequence) is Tier.DEVICE
+
+
+def test_a_gap_too_short_for_the_disk_is_spent_on_the_host() -> None:
+    bench = Bench()
+    mover = SlowMover(bench, link_s=0.1, disk_s=2.0)
+    mover.measure(bench.session(12))
+    sequence = bench.session(12)
+    bench.placement.phases.signal(sequence, Phase.IDLE, 11.0)
+    mover.run(bench.now + 5)
+    assert tier_of(sequence) is Tier.HOST
+
+
+def test_ways_back_begin_earlier_by_two_steps_of_the_engine_and_no_longer_when_steps_are_short_again() -> None:
+    """Between the order and the arrival the engine may be busy with a step each."""
+    bench = Bench()
+    mover = SlowMover(bench, link_s=0.1)
+    mover.measure(bench.session(12))
+    for long_ago, earliest in ((0, 1.1), (400, 0.1)):
+        bench.placement.phases.note_step(0.5)
+        for _ in range(long_ago):
+            bench.placement.phases.note_step(0.0)
+        start, sequence = bench.now, bench.session(12)
+        bench.placement.phases.signal(sequence, Phase.IO_WAIT, 20.0)
+        mover.run(start + 20 - earliest - 0.7)
+        bench.overwrite_device()
+        assert tier_of(sequence) is Tier.HOST
+        mover.run(start + 20 - earliest + 0.001)
+        assert tier_of(sequence) is Tier.DEVICE

@@ -1,0 +1,82 @@
+"""Book-keeping of tiers without an engine: a few blocks, a clock that is set by hand, moves that end when told to."""
+
+from __future__ import annotations
+
+import itertools
+
+from app.domain.values import KVPolicy, SamplingParams, SessionId, StopRule, Ticket, Tier
+from app.gpu.kv.blocks import BlockPool
+from app.gpu.kv.moves import Move, Moved
+from app.gpu.kv_tiers.cache import KVCache
+from app.gpu.kv_tiers.moving import KVTiers
+from app.gpu.kv_tiers.placement import Placement
+from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
+
+BLOCK_SIZE = 4
+BLOCK_BYTES = 1000
+
+
+def tier_of(sequence: Sequence) -> Tier | None:
+    """The tier now: mypy takes a property for what it was when last looked at."""
+    return sequence.tier
+
+
+class Bench:
+    """A placement and its pools."""
+
+    def __init__(self, *, device: int = 16, host: int = 32, disk: int = 32, policy: KVPolicy = KVPolicy.SIGNAL) -> None:
+        self.now = 100.0
+        self.device = BlockPool(device, BLOCK_SIZE)
+        self.host = BlockPool(host, BLOCK_SIZE)
+        self.cache = KVCache(self.device, self.host)
+        self.tiers = KVTiers(self.cache, BLOCK_BYTES)
+        self.placement = Placement(self.tiers, policy, disk, lambda: self.now)
+        self._names = itertools.count()
+
+    def session(self, tokens: int, *, first_token: int = 0) -> Sequence:
+        """A session without a turn whose `tokens` tokens have their KV on the device."""
+        number = next(self._names)
+        sequence = Sequence(SessionId(f"s{number}"), bytes([number]), tokens=[first_token] * tokens)
+        self.cache.reserve(sequence, tokens)
+        self.cache.commit(sequence, tokens)
+        self.placement.end_turn(sequence)
+        return sequence
+
+    def begin_turn(self, sequence: Sequence) -> None:
+        sequence.turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)
+        self.placement.begin_turn(sequence)
+
+    def orders(self) -> list[Move]:
+        return self.placement.take_orders()
+
+    def finish(self, *, error: str | None = None) -> list[Move]:
+        """End every move that has been ordered, those with an `error`, and then all that follow from it."""
+        done: list[Move] = []
+        while moves := self.orders():
+            for move in moves:
+                self.placement.complete(Moved(move.number, 0.001, error))
+            done += moves
+            error = None
+        return done
+
+    def bring_to(self, sequence: Sequence, tier: Tier) -> None:
+        """Take a session on the device to `tier`, by the way that leads there."""
+        if tier is Tier.DEVICE:
+            return
+        self.tiers.park(sequence)
+        if tier is Tier.TO_HOST:
+            return
+        self.finish()
+        if tier is Tier.TO_DEVICE:
+            self.overwrite_device()
+            self.tiers.restore(sequence)
+        elif tier in (Tier.TO_DISK, Tier.DISK):
+            self.placement.lower.save(sequence)
+            if tier is Tier.DISK:
+                self.finish()
+
+    def overwrite_device(self) -> None:
+        """So that nothing of a session that has left is found there again."""
+        blocks = self.device.allocate(self.device.available)
+        self.device.release(blocks)

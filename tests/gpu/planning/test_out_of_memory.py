@@ -1,0 +1,193 @@
+"""Steps that do not fit into memory: they run in parts, and nobody can tell from what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from app.domain.activations import Captures
+from app.domain.breakpoints import Action, Edit, EditOp, Pass, When
+from app.domain.errors import EngineError
+from app.domain.values import KVPolicy, SamplingParams
+from app.messages import Failed, PromptScored
+from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking_models import STEP_TOKENS, TinyModel, prompt, vector
+from tests.gpu.breakpoints.breaking_oracle import change_of, data_of, greedy, tensor_of
+from tests.gpu.driving import GREEDY
+from tests.gpu.planning.shortage import ShortOfMemory
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+COUNT = 6
+PROMPTS = [prompt(seed, length) for seed, length in enumerate([40, 1, 17, 33, 8, 1, 25, 9])]
+ADD = Edit(EditOp.ADD, 2.0, data_of(2 * vector(3, 48)))
+
+
+@pytest.fixture
+def short(tiny_llama: TinyModel) -> ShortOfMemory:
+    return ShortOfMemory(tiny_llama.stack)
+
+
+def drive(model: TinyModel, stack: ShortOfMemory, **settings: Any) -> BreakDriver:
+    driver = BreakDriver(replace(model, stack=stack).engine(**settings))
+    stack.active = True
+    return driver
+
+
+def failed(driver: BreakDriver, turn: Turn) -> EngineError:
+    """Step until the turn fails; returns why."""
+    while True:
+        events = driver.engine.step()
+        failures = [event for event in events if isinstance(event, Failed)]
+        driver.take([event for event in events if event not in failures])
+        for event in failures:
+            assert event.ticket == turn.tickets[-1]
+            assert isinstance(event.error, EngineError)
+            return event.error
+
+
+@pytest.mark.parametrize("first_layer", [0, 2, 3])
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 20])
+def test_every_turn_gets_its_tokens(tiny_llama: TinyModel, short: ShortOfMemory, most: int, first_layer: int) -> None:
+    short.most, short.first_layer = most, first_layer
+    driver = drive(tiny_llama, short)
+    turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
+    driver.settle(*turns)
+    assert [turn.tokens for turn in turns] == [greedy(tiny_llama.oracle, tokens, COUNT) for tokens in PROMPTS]
+    assert short.failures
+
+
+def test_a_pool_that_is_too_small_as_well(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
+    short.most, short.first_layer = 5, 1
+    driver = drive(tiny_llama, short, blocks=14, host_blocks=6, policy=KVPolicy.LRU)
+    turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
+    driver.settle(*turns)
+    assert [turn.tokens for turn in turns] == [greedy(tiny_llama.oracle, tokens, COUNT) for tokens in PROMPTS]
+
+
+def watch(driver: BreakDriver) -> tuple[list[Turn], list[Captures], list[list[tuple[int, int, int]]]]:
+    """Sessions with breakpoints of every kind; their turns, what was captured, and where they paused."""
+    armed = [driver.open() for _ in range(3)]
+    driver.arm(armed[0], 0, 2, action=Action.CAPTURE)
+    driver.arm(armed[0], 1, action=Action.CAPTURE, when=When(every=4))
+    driver.arm(armed[0], 1, action=Action.EDIT, edits=(ADD,))
+    driver.arm(armed[1], 1, 2)
+    driver.arm(armed[1], 0, action=Action.EDIT, edits=(ADD,), once=True)
+    driver.arm(armed[1], 2, action=Action.CAPTURE)
+    driver.arm(armed[2], 2, when=When(Pass.PREFILL))
+    sessions = [*armed, *(driver.open() for _ in range(2))]
+    turns = [driver.begin(session, tokens, COUNT) for session, tokens in zip(sessions, PROMPTS, strict=False)]
+    pauses: list[list[tuple[int, int, int]]] = [[] for _ in turns]
+    while True:
+        driver.settle(*turns)
+        paused = [number for number, turn in enumerate(turns) if turn.paused]
+        if not paused:
+            return turns, [driver.captures(session) for session in armed], pauses
+        for number in paused:
+            at = turns[number].checkpoint
+            pauses[number].append((at.layer, at.first, at.end))
+            driver.resume(turns[number])
+
+
+@pytest.mark.parametrize(("most", "first_layer"), [(1, 0), (3, 1), (4, 3), (10, 2)])
+def test_breakpoints_see_and_do_what_they_would_have(
+    tiny_llama: TinyModel, short: ShortOfMemory, most: int, first_layer: int
+) -> None:
+    """Each capture is there once, each edit is made once, each pause has its whole pass."""
+    turns, captures, pauses = watch(BreakDriver(tiny_llama.engine()))
+    short.most, short.first_layer = most, first_layer
+    driver = drive(tiny_llama, short)
+    found_turns, found_captures, found_pauses = watch(driver)
+    assert short.failures
+    assert found_pauses == pauses
+    assert [turn.tokens for turn in found_turns] == [turn.tokens for turn in turns]
+    assert turns[0].tokens == greedy(tiny_llama.oracle, PROMPTS[0], COUNT, [change_of(1, ADD)])
+    for found, wanted in zip(found_captures, captures, strict=True):
+        assert len(found.records) == len(wanted.records)
+        for record, other in zip(found.records, wanted.records, strict=True):
+            assert (record.breakpoint, record.layer) == (other.breakpoint, other.layer)
+            assert (record.positions, record.token_ids) == (other.positions, other.token_ids)
+            torch.testing.assert_close(tensor_of(record.tensor), tensor_of(other.tensor), rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_takes_its_place_again_in_parts(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
+    """A paused pass that has lost its KV is computed again, with the edits that were made at the pause."""
+    driver = drive(tiny_llama, short, blocks=12)
+    session = driver.open()
+    driver.arm(session, 1, when=When(Pass.PREFILL))
+    turn = driver.begin(session, PROMPTS[2], COUNT)
+    driver.settle(turn)
+    driver.edit(turn, ADD)
+    others = [driver.begin(driver.open(), tokens, 8) for tokens in (prompt(30, 20), prompt(31, 20))]
+    driver.settle(*others)
+    assert not driver.place(session).device_bytes
+    short.most, short.first_layer = 4, 1
+    driver.resume(turn)
+    driver.settle(turn)
+    assert short.failures
+    at_prompt = change_of(1, ADD, lambda position, token: position < len(PROMPTS[2]))
+    assert turn.tokens == greedy(tiny_llama.oracle, PROMPTS[2], COUNT, [at_prompt])
+
+
+def test_prompts_are_scored_in_parts(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
+    sampling = replace(GREEDY, prompt_logprobs=2, logprobs=1)
+    driver, plain = drive(tiny_llama, short), BreakDriver(tiny_llama.engine())
+    short.most = 3
+    scored = []
+    for each in (driver, plain):
+        turn = each.begin(each.open(), PROMPTS[0], COUNT, sampling)
+        others = [each.begin(each.open(), tokens, COUNT) for tokens in PROMPTS[1:4]]
+        each.settle(turn, *others)
+        [found] = [event for event in each.events[turn.tickets[0]] if isinstance(event, PromptScored)]
+        scored.append(found)
+    found, wanted = scored
+    assert [entry.token_id for entry in found.logprobs] == PROMPTS[0][1:]
+    assert [e.logprob for e in found.logprobs] == pytest.approx([e.logprob for e in wanted.logprobs], abs=1e-4)
+
+
+def test_a_seed_gives_the_same_tokens(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
+    sampling = SamplingParams(seed=5, temperature=0.9, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3)
+    short.most, short.first_layer = 2, 2
+    tokens = []
+    for driver in (drive(tiny_llama, short), BreakDriver(tiny_llama.engine())):
+        turns = [driver.begin(driver.open(), each, 12, sampling) for each in PROMPTS[:5]]
+        driver.settle(*turns)
+        tokens.append([turn.tokens for turn in turns])
+    assert tokens[0] == tokens[1]
+
+
+def test_what_never_fits_fails_alone_and_says_why(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
+    driver = drive(tiny_llama, short)
+    short.unfit_context = 30
+    others = [driver.begin(driver.open(), tokens, COUNT) for tokens in (PROMPTS[1], PROMPTS[4])]
+    session = driver.open()
+    first = driver.begin(session, prompt(20, 12), 2)
+    driver.settle(first)
+    history = prompt(20, 12) + first.tokens
+    turn = driver.begin(session, PROMPTS[0], COUNT)
+    error = failed(driver, turn)
+    assert "memory is too short" in error.message
+    assert str(len(history) + len(PROMPTS[0])) in error.message
+    driver.settle(*others)
+    assert [each.tokens for each in others] == [
+        greedy(tiny_llama.oracle, tokens, COUNT) for tokens in (PROMPTS[1], PROMPTS[4])
+    ]
+    again = driver.begin(session, [4, 5], COUNT)
+    driver.settle(again)
+    assert again.tokens == greedy(tiny_llama.oracle, [*history, 4, 5], COUNT)
+
+
+def test_steps_grow_again_when_there_is_room(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
+    driver = drive(tiny_llama, short)
+    short.most, short.sizes = 4, []
+    driver.settle(driver.begin(driver.open(), prompt(1, 3 * STEP_TOKENS), 2))
+    assert max(short.sizes) == 4
+    short.most, short.sizes = None, []
+    for seed in range(8):
+        driver.settle(driver.begin(driver.open(), prompt(seed, 3 * STEP_TOKENS), 24))
+    sizes = [size for size in short.sizes if size > 1]
+    assert sizes[:5] == [4] * 5
+    assert sizes[-3:] == [STEP_TOKENS] * 3

@@ -1,0 +1,242 @@
+"""Steps that the device is given before the tokens of the step that it runs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from app.domain.breakpoints import Action, Breakpoint, Pass, When
+from app.domain.errors import DjinnError, Draining, EngineError
+from app.domain.memory_map import StepCounts
+from app.domain.values import SamplingParams, SessionId, StopRule
+from app.gpu.engine import Engine
+from app.gpu.passes.segments import Row
+from app.gpu.passes.split import GROW_AFTER
+from app.gpu.planning.overlap import plan_following
+from app.gpu.sampling.requests import SampleRequest
+from app.gpu.step.launched import LaunchedStep
+from app.gpu.step.runner import Runner
+from app.messages import Arm, Event, Failed, Open, Submit, Token
+from tests.gpu.breakpoints.breaking import BreakDriver
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
+from tests.gpu.conversations import GREEDY, Scene, Told, numbers, same, submit
+from tests.gpu.device.deferring import DeferredDevice
+from tests.gpu.device.test_streams import STREAMS, defer
+from tests.gpu.models.oracle import VOCAB
+from tests.gpu.planning.scripted import MakeCommand, Play, Script
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STOPS = frozenset(range(0, VOCAB, 7))
+FREE = SamplingParams(seed=6, temperature=0.9, logprobs=2)
+PENALISED = SamplingParams(seed=7, temperature=0.9, frequency_penalty=0.5)
+CAPTURE = partial(Breakpoint, "bp_capture", (0,), Action.CAPTURE)
+NEVER = Breakpoint("bp_never", (1,), Action.PAUSE, When(position=10_000))
+
+
+def chat(told: Told, *, name: str, seed: int, sampling: SamplingParams, armed: Breakpoint | None = None) -> Script:
+    """Turns most of which a stop token ends before they have all their tokens."""
+    session = SessionId(name)
+    yield lambda ticket: Open(ticket, session)
+    if armed is not None:
+        yield lambda ticket: Arm(ticket, session, armed)
+    for turn in range(5):
+        stop = StopRule(12, min_tokens=5 * (turn % 2), stop_token_ids=STOPS)
+        told.append(numbers((yield say(session, prompt(seed + turn, 5), sampling, stop))))
+
+
+def say(session: SessionId, token_ids: Sequence[int], sampling: SamplingParams, stop: StopRule) -> MakeCommand:
+    return lambda ticket: Submit(ticket, session, tuple(token_ids), sampling, stop)
+
+
+CHATS = [
+    partial(chat, name="greedy", seed=10, sampling=GREEDY),
+    partial(chat, name="free", seed=20, sampling=FREE),
+    partial(chat, name="armed", seed=30, sampling=FREE, armed=NEVER),
+    partial(chat, name="watched", seed=40, sampling=GREEDY, armed=CAPTURE(When(every=6))),
+]
+SCENES = {
+    "chats": Scene(200, 32, CHATS),
+    "short of blocks": Scene(26, 32, CHATS),
+    "with penalties": Scene(200, 32, [*CHATS, partial(chat, name="penalised", seed=50, sampling=PENALISED)]),
+}
+
+
+@pytest.fixture(scope="module")
+def expected(torch_gpt2: TinyModel) -> dict[str, list[Told]]:
+    """What the clients of each scene are told by an engine on a CPU, where no step follows another before its end."""
+    return {name: scene.play(torch_gpt2, seed=0)[0] for name, scene in SCENES.items()}
+
+
+class Follows:
+    """Stands before `Runner.follow`: counts, and gets in its way."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, before: Callable[[int], object] = lambda number: None) -> None:
+        """`before` is called with the number of each step that is to follow, from 1 on."""
+        self.rows: list[int] = []
+        follow = Runner.follow
+
+        def noted(
+            runner: Runner, step: LaunchedStep, rows: list[Row], requests: Sequence[SampleRequest]
+        ) -> LaunchedStep | None:
+            self.rows.append(len(rows))
+            return None if before(len(self.rows)) else follow(runner, step, rows, requests)
+
+        patch.setattr(Runner, "follow", noted)
+
+
+def check_blocks(engine: Engine) -> None:
+    """Raise unless sessions hold the blocks that their tokens need, no others, and nobody else holds any."""
+    pool, sequences = engine._scheduler.cache.pool, engine._handler.sequences
+    pool.check_integrity([*(sequence.blocks for sequence in sequences)])
+    assert all(len(s.blocks) in (0, pool.blocks_for(s.computed)) for s in sequences)
+
+
+@pytest.mark.parametrize(
+    ("scene", "late"),
+    [
+        ("chats", None),
+        *(("chats", stream) for stream in STREAMS),
+        ("short of blocks", "compute"),
+        ("with penalties", None),
+    ],
+)
+def test_clients_are_told_the_same(
+    torch_gpt2: TinyModel,
+    expected: dict[str, list[Told]],
+    scene: str,
+    late: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    follows = Follows(monkeypatch)
+    device = DeferredDevice(1, late)
+    with device:
+        told, stage = SCENES[scene].play(defer(torch_gpt2, device, monkeypatch), 1)
+    assert same(told, expected[scene])
+    assert len(follows.rows) > 5
+    check_blocks(stage._engine)
+
+
+def one_turn(told: Told, *, sampling: SamplingParams = GREEDY, armed: Breakpoint | None = None) -> Script:
+    """Five tokens, and six more."""
+    session = SessionId("one")
+    yield lambda ticket: Open(ticket, session)
+    if armed is not None:
+        yield lambda ticket: Arm(ticket, session, armed)
+    yield submit(session, prompt(1, 5), 6, sampling)
+
+
+@pytest.mark.parametrize(
+    ("script", "blocks", "steps"),
+    [
+        pytest.param(one_turn, 60, 4, id="all but the prompt's and the one after it"),
+        pytest.param(partial(one_turn, sampling=FREE), 60, 4, id="a token that is drawn"),
+        pytest.param(partial(one_turn, sampling=PENALISED), 60, 0, id="a token that depends on those before"),
+        pytest.param(partial(one_turn, armed=NEVER), 60, 4, id="a breakpoint that is never met"),
+        pytest.param(partial(one_turn, armed=CAPTURE(When(Pass.PREFILL))), 60, 4, id="a breakpoint for prompts"),
+        pytest.param(partial(one_turn, armed=CAPTURE(When(Pass.DECODE))), 60, 0, id="one that is always met"),
+        pytest.param(partial(one_turn, armed=CAPTURE(When(token_id=VOCAB - 1))), 60, 0, id="one that may be met"),
+        # The step at position 7 is planned when the tokens before it are known, and so is the one after it.
+        pytest.param(partial(one_turn, armed=CAPTURE(When(position=7))), 60, 2, id="one that is met once"),
+        # Eleven tokens, of which the last is never computed, need three blocks of four.
+        pytest.param(one_turn, 3, 4, id="just enough blocks"),
+    ],
+)
+def test_the_steps_that_follow(
+    torch_gpt2: TinyModel,
+    script: Callable[[Told], Script],
+    blocks: int,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = DeferredDevice(0, late="compute")
+    with device:
+        _, stage = Scene(blocks, 16, [script]).play(defer(torch_gpt2, device, monkeypatch), 0)
+    assert stage._engine._runner.counts() == StepCounts(eager=6, followed=steps)
+
+
+def test_what_memory_is_too_short_for_runs_when_the_tokens_are_known(
+    torch_gpt2: TinyModel, expected: dict[str, list[Told]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, device = Runner._launch, DeferredDevice(2)
+    short = list[bool]()
+
+    def launch_or_not(runner: Runner, rows: list[Row], requests: Any, before: LaunchedStep | None) -> Any:
+        if before is not None and len(short) % 2:
+            short.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        short.append(False)
+        return launch(runner, rows, requests, before)
+
+    monkeypatch.setattr(Runner, "_launch", launch_or_not)
+    with device:
+        told, stage = SCENES["chats"].play(defer(torch_gpt2, device, monkeypatch), 2)
+    assert any(short)
+    counts = stage._engine._runner.counts()
+    assert sum(short) <= 1 + counts.eager // GROW_AFTER  # trying costs memory that others need
+    assert same(told, expected["chats"])
+    check_blocks(stage._engine)
+
+
+def play_one(model: TinyModel, patch: pytest.MonkeyPatch, on_events: Callable[[Engine, Sequence[Event]], None]) -> Play:
+    """One turn on a device that is late; `on_events` sees what the client is told."""
+    device, deliver = DeferredDevice(0, late="compute"), Play._deliver
+
+    def watch(stage: Play, events: Sequence[Event]) -> None:
+        on_events(stage._engine, events)
+        deliver(stage, events)
+
+    patch.setattr(Play, "_deliver", watch)
+    with device:
+        _, stage = Scene(60, 16, [one_turn]).play(defer(model, device, patch), 0)
+    return stage
+
+
+def test_a_step_that_cannot_follow_fails_its_turns_after_the_tokens_before_it(
+    torch_gpt2: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(number: int) -> None:
+        if number == 3:
+            raise RuntimeError("the device is on fire")
+
+    Follows(monkeypatch, fail)
+    said: list[Event] = []
+    with pytest.raises(DjinnError, match="the device is on fire") as raised:
+        play_one(torch_gpt2, monkeypatch, lambda _, events: said.extend(events))
+    assert isinstance(raised.value, EngineError)
+    assert sum(isinstance(event, Token) for event in said) == 4
+    assert any(isinstance(event, Failed) for event in said)
+
+
+def test_an_engine_that_stops_waits_for_what_runs(torch_gpt2: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[Engine] = []
+
+    def stop(engine: Engine, events: Sequence[Event]) -> None:
+        if any(isinstance(event, Token) for event in events):
+            engines.append(engine)
+            monkeypatch.setattr(Play, "get_nowait", lambda _: None)  # the last message
+
+    with pytest.raises(Draining):
+        play_one(torch_gpt2, monkeypatch, stop)
+    assert engines
+    assert engines[0]._step is None
+    assert engines[0]._following is None
+
+
+def test_nothing_is_reserved_where_no_step_follows(torch_gpt2: TinyModel) -> None:
+    """After prompts, and then with one free block where two are needed."""
+    driver = BreakDriver(torch_gpt2.engine(blocks=3, max_step_tokens=16))
+    engine, pool = driver.engine, driver.engine._scheduler.cache.pool
+    for number in (1, 2):
+        driver.submit(driver.open(), prompt(number, 3), 5)
+    for _ in range(2):
+        driver.take(engine.launch())
+        assert engine._step is not None
+        free = pool.available
+        assert not plan_following(engine._scheduler, engine._step.rows, engine._max_model_len)
+        assert pool.available == free
+        driver.take(engine.collect())

@@ -1,0 +1,270 @@
+"""Random operations on blocks, sequences and the scheduler, against a model of what the KV pool must contain."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NoReturn
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from app.domain.memory_map import StepCounts, TextUse
+from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
+from app.gpu.commands.checkpoints import CheckpointHandler
+from app.gpu.commands.dispatch import CommandHandler
+from app.gpu.commands.inspection import Inspector
+from app.gpu.commands.saved_files import FilesFound
+from app.gpu.kv.blocks import BlockPool
+from app.gpu.kv_tiers.cache import KVCache
+from app.gpu.kv_tiers.moving import KVTiers
+from app.gpu.kv_tiers.placement import Placement
+from app.gpu.passes.segments import Row
+from app.gpu.planning.overlap import plan_following
+from app.gpu.planning.scheduler import Scheduler, StepPlan
+from app.gpu.planning.turns import Turns
+from app.gpu.sampling.requests import Sampled
+from app.messages import (
+    Cancel,
+    Close,
+    Done,
+    Event,
+    Failed,
+    Fork,
+    Open,
+    PromptScored,
+    Rewind,
+    Submit,
+    Token,
+    TurnFinished,
+)
+from tests.gpu.kv_tiers.kv_model import KVModel
+
+BLOCK_SIZE = 4
+MAX_STEP_TOKENS = 7
+MAX_RUNNING = 3
+tokens = st.builds(lambda shared, own: [0] * shared + [1] * own, st.integers(1, 18), st.integers(0, 3))
+"""Prompts that often begin alike, so that sessions share blocks."""
+
+
+def nobody_pauses(*_: object) -> NoReturn:
+    raise AssertionError("there is no breakpoint in these machines")
+
+
+class PlanningMachine(RuleBasedStateMachine):
+    """Clients open, submit, cancel, fork, rewind and close at random while steps run over a pool that is too small."""
+
+    DEVICE_BLOCKS = 12
+    HOST_BLOCKS = 0
+    DISK_BLOCKS = 0
+    POLICY = KVPolicy.NONE
+    MAX_LEN = DEVICE_BLOCKS * BLOCK_SIZE
+    sessions = Bundle("sessions")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.pool = BlockPool(self.DEVICE_BLOCKS, BLOCK_SIZE)
+        self.host = BlockPool(self.HOST_BLOCKS, BLOCK_SIZE)
+        tiers = KVTiers(KVCache(self.pool, self.host), 1)
+        self.placement = Placement(tiers, self.POLICY, self.DISK_BLOCKS, lambda: self.now)
+        self.ledger = tiers.ledger
+        self.scheduler = Scheduler(
+            self.placement, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
+        )
+        self.turns = Turns(self.scheduler, self.MAX_LEN)
+        checkpoints = CheckpointHandler(self.placement, nobody_pauses, nobody_pauses)
+        inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts)
+        self.handler = CommandHandler(self.scheduler, self.turns, checkpoints, inspector=inspector, files=FilesFound())
+        self.model = KVModel(BLOCK_SIZE)
+        self.tickets = map(Ticket, itertools.count(1))
+        self.names = (SessionId(f"s{i}") for i in itertools.count())
+        self.histories: dict[SessionId, list[int]] = {}
+        self.open_turns: dict[Ticket, SessionId] = {}
+        self.scored: set[SessionId] = set()
+        """Sessions that have asked for log-probabilities of their prompt, which only computing it again gives."""
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Follow the events as the event loop would."""
+        for event in events:
+            match event:
+                case Token():
+                    self.histories[self.open_turns[event.ticket]].append(event.token_id)
+                case PromptScored():
+                    history = self.histories[self.open_turns[event.ticket]]
+                    assert [scored.token_id for scored in event.logprobs] == history[1:]
+                case TurnFinished():
+                    session = self.open_turns.pop(event.ticket)
+                    assert event.usage.prompt_tokens + event.usage.completion_tokens == event.history_tokens
+                    assert 0 <= event.usage.cached_tokens < event.usage.prompt_tokens
+                    del self.histories[session][event.history_tokens :]
+                case Failed():
+                    self.open_turns.pop(event.ticket)
+
+    def ticket_of(self, session: SessionId) -> Ticket | None:
+        return next((ticket for ticket, name in self.open_turns.items() if name == session), None)
+
+    @initialize(target=sessions)
+    def open_some(self) -> MultipleResults[SessionId]:
+        return multiple(*[self._open(tenant) for tenant in "aaab"])
+
+    @rule(target=sessions, tenant=st.sampled_from("aab"))
+    def open(self, tenant: str) -> SessionId:
+        return self._open(tenant)
+
+    def _open(self, tenant: str) -> SessionId:
+        session = next(self.names)
+        self.handler.handle(Open(next(self.tickets), session, tenant))
+        self.histories[session] = []
+        return session
+
+    @rule(news=st.lists(st.tuples(sessions, tokens, st.integers(0, 12)), min_size=1, max_size=4))
+    def submit_some(self, news: list[tuple[SessionId, list[int], int]]) -> None:
+        for session, new, max_tokens in news:
+            self.submit(session, new, max_tokens, replace=False, scored=False)
+
+    @rule(
+        session=sessions,
+        new=tokens,
+        max_tokens=st.integers(0, 9),
+        replace=st.booleans(),
+        scored=st.booleans(),
+    )
+    def submit(self, session: SessionId, new: list[int], max_tokens: int, replace: bool, scored: bool) -> None:
+        history = self.histories[session]
+        wanted = [*new] if replace else history + new
+        if self.ticket_of(session) is not None or len(wanted) + min(1, max_tokens) > self.MAX_LEN:
+            return
+        ticket = next(self.tickets)
+        sampling = SamplingParams(seed=0, temperature=0, prompt_logprobs=0 if scored else None)
+        stop = StopRule(max_tokens=max_tokens, stop_token_ids=frozenset({3}))
+        self.open_turns[ticket] = session
+        if scored:
+            self.scored.add(session)
+        self.take(self.handler.handle(Submit(ticket, session, tuple(new), sampling, stop, replace)))
+        self.histories[session] = wanted
+
+    @rule(token=st.sampled_from([0, 0, 1, 2, 3]), count=st.integers(1, 4), follow=st.integers(0, 3))
+    def steps(self, token: int, count: int, follow: int) -> None:
+        """Engine steps in which every row that samples gets the same token; 3 ends a turn. Up to `follow` more follow
+        each before its tokens are accounted for.
+        """
+        for _ in range(count):
+            self.step(token, follow)
+            self.every_block_is_accounted_for()
+
+    def step(self, token: int, follow: int = 0) -> None:
+        if not self.scheduler.has_work:
+            return
+        plan = self.scheduler.plan()
+        self.placement.write_behind(self.scheduler.running.values())
+        # Making room can cost a step, when the sequence that it was for gave way to disk itself; but never two.
+        plan = plan if plan.rows or self.ledger.in_flight else self.scheduler.plan()
+        assert plan.rows or self.ledger.in_flight, "work waits, yet the step is empty"
+        assert len({row.sequence.session for row in plan.rows}) == len(plan.rows), "a sequence has two rows"
+        assert sum(row.length for row in plan.rows) <= MAX_STEP_TOKENS
+        assert len(plan.rows) <= MAX_RUNNING
+        assert [row.length > 1 for row in plan.rows] == sorted(row.length > 1 for row in plan.rows)
+        self.model.run(plan)
+        rows = plan.rows
+        while rows:
+            going_on = follow and not plan.gave_way and all(row.sequence.turn is not None for row in rows)
+            following = self.launch_following(rows, token) if going_on else []
+            self.account([row for row in rows if row.sequence.turn is not None], token)
+            self.every_block_is_accounted_for()
+            rows, follow = following, follow - 1
+
+    def launch_following(self, rows: list[Row], token: int) -> list[Row]:
+        """Plan and run the rows that follow `rows`, whose token is still on the device."""
+        following = plan_following(self.scheduler, rows, self.MAX_LEN)
+        for row in following:
+            row.sequence.tokens.append(token)
+        self.model.run(StepPlan(following))
+        for row in following:
+            row.sequence.tokens.pop()
+        return following
+
+    def account(self, rows: list[Row], token: int) -> None:
+        for row in rows:
+            if row.scores_prompt:
+                predicted = row.sequence.tokens[row.first + 1 : row.first + row.length + 1]
+                self.take(self.turns.score(row, [TokenLogprobs(token_id, 0.0) for token_id in predicted]))
+            self.take(self.turns.advance(row, Sampled(token, None) if row.samples else None))
+
+    @rule(session=sessions, keep=st.none() | st.integers(0, 2))
+    def cancel(self, session: SessionId, keep: int | None) -> None:
+        ticket = self.ticket_of(session)
+        if ticket is None:
+            return
+        turn = next(s for s in self.handler.sequences if s.session == session).turn
+        assert turn is not None
+        if keep is not None:
+            keep = min(keep, len(self.histories[session]) - turn.prompt_tokens)
+        events = self.handler.handle(Cancel(next(self.tickets), session, ticket, keep, FinishReason.STOP))
+        self.take(events)
+        assert isinstance(events[-1], Done)
+        assert events[-1].value == len(self.histories[session])
+
+    @rule(target=sessions, session=sessions, new=tokens)
+    def fork(self, session: SessionId, new: list[int]) -> SessionId | MultipleResults[SessionId]:
+        """Fork, and let both go on at once."""
+        if self.ticket_of(session) is not None:
+            return multiple()
+        child = next(self.names)
+        self.handler.handle(Fork(next(self.tickets), session, child))
+        self.histories[child] = list(self.histories[session])
+        self.submit_some([(session, [1, *new], 3), (child, [2, *new], 3)])
+        return child
+
+    @rule(session=sessions, share=st.floats(0, 1))
+    def rewind(self, session: SessionId, share: float) -> None:
+        if self.ticket_of(session) is None:
+            to_token = int(share * len(self.histories[session]))
+            self.handler.handle(Rewind(next(self.tickets), session, to_token))
+            del self.histories[session][to_token:]
+
+    @rule(session=consumes(sessions))
+    def close(self, session: SessionId) -> None:
+        self.take(self.handler.handle(Close(next(self.tickets), session)))
+        del self.histories[session]
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        sequences = self.handler.sequences
+        self.pool.check_integrity([*(s.blocks for s in sequences), *self.ledger.held(self.pool)])
+        self.host.check_integrity([*(s.host_blocks for s in sequences), *self.ledger.held(self.host)])
+        self.scheduler.check_integrity()
+
+    @invariant()
+    def histories_agree(self) -> None:
+        assert {s.session: s.tokens for s in self.handler.sequences} == self.histories
+
+    def teardown(self) -> None:
+        """Every turn ends if steps go on, and closed sessions leave nothing behind."""
+        for _ in range(3000):
+            if not self.open_turns:
+                break
+            self.step(0)
+            self.settle()
+        assert not self.open_turns
+        for session in list(self.histories):
+            self.close(session)
+        self.settle()
+        assert self.pool.owned == self.host.owned == 0
+
+    def settle(self) -> None:
+        """Let everything that moves arrive."""
+
+
+TestPlanning = PlanningMachine.TestCase
+TestPlanning.settings = settings(max_examples=400, stateful_step_count=80)

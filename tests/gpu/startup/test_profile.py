@@ -1,0 +1,140 @@
+"""What a GPU's memory is shared out for, on a device whose sizes are made up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import KVBudget, KVPolicy
+from app.gpu.attention.batch import Batch
+from app.gpu.device.memory import allocating
+from app.gpu.models.base import LayerStack
+from app.gpu.startup.budgets import budget_blocks
+from app.gpu.startup.profile import KEPT_SHARE, MemoryPlan, largest_step, plan_memory
+from app.machine.units import GIB
+from app.settings import EngineSettings, Settings
+from tests.gpu.breakpoints.breaking_models import TinyModel
+from tests.gpu.wrapping import WrappedStack
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class FakeMemory:
+    """Memory of `total` bytes, `free` of them; the peaks that are measured are given."""
+
+    def __init__(self, total: int, free: int, peaks: Iterator[int]) -> None:
+        self._total, self._free, self._peaks = total, free, peaks
+        self.measuring = False
+
+    def total(self) -> int:
+        return self._total
+
+    def free(self) -> int:
+        return self._free
+
+    def reset_peak(self) -> None:
+        self.measuring = True
+
+    def peak(self) -> int:
+        assert self.measuring
+        self.measuring = False
+        return next(self._peaks)
+
+
+class Watched(WrappedStack):
+    """Notes its batches and how many logits it makes."""
+
+    def __init__(self, stack: LayerStack) -> None:
+        super().__init__(stack)
+        self.batches: list[Batch] = []
+        self.logits: list[int] = []
+
+    def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+        if index == self.num_layers - 1:
+            self.batches.append(batch)
+        return super().layer(index, hidden, batch, kv)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        self.logits.append(len(hidden))
+        return super().head(hidden)
+
+
+def settings(**given: Any) -> EngineSettings:
+    return replace(Settings().engine(), max_step_tokens=24, max_running=6, block_size=4, **given)
+
+
+def test_the_largest_steps_are_run(tiny_llama: TinyModel) -> None:
+    stack = Watched(tiny_llama.stack)
+    assert largest_step(stack, settings(), FakeMemory(GIB, GIB, iter([300, 200]))) == 300
+    prompt, decode = stack.batches
+    longest = tiny_llama.stack.max_model_len
+    assert [(row.length, row.context) for row in prompt.rows] == [(24, longest)]
+    assert decode.decodes == len(decode.rows) == 6
+    assert max(row.context for row in decode.rows) == longest
+    assert stack.logits == [24, 6]
+
+
+def test_no_context_is_longer_than_memory_could_hold(tiny_llama: TinyModel) -> None:
+    stack, model = Watched(tiny_llama.stack), tiny_llama.stack
+    token_bytes = model.num_layers * 2 * model.kv_heads * model.head_dim * 4
+    assert largest_step(stack, settings(), FakeMemory(GIB, 10 * token_bytes, iter([200, 300]))) == 300
+    prompt, decode = stack.batches
+    assert sum(row.length for row in prompt.rows) == 24
+    assert max(row.context for row in [*prompt.rows, *decode.rows]) == 10
+
+
+def test_kv_gets_what_the_rest_leaves(tiny_llama: TinyModel, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        plan = plan_memory(tiny_llama.stack, settings(), FakeMemory(80 * GIB, 50 * GIB, iter([GIB, 2 * GIB])), 3 * GIB)
+    assert plan.kv == 50 * GIB - 2 * GIB - 3 * GIB - int(80 * GIB * KEPT_SHARE)
+    said = caplog.text
+    assert all(f"{size:.1f} GiB" in said for size in (80, 2, 3, plan.kv / GIB, plan.kept / GIB))
+    blocks = budget_blocks(settings(kv_dir=None), 1 << 20, plan.kv)
+    assert blocks.device == plan.kv >> 20
+
+
+def test_a_step_that_does_not_fit_beside_the_weights_names_the_setting(tiny_llama: TinyModel) -> None:
+    class NoRoom(Watched):
+        def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(FieldOutOfRange, match="24 tokens") as refused:
+        plan_memory(NoRoom(tiny_llama.stack), settings(), FakeMemory(8 * GIB, GIB, iter([])), 0)
+    assert refused.value.param == "max_step_tokens"
+
+
+def test_nothing_left_for_kv_is_said() -> None:
+    with pytest.raises(FieldOutOfRange, match="beside weights and steps") as refused:
+        budget_blocks(settings(kv_dir=None), 4096, -5)
+    assert refused.value.param == "kv_device"
+
+
+def test_a_pool_that_was_asked_for_is_checked(caplog: pytest.LogCaptureFixture) -> None:
+    plan = MemoryPlan(total=100 * GIB, free=50 * GIB, step=2 * GIB, graphs=GIB)
+    plan.check(plan.kv)
+    assert not caplog.records
+    plan.check(48 * GIB)
+    assert "will run in parts" in caplog.text
+    with pytest.raises(FieldOutOfRange, match=r"kv_device is 49\.5 GiB; there is room for 49\.0 GiB"):
+        plan.check(int(49.5 * GIB))
+
+
+def test_budgets_that_are_asked_for_are_kept() -> None:
+    asked = settings(kv_device=KVBudget(bytes=1 << 20), kv_host=KVBudget(bytes=1 << 21), kv_dir=None)
+    blocks = budget_blocks(asked, 4096, 1 << 40)
+    assert (blocks.device, blocks.host, blocks.disk) == (256, 512, 0)
+    assert budget_blocks(replace(asked, kv_host=None, kv_policy=KVPolicy.NONE), 4096, None).host == 0
+
+
+@pytest.mark.parametrize("error", [MemoryError("no"), OSError(12, "Cannot allocate memory"), torch.OutOfMemoryError()])
+def test_memory_that_is_not_granted_names_the_setting_and_its_size(error: Exception) -> None:
+    with pytest.raises(FieldOutOfRange, match=r"kv_host: 64\.0 GiB") as refused, allocating("kv_host", 64 * GIB):
+        raise error
+    assert refused.value.param == "kv_host"

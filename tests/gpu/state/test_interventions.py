@@ -1,0 +1,213 @@
+"""The log of interventions, against a list of edits for each position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.breakpoints import Edit, EditOp, Intervention, TensorData
+from app.gpu.state.interventions import InterventionLog
+
+POSITIONS = 12
+T = TypeVar("T")
+Seen = list[tuple[int, Edit]]
+
+
+def rows_of(count: int, seed: int) -> TensorData:
+    """Another vector of one element for each of `count` positions."""
+    return TensorData("float32", (count, 1), b"".join(bytes([seed, row, 0, 0]) for row in range(count)))
+
+
+@st.composite
+def interventions(draw: st.DrawFn) -> Intervention:
+    first = draw(st.integers(0, POSITIONS - 1))
+    end = draw(st.integers(first + 1, POSITIONS))
+    boundary = draw(st.integers(1, 2))
+    edit = Edit(EditOp.SCALE, factor=draw(st.sampled_from([0.5, 2.0])))
+    if draw(st.booleans()):
+        edit = Edit(EditOp.REPLACE, vector=rows_of(end - first, draw(st.integers(0, 1))))
+    return Intervention(first, end, boundary, edit)
+
+
+def at(made: Intervention, position: int) -> tuple[int, Edit]:
+    """What an intervention does to one position."""
+    vector = made.edit.vector
+    if vector is None:
+        return made.boundary, made.edit
+    row = position - made.first
+    return made.boundary, Edit(made.edit.op, vector=TensorData("float32", (1, 1), vector.data[row * 4 : row * 4 + 4]))
+
+
+def seen(made: list[Intervention], position: int) -> Seen:
+    """The edits of one position in their order; those of different boundaries have none among each other."""
+    found = [at(each, position) for each in made if each.first <= position < each.end]
+    return sorted(found, key=lambda step: step[0])
+
+
+def is_part(part: list[T], whole: list[T]) -> bool:
+    """Whether `part` is what is left of `whole` without some of its elements."""
+    rest = iter(whole)
+    return all(each in rest for each in part)
+
+
+class CountingList(list[T]):
+    """A list that counts what is looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[T]:
+        return self._count(super().__iter__())
+
+    def __reversed__(self) -> Iterator[T]:
+        return self._count(super().__reversed__())
+
+    def _count(self, elements: Iterator[T]) -> Iterator[T]:
+        for each in elements:
+            self.looked_at += 1
+            yield each
+
+
+@given(st.lists(interventions(), max_size=6))
+def test_every_position_keeps_its_edits_in_their_order(made: list[Intervention]) -> None:
+    log = InterventionLog(made)
+    for position in range(POSITIONS):
+        assert seen(log.within(0, POSITIONS), position) == seen(made, position)
+        assert seen(log.within(position, position + 1), position) == seen(made, position)
+
+
+@given(st.lists(interventions(), max_size=6), st.integers(0, POSITIONS))
+def test_a_cut_forgets_what_came_after_it_and_nothing_else(made: list[Intervention], length: int) -> None:
+    log = InterventionLog(made)
+    log.truncate(length)
+    for position in range(POSITIONS):
+        assert seen(log.within(0, POSITIONS), position) == (seen(made, position) if position < length else [])
+
+
+@given(st.lists(interventions(), max_size=6), st.integers(0, POSITIONS))
+def test_the_end_is_after_the_last_position_that_has_an_edit(made: list[Intervention], length: int) -> None:
+    log = InterventionLog(made)
+    assert log.end == max((each.end for each in made), default=0)
+    log.truncate(length)
+    assert log.end == max((position + 1 for position in range(length) if seen(made, position)), default=0)
+
+
+@given(st.lists(interventions(), max_size=6), interventions())
+def test_what_is_replaced_is_forgotten_and_nothing_else(made: list[Intervention], place: Intervention) -> None:
+    first, end, boundary = place.first, place.end, place.boundary
+    log = InterventionLog(made)
+    log.forget(boundary, first, end)
+    for each in log.snapshot():
+        assert each.boundary != boundary or each.first < first or each.end > end
+    written = Intervention(first, end, boundary, Edit(EditOp.REPLACE, vector=rows_of(end - first, 2)))
+    log.add(written)
+    for position in range(POSITIONS):
+        found, before = seen(log.within(0, POSITIONS), position), seen(made, position)
+        if not first <= position < end:
+            assert found == before
+            continue
+        here = [step for step in found if step[0] == boundary]
+        assert here[-1] == at(written, position)
+        assert is_part(here[:-1], before)
+        assert [step for step in found if step[0] != boundary] == [step for step in before if step[0] != boundary]
+    assert log.end == max([end, *(each.end for each in log.snapshot())])
+
+
+@given(
+    st.lists(interventions(), max_size=5), st.lists(interventions(), max_size=3), interventions(), st.integers(0, 12)
+)
+def test_a_copy_is_the_same_and_goes_its_own_way(
+    made: list[Intervention], more: list[Intervention], place: Intervention, length: int
+) -> None:
+    for first_is_changed in (True, False):
+        log = InterventionLog(made)
+        copied, before = log.copy(), log.snapshot()
+        assert (copied.snapshot(), copied.end, len(copied)) == (before, log.end, len(log))
+        changed, other = (log, copied) if first_is_changed else (copied, log)
+        for each in more:
+            changed.add(each)
+        assert changed.snapshot() == InterventionLog([*made, *more]).snapshot()
+        changed.forget(place.boundary, place.first, place.end)
+        changed.truncate(length)
+        assert (other.snapshot(), other.end) == (before, InterventionLog(made).end)
+        for each in more:
+            other.add(each)
+        assert other.snapshot() == InterventionLog([*made, *more]).snapshot()
+
+
+@given(st.lists(interventions(), max_size=4), st.lists(interventions(), max_size=4))
+def test_one_position_has_one_fingerprint_for_the_same_edits_only(
+    one: list[Intervention], other: list[Intervention]
+) -> None:
+    logs = InterventionLog(one), InterventionLog(other)
+    for position in range(POSITIONS):
+        fingerprints = [log.fingerprint(position, position + 1) for log in logs]
+        assert (fingerprints[0] == fingerprints[1]) == (seen(one, position) == seen(other, position))
+
+
+def test_nothing_done_has_no_fingerprint() -> None:
+    log = InterventionLog([Intervention(3, 5, 1, Edit(EditOp.ABLATE))])
+    assert log.fingerprint(0, 3) == b""
+    assert log.fingerprint(5, 9) == b""
+    assert log.fingerprint(0, 4) != b""
+
+
+def test_steering_of_a_whole_turn_is_one_entry() -> None:
+    log = InterventionLog()
+    log.add(Intervention(0, 40, 3, Edit(EditOp.SCALE, factor=0.9)))
+    for position in range(40, 104):
+        log.add(Intervention(position, position + 1, 3, Edit(EditOp.SCALE, factor=0.9)))
+    assert log.snapshot() == (Intervention(0, 104, 3, Edit(EditOp.SCALE, factor=0.9)),)
+
+
+def test_equal_rows_of_neighbouring_positions_are_rows_of_both() -> None:
+    log = InterventionLog()
+    for position in range(4):
+        log.add(Intervention(position, position + 1, 1, Edit(EditOp.REPLACE, vector=rows_of(1, 0))))
+    for position in range(4):
+        [made] = log.within(position, position + 1)
+        assert made.edit.vector == rows_of(1, 0)
+    for before, after in pairwise(log.snapshot()):
+        assert before.end <= after.first
+
+
+def test_steering_that_goes_on_in_a_copy_does_not_go_on_in_the_other() -> None:
+    edit = Edit(EditOp.SCALE, 0.5)
+    for first_goes_on in (True, False):
+        log = InterventionLog([Intervention(0, 8, 1, edit)])
+        copied = log.copy()
+        going_on, other = (log, copied) if first_goes_on else (copied, log)
+        going_on.add(Intervention(8, 9, 1, edit))
+        assert going_on.snapshot() == (Intervention(0, 9, 1, edit),)
+        assert other.snapshot() == (Intervention(0, 8, 1, edit),)
+        assert (going_on.end, other.end) == (9, 8)
+
+
+def test_a_vector_for_every_position_goes_on() -> None:
+    vector = TensorData("float32", (1,), bytes(4))
+    log = InterventionLog(Intervention(p, p + 1, 1, Edit(EditOp.ADD, vector=vector)) for p in range(9))
+    assert log.snapshot() == (Intervention(0, 9, 1, Edit(EditOp.ADD, vector=vector)),)
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3])
+def test_adding_looks_at_few_of_thousands(apart: int) -> None:
+    log, looked = InterventionLog(), CountingList[Any]()
+    log._entries = looked
+    steps, boundaries = 2000, 3
+    for step in range(steps):
+        for boundary in range(boundaries):
+            log.add(Intervention(step * apart, step * apart + 1, boundary, Edit(EditOp.SCALE, 0.5)))
+    assert len(log) == (boundaries if apart == 1 else steps * boundaries)
+    assert looked.looked_at <= steps * boundaries * boundaries
+
+
+def test_a_copy_looks_at_each_entry_once() -> None:
+    made = (Intervention(2 * step, 2 * step + 1, 1, Edit(EditOp.SCALE, 0.5)) for step in range(3000))
+    log = InterventionLog(made)
+    looked = CountingList[Any](log._entries)
+    log._entries = looked
+    assert len(log.copy()) == len(log) == looked.looked_at == 3000

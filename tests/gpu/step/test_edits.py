@@ -1,0 +1,218 @@
+"""Every edit gives exactly the tokens that the same change made by a forward hook in Transformers gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from app.domain.breakpoints import ALL, LAST, Action, Edit, EditOp, Pass, Positions, When
+from app.domain.errors import FieldOutOfRange, WrongState
+from app.messages import Disarm
+from tests.gpu.breakpoints.breaking import BreakDriver
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
+from tests.gpu.breakpoints.breaking_oracle import Where, change_of, data_of, edited, everywhere, greedy
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+START = prompt(8, 13)
+COUNT = 8
+LAYER = 1
+FACTORS = {EditOp.SCALE: 0.4, EditOp.ADD: 2.5, EditOp.CLAMP: -6.0}
+WITH_VECTOR = (EditOp.ADD, EditOp.REPLACE, EditOp.PROJECT_OUT, EditOp.CLAMP)
+PLACES: dict[str, tuple[Positions, Where]] = {
+    "last": (LAST, lambda position, _: position >= len(START) - 1),
+    "all": (ALL, everywhere),
+    "3-7": (Positions(3, 7), lambda position, _: 3 <= position < 7),
+    "from-9": (Positions(9), lambda position, _: position >= 9),
+}
+
+
+def make_edit(op: EditOp, positions: Positions = ALL, max_norm: float | None = None, size: int = 48) -> Edit:
+    given = data_of(3 * vector(11, size)) if op in WITH_VECTOR else None
+    return Edit(op, FACTORS.get(op, 1.0), given, positions, max_norm)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_llama: TinyModel) -> list[int]:
+    return greedy(tiny_llama.oracle, START, COUNT)
+
+
+@pytest.fixture
+def driver(tiny_llama: TinyModel) -> BreakDriver:
+    return BreakDriver(tiny_llama.engine())
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.5, 1000.0])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("op", EditOp)
+def test_an_edit_breakpoint_is_a_forward_hook(
+    driver: BreakDriver, tiny_llama: TinyModel, op: EditOp, place: str, max_norm: float | None
+) -> None:
+    positions, where = PLACES[place]
+    edit = make_edit(op, positions, max_norm)
+    session = driver.open()
+    driver.arm(session, LAYER, action=Action.EDIT, edits=(edit,))
+    turn = driver.begin(session, START, COUNT)
+    driver.settle(turn)
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [change_of(LAYER, edit, where)])
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.5])
+@pytest.mark.parametrize("place", ["last", "all", "3-7"])
+@pytest.mark.parametrize("op", EditOp)
+def test_an_edit_of_a_paused_prompt_is_a_forward_hook_in_that_pass(
+    driver: BreakDriver, tiny_llama: TinyModel, op: EditOp, place: str, max_norm: float | None
+) -> None:
+    positions, where = PLACES[place]
+    edit = make_edit(op, positions, max_norm)
+    session = driver.open()
+    driver.arm(session, LAYER, when=When(Pass.PREFILL))
+    turn = driver.begin(session, START, COUNT)
+    driver.settle(turn)
+    before = driver.read(turn)
+    driver.edit(turn, edit)
+    for position, (old, new) in enumerate(zip(before, driver.read(turn), strict=True)):
+        wanted = old
+        if where(position, 0):
+            wanted = edited(op, old, edit.factor, 3 * vector(11, 48), max_norm)
+        torch.testing.assert_close(new, wanted, rtol=1e-5, atol=1e-5)
+    driver.run(turn)
+    change = change_of(LAYER, edit, lambda position, token: where(position, token) and position < len(START))
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [change])
+
+
+@pytest.mark.parametrize("op", EditOp)
+def test_an_edit_at_every_decode_step_is_a_forward_hook(driver: BreakDriver, tiny_llama: TinyModel, op: EditOp) -> None:
+    edit, session = make_edit(op, LAST), driver.open()
+    driver.arm(session, LAYER, when=When(Pass.DECODE))
+    turn = driver.begin(session, START, COUNT)
+    driver.settle(turn)
+    while turn.paused:
+        driver.edit(turn, edit)
+        driver.resume(turn)
+        driver.settle(turn)
+    change = change_of(LAYER, edit, lambda position, _: position >= len(START))
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, [change])
+
+
+@pytest.mark.parametrize("op", EditOp)
+def test_every_operation_can_change_the_answer(tiny_llama: TinyModel, plain: list[int], op: EditOp) -> None:
+    """Without this, the tests above could pass with edits that do nothing."""
+    assert greedy(tiny_llama.oracle, START, COUNT, [change_of(LAYER, make_edit(op))]) != plain
+
+
+def test_scaling_by_nine_tenths_after_layer_6_changes_the_answer(tiny_gpt2: TinyModel) -> None:
+    driver, scale = BreakDriver(tiny_gpt2.engine()), Edit(EditOp.SCALE, factor=0.9)
+    differing = 0
+    for seed in range(4):
+        start, session = prompt(seed, 12), driver.open()
+        driver.arm(session, 6, action=Action.EDIT, edits=(scale,))
+        turn = driver.begin(session, start, 16)
+        driver.settle(turn)
+        assert turn.tokens == greedy(tiny_gpt2.oracle, start, 16, [change_of(6, scale)])
+        differing += turn.tokens != greedy(tiny_gpt2.oracle, start, 16)
+    assert differing
+
+
+def test_edits_are_made_one_after_the_other(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    edits = (make_edit(EditOp.ADD), make_edit(EditOp.SCALE), make_edit(EditOp.CLAMP, max_norm=4.0))
+    changes = [change_of(layer, edit) for layer in (0, 2) for edit in edits]
+    wanted = greedy(tiny_llama.oracle, START, COUNT, changes)
+    session = driver.open()
+    driver.arm(session, 0, 2, action=Action.EDIT, edits=edits)
+    turn = driver.begin(session, START, COUNT)
+    driver.settle(turn)
+    assert turn.tokens == wanted
+    backwards = [change_of(layer, edit) for layer in (0, 2) for edit in reversed(edits)]
+    assert greedy(tiny_llama.oracle, START, COUNT, backwards) != wanted
+
+
+def test_conditions_choose_the_positions_that_are_edited(driver: BreakDriver, tiny_llama: TinyModel) -> None:
+    edit, session, token = make_edit(EditOp.ADD), driver.open(), START[4]
+    driver.arm(session, 0, action=Action.EDIT, edits=(edit,), when=When(every=3))
+    driver.arm(session, 2, action=Action.EDIT, edits=(make_edit(EditOp.SCALE, Positions(2, 16)),))
+    driver.arm(session, 1, action=Action.EDIT, edits=(edit,), when=When(Pass.PREFILL, token_id=token))
+    turn = driver.begin(session, START, COUNT)
+    driver.settle(turn)
+    changes = [
+        change_of(0, edit, lambda position, _: position % 3 == 0),
+        change_of(2, make_edit(EditOp.SCALE), lambda position, _: 2 <= position < 16),
+        change_of(1, edit, lambda position, found: position < len(START) and found == token),
+    ]
+    assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, changes)
+
+
+def test_edits_are_made_all_or_none(driver: BreakDriver, plain: list[int]) -> None:
+    session = driver.open()
+    driver.arm(session, LAYER, when=When(Pass.PREFILL))
+    turn = driver.begin(session, START, COUNT)
+    driver.settle(turn)
+    before, good = driver.read(turn), make_edit(EditOp.SCALE)
+    huge = Edit(EditOp.SCALE, factor=3e38)
+    for bad in (make_edit(EditOp.SCALE, Positions(12, 14)), make_edit(EditOp.SCALE, Positions(13)), huge):
+        with pytest.raises(FieldOutOfRange):
+            driver.edit(turn, good, bad)
+        assert torch.equal(driver.read(turn), before)
+    driver.run(turn)
+    assert turn.tokens == plain
+
+
+HUGE = data_of(torch.full((48,), 1e20))
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1.5])
+@pytest.mark.parametrize(
+    ("edit", "direction"),
+    [
+        (Edit(EditOp.ADD, 1.0, HUGE), 1.0),
+        (Edit(EditOp.ADD, -2.0, HUGE), -1.0),
+        (Edit(EditOp.REPLACE, vector=HUGE), 1.0),
+        (Edit(EditOp.CLAMP, 1e20, data_of(torch.ones(48))), 1.0),
+        (Edit(EditOp.SCALE, 1e20), None),
+    ],
+    ids=["add", "subtract", "replace", "clamp", "scale"],
+)
+def test_a_huge_change_is_shortened_to_its_limit(
+    driver: BreakDriver, edit: Edit, direction: float | None, max_norm: float
+) -> None:
+    """The squares of such vectors are no float32 numbers."""
+    session = driver.open()
+    driver.arm(session, LAYER, when=When(Pass.PREFILL))
+    turn = driver.begin(session, START, COUNT)
+    driver.settle(turn)
+    before = driver.read(turn).double()
+    driver.edit(turn, replace(edit, max_norm=max_norm))
+    change = driver.read(turn).double() - before
+    wanted = before if direction is None else torch.full_like(before, direction)
+    wanted = max_norm * wanted / torch.linalg.vector_norm(wanted, dim=-1, keepdim=True)
+    torch.testing.assert_close(change, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_only_a_paused_session_is_edited(driver: BreakDriver) -> None:
+    session = driver.open()
+    turn = driver.begin(session, START, COUNT)
+    for _ in range(2):
+        with pytest.raises(WrongState):
+            driver.edit(turn, make_edit(EditOp.ABLATE))
+        driver.settle(turn)
+
+
+def test_steering_that_leads_out_of_the_numbers_fails_its_turn_alone(
+    driver: BreakDriver, tiny_llama: TinyModel, plain: list[int]
+) -> None:
+    session = driver.open()
+    driver.arm(session, LAYER, action=Action.EDIT, edits=(Edit(EditOp.SCALE, 3e38), Edit(EditOp.SCALE, 3e38)))
+    other = driver.begin(driver.open(), START, COUNT)
+    driver.advance()
+    turn = driver.begin(session, START, COUNT)
+    with pytest.raises(FieldOutOfRange) as caught:
+        driver.settle(turn)
+    assert caught.value.param == "edits"
+    driver.settle(other)
+    assert other.tokens == plain
+    driver.do(Disarm(driver.ticket(), session))
+    again = driver.begin(session, START, COUNT)
+    driver.settle(again)
+    assert again.tokens == plain

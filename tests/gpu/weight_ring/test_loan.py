@@ -1,0 +1,255 @@
+"""When weights give way to KV and when they come back: under any load, and in the planning machine with all tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant
+
+from app.domain.values import KVPolicy, Phase, Tier
+from app.gpu.kv.blocks import BlockId
+from app.gpu.planning.scheduler import StepPlan
+from app.gpu.state.sequence import Sequence as EngineSequence
+from app.gpu.weight_ring.arena import Arena, lay_out
+from app.gpu.weight_ring.loan import PATIENCE_STEPS, KVLoans, LoanBook
+from app.gpu.weight_ring.plan import plan_weights
+from tests.gpu.kv_tiers.test_tier_machine import LruMachine, TierMachine
+from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, BLOCK_SIZE, Bench
+from tests.gpu.planning.test_planning_machine import PlanningMachine
+
+LAYER = 10 * 256
+
+
+def arena_of(kv_blocks: int, kept: int) -> Arena:
+    """Bundles of 2.56 blocks each, of which `kept` can be lent."""
+    return lay_out(plan_weights([LAYER] * (kept + 3), (kept + 2) * LAYER), kv_blocks, BLOCK_BYTES)
+
+
+@given(needs=st.lists(st.integers(0, 60), max_size=120), kept=st.integers(0, 12))
+def test_whatever_the_load_a_bundle_stays_lent_for_some_steps_and_no_longer_than_that(
+    needs: list[int], kept: int
+) -> None:
+    arena = arena_of(20, kept)
+    book = LoanBook(arena)
+    lent_for: list[int] = []
+    """For how many steps each bundle has been lent."""
+    without = 0
+    for needed in [*needs, *[0] * (PATIENCE_STEPS + kept)]:
+        lent = book.lend(needed - book.blocks) if needed > book.blocks else ()
+        lent_for += [0] * len(lent)
+        assert book.blocks >= needed or needed > arena.most_blocks
+        assert book.lent == len(lent_for)
+        without = without + 1 if needed <= arena.blocks(max(0, book.lent - 1)) else 0
+        lent_for = [steps + 1 for steps in lent_for]
+        surplus = book.surplus(needed, idle=False) if book.lent else None
+        if surplus is not None:
+            before = book.blocks
+            assert lent_for.pop() >= PATIENCE_STEPS
+            assert arena.lendable[len(lent_for)] == book.take_back()
+            assert book.blocks == before - surplus >= needed
+        else:
+            assert not book.lent or without < PATIENCE_STEPS
+    assert book.lent == 0
+    assert book.blocks == 20
+
+
+def test_no_more_is_lent_than_is_needed_and_nothing_where_it_would_not_be_enough() -> None:
+    book = LoanBook(arena_of(20, 4))
+    assert len(book.lend(3)) == 2
+    assert book.blocks == 25
+    assert not book.lend(6)
+    assert book.blocks == 25
+    assert len(book.lend(5)) == 2
+
+
+def test_an_idle_engine_takes_back_at_once() -> None:
+    book = LoanBook(arena_of(20, 4))
+    book.lend(3)
+    assert book.surplus(23, idle=True) is None
+    assert book.surplus(20, idle=True) == 3
+
+
+class FakeWeights:
+    """Weights whose bundles write over the blocks that they come back to."""
+
+    def __init__(self, arena: Arena, memory: dict[tuple[int, int], tuple[object, ...]]) -> None:
+        self.arena = arena
+        self.memory = memory
+        self.kept = set(arena.places)
+
+    def lend(self, bundle: int) -> None:
+        self.kept.remove(bundle)
+
+    def take_back(self, bundle: int) -> None:
+        assert bundle not in self.kept
+        self.kept.add(bundle)
+        first = self.arena.places[bundle].start // BLOCK_BYTES
+        for block, offset in list(self.memory):
+            if block >= first:
+                self.memory[block, offset] = ("weights",)
+
+
+class Lending:
+    """A bench of 16 blocks and four bundles that can be lent."""
+
+    def __init__(self, policy: KVPolicy = KVPolicy.SIGNAL) -> None:
+        self.bench = Bench(policy=policy)
+        self.book = LoanBook(arena_of(16, 4))
+        self.copies: list[tuple[BlockId, BlockId]] = []
+        weights = FakeWeights(arena_of(16, 4), {})
+        self.loans = KVLoans(self.book, self.bench.placement, weights, self.copies.extend)
+
+    def settle_all(self) -> None:
+        """What an engine without work does."""
+        while self.loans.settle(idle=True):
+            pass
+
+    def works(self, blocks: int) -> EngineSequence:
+        """A session with a turn, for which weights lend what is missing."""
+        free = self.bench.device.available
+        assert free >= blocks or self.bench.placement.make_room(blocks, self.bench.session(0))
+        sequence = self.bench.session(blocks * BLOCK_SIZE)
+        self.bench.begin_turn(sequence)
+        return sequence
+
+    def rests(self, sequence: EngineSequence) -> None:
+        sequence.turn = None
+        self.bench.placement.end_turn(sequence)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.loans.settle(idle=False)
+
+
+def test_weights_lend_what_turns_need_beside_each_other() -> None:
+    lending = Lending()
+    lending.works(14)
+    waiting = lending.bench.session(0)
+    assert not lending.bench.placement.make_room(4, waiting, prefetch=True), "a prefetch is not worth it"
+    assert lending.book.lent == 0
+    assert lending.bench.placement.make_room(4, waiting)
+    assert lending.book.lent == 1
+    assert lending.bench.device.num_blocks == lending.book.blocks == 18
+    assert not lending.bench.placement.make_room(13, waiting)
+    assert lending.book.lent == 1, "all that is left would not be enough"
+
+
+def test_a_session_without_a_turn_gives_way_before_weights_do() -> None:
+    lending = Lending()
+    resting = lending.works(10)
+    lending.rests(resting)
+    assert not lending.bench.placement.make_room(16, lending.bench.session(0)), "it is on its way out"
+    assert resting.tier is Tier.TO_HOST
+    assert lending.book.lent == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "phase", "gives_way"),
+    [
+        (KVPolicy.SIGNAL, Phase.COMPUTE, True),
+        (KVPolicy.SIGNAL, Phase.READY, False),
+        (KVPolicy.LRU, Phase.COMPUTE, True),
+        (KVPolicy.NONE, Phase.COMPUTE, False),
+    ],
+)
+def test_what_rests_in_borrowed_memory_gives_way_to_weights(policy: KVPolicy, phase: Phase, gives_way: bool) -> None:
+    lending = Lending(policy)
+    first, second = lending.works(10), lending.works(10)
+    lending.rests(first)
+    first.phase = phase
+    lending.steps(PATIENCE_STEPS - 1)
+    assert lending.book.lent == 2
+    lending.steps(1)
+    assert first.tier is (Tier.TO_HOST if gives_way else Tier.DEVICE)
+    lending.bench.finish()
+    lending.steps(PATIENCE_STEPS)
+    assert lending.book.lent == (0 if gives_way else 2)
+    assert second.tier is Tier.DEVICE
+    assert max(second.blocks) < lending.book.blocks
+
+
+def test_nobody_gives_way_to_weights_while_there_is_no_step() -> None:
+    lending = Lending()
+    sequences = [lending.works(10), lending.works(10)]
+    for sequence in sequences:
+        lending.rests(sequence)
+    for _ in range(2 * PATIENCE_STEPS):
+        lending.loans.settle(idle=True)
+    assert lending.book.lent == 2
+    assert [sequence.tier for sequence in sequences] == [Tier.DEVICE] * 2
+    lending.bench.placement.close(sequences[0])
+    lending.settle_all()
+    assert lending.book.lent == 0
+    assert len(lending.copies) == 4
+
+
+def test_a_bundle_does_not_come_back_over_blocks_that_are_being_copied() -> None:
+    lending = Lending()
+    first, second = lending.works(10), lending.works(10)
+    high = list(second.blocks)
+    lending.rests(second)
+    lending.bench.tiers.copy_out(second, 10)
+    lending.bench.placement.close(first)
+    lending.loans.settle(idle=True)
+    assert lending.book.lent == 2
+    assert second.blocks == high
+    lending.bench.finish()
+    lending.settle_all()
+    assert lending.book.lent == 0
+    assert max(second.blocks) < 16
+
+
+class LendingMachine(PlanningMachine):
+    """Steps that borrow from weights, which come back over what was there."""
+
+    sessions = PlanningMachine.sessions
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arena = arena_of(self.DEVICE_BLOCKS, 4)
+        self.book = LoanBook(self.arena)
+        self.weights = FakeWeights(self.arena, self.model.device)
+        self.loans = KVLoans(self.book, self.placement, self.weights, self.copy)
+
+    def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        self.model.run(StepPlan(copies=list(copies)))
+
+    def step(self, token: int, follow: int = 0) -> None:
+        """No step follows another where memory may change hands between them."""
+        self.loans.settle(idle=not self.scheduler.has_work)
+        super().step(token)
+
+    @invariant()
+    def the_boundary_is_where_both_sides_think(self) -> None:
+        assert self.pool.num_blocks == self.book.blocks
+        assert self.weights.kept == set(self.arena.places) - set(self.arena.lendable[: self.book.lent])
+
+    def teardown(self) -> None:
+        """What has been lent comes back when nobody is left."""
+        super().teardown()
+        while self.loans.settle(idle=True):
+            pass
+        assert self.book.lent == 0
+
+
+class LendingTierMachine(LendingMachine, TierMachine):
+    """Sessions also move between tiers, so that what the weights want back may be in use by a move."""
+
+    sessions = PlanningMachine.sessions
+
+
+class LendingLruMachine(LendingMachine, LruMachine):
+    """Nobody says that it waits."""
+
+    sessions = PlanningMachine.sessions
+
+
+TestLending = LendingMachine.TestCase
+TestLending.settings = settings(max_examples=100, stateful_step_count=60)
+TestLendingTiers = LendingTierMachine.TestCase
+TestLendingTiers.settings = settings(max_examples=150, stateful_step_count=60)
+TestLendingLru = LendingLruMachine.TestCase
+TestLendingLru.settings = settings(max_examples=60, stateful_step_count=60)

@@ -1,0 +1,207 @@
+"""The KV experiment against a real server with a tiny model: small, and whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from rich.console import Console
+from safetensors.numpy import load
+
+import client
+from loadgen.cli import main
+from loadgen.experiments.kv.experiment import run_kv
+from loadgen.experiments.kv.plan import KVPlan
+from loadgen.experiments.kv.report import KVReport
+from loadgen.load.corpus import python_topics
+from loadgen.results.files import read_result
+from loadgen.results.schema import json_schema
+from loadgen.targets import TargetSpec
+from tests.loadgen.waiting import until
+from tests.serving import serve
+
+TOKENS, REPEATS, DECODED = 64, 2, 8
+LOAD = f"--tokens {TOKENS} --repeats {REPEATS} --decoded {DECODED} --seed 3 --link wire=0.001 --link bus=100".split()
+
+
+def kv(output: Path, *arguments: str) -> int:
+    return main(["kv", *LOAD, "--output", str(output), *arguments])
+
+
+def result(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("kv-*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with a disk: an imported session brings its KV."""
+    with serve(state_dir=tmp_path_factory.mktemp("state"), kv_disk=16 << 20) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def measured(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, of which the second finds what the first has left on the server."""
+    kv(tmp_path_factory.mktemp("first"), "--target", f"djinn={url}")
+    folder = tmp_path_factory.mktemp("results")
+    assert kv(folder, "--target", f"djinn={url}") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(measured: Path) -> dict[str, Any]:
+    (found,) = result(measured)["targets"]
+    assert isinstance(found, dict)
+    assert found["findings"]["failures"] == []
+    return found
+
+
+def test_structure_is_that_of_an_exported_session(target: dict[str, Any], url: str, tmp_path: Path) -> None:
+    """Held against a session exported here, and read by the safetensors library."""
+    with client.Djinn(url) as djinn, djinn.sessions.create() as session:
+        session.generate(token_ids=list(range(5, 5 + TOKENS)), max_tokens=1)
+        session.export_to(tmp_path / "session")
+        memory, (model,) = djinn.memory(), djinn.models()
+    array = load((tmp_path / "session").read_bytes())["kv"]
+    structure = target["findings"]["structure"]
+    assert (structure["model"], structure["max_model_len"]) == (model.id, model.max_model_len)
+    assert tuple(structure["file_shape"]) == array.shape
+    _, *shape = (array.shape[0], structure["layers"], 2, structure["kv_heads"], 16, structure["head_dim"])
+    assert tuple(shape) == array.shape[1:]
+    assert structure["block_bytes"] == memory.data.block_bytes == array[0].nbytes
+    assert structure["device_bytes"] == memory.data.device.total_bytes
+    assert target["growth"][0] == {
+        "tokens": 128,
+        "bytes": 8 * array[0].nbytes,
+        "on_device": memory.data.device.total_bytes // (8 * array[0].nbytes),
+        "on_host": memory.data.host.total_bytes // (8 * array[0].nbytes),
+    }
+
+
+def test_whole_sessions_were_copied_each_way(target: dict[str, Any]) -> None:
+    size = TOKENS // 16 * target["findings"]["structure"]["block_bytes"]
+    copies = [(copy["direction"], copy["bytes"]) for copy in target["findings"]["copies"]]
+    assert copies == [("out", size)] * REPEATS + [("in", size), ("from_disk", size)] * REPEATS
+    assert all(copy["seconds"] > 0 for copy in target["findings"]["copies"])
+    assert [link["name"] for link in target["links"] if link["measured"]] == [
+        "device to host",
+        "host to device",
+        "disk to host",
+        "TCP loopback",
+    ]
+
+
+def test_the_file_went_over_loopback_and_its_kv_through_every_codec(target: dict[str, Any]) -> None:
+    findings = target["findings"]
+    assert findings["loopback"]["bytes"] == findings["structure"]["file_bytes"]
+    assert len(findings["loopback"]["seconds"]) == REPEATS
+    codecs = [found["codec"] for found in findings["compressions"]]
+    assert codecs == ["zlib -1", "zlib -6", "zstd -3", "lz4", "fp8 e4m3"]
+    assert {found["raw_bytes"] for found in findings["compressions"]} == {
+        TOKENS // 16 * findings["structure"]["block_bytes"]
+    }
+    assert findings["compressions"][-1]["packed_bytes"] * 4 == findings["compressions"][-1]["raw_bytes"]
+    assert len(target["payoffs"]) == len(target["links"]) * len(codecs)
+
+
+def test_on_a_slow_wire_fp8_pays_and_on_a_fast_bus_nothing_does(target: dict[str, Any]) -> None:
+    def pays(link: str, codec: str, way: str) -> bool:
+        (found,) = (row for row in target["payoffs"] if (row["link"], row["codec"]) == (link, codec))
+        faster: bool = found[way] < found["plain_s"]
+        return faster
+
+    for way in ("in_turn_s", "pipelined_s"):
+        assert pays("wire", "fp8 e4m3", way)
+        assert not any(pays("bus", found["codec"], way) for found in target["findings"]["compressions"])
+
+
+def test_rounded_kv_is_asked_for_an_answer(target: dict[str, Any]) -> None:
+    error, answers = target["findings"]["fp8_error"], target["findings"]["fp8_answers"]
+    for half in (error["keys"], error["values"]):
+        assert len(half["layers"]) == target["findings"]["structure"]["layers"]
+        assert 0 < half["relative"] < 2**-4  # three bits of mantissa: half of the last is at most a sixteenth
+    assert len(answers["exact"]) == len(answers["rounded"]) == DECODED
+
+
+def test_the_result_is_what_the_schema_says_and_can_be_read_back(measured: Path) -> None:
+    (path,) = measured.glob("kv-*.json")
+    jsonschema.validate(result(measured), json_schema(KVReport))
+    report = read_result(path, KVReport)
+    assert report.targets[0].succeeded
+    assert report.command[3:5] == ("kv", "--tokens")
+    assert "://" in result(measured)["targets"][0]["server"]["url"]
+
+
+def test_the_page_has_its_figures_and_tables(measured: Path) -> None:
+    (path,) = measured.glob("kv-*.html")
+    text = path.read_text()
+    for heading in ("What KV is made of", "How a session grows", "How long a session takes to move", "What fp8 loses"):
+        assert heading in text
+    assert text.count("<svg") == len(list(measured.glob("kv-*.png"))) == 5
+
+
+def test_nothing_is_left_on_the_server(measured: Path, url: str) -> None:
+    with client.Djinn(url) as djinn:
+        assert list(djinn.sessions.list()) == []
+
+
+def test_without_a_disk_what_needs_none_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve() as url:
+        assert kv(tmp_path, "--target", f"djinn={url}") == 1
+    (found,) = result(tmp_path)["targets"]
+    failures = found["findings"]["failures"]
+    assert [failure["part"] for failure in failures] == ["host to device", "fp8"]
+    assert all("no disk tier" in failure["message"] for failure in failures)
+    assert {copy["direction"] for copy in found["findings"]["copies"]} == {"out"}
+    assert len(found["findings"]["compressions"]) == 5
+    assert "Not measured to the end" in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_listen_to_signals(tmp_path: Path) -> None:
+    with serve(kv_policy="lru") as url:
+        assert kv(tmp_path, "--target", f"djinn={url}") == 1
+    (found,) = result(tmp_path)["targets"]
+    assert found["findings"]["failures"][0]["part"] == "device to host"
+    assert "its policy is lru" in found["findings"]["failures"][0]["message"]
+    assert found["findings"]["loopback"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "a=http://127.0.0.1:9"], "target a cannot be measured"),
+        (["--target", "a=URL#tiny-llama"], "this experiment is for Djinn servers"),
+        (["--target", "a=URL", "--tokens", "2000"], "has room for 1024"),
+        (["--target", "a=URL", "--repeats", "0"], "repeats must be at least 1"),
+        (["--target", "a=URL", "--link", "wifi"], "--link is NAME=GB/s"),
+        (["--target", "a=URL", "--link", "bus=3"], "every link needs a name of its own"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert kv(tmp_path, *(argument.replace("URL", url) for argument in arguments)) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_interrupted_run_keeps_what_it_measured(url: str) -> None:
+    """It would go on for long: it is interrupted once it copies."""
+    plan = KVPlan(tokens=TOKENS, repeats=300, decoded=DECODED)
+    run = asyncio.create_task(run_kv([TargetSpec("djinn", url)], plan, python_topics(), Console(quiet=True)))
+    with client.Djinn(url) as djinn:
+        out = djinn.memory().moves["out"].count
+        await until(lambda: djinn.memory().moves["out"].count > out + 2)
+    run.cancel()
+    (found,) = (await run).targets
+    assert found.findings.interrupted
+    assert found.findings.structure is not None
+    assert found.findings.loopback is None
+    assert not found.succeeded

@@ -1,0 +1,106 @@
+"""The programs that Djinn is compared with, against Transformers: they say what a model says that streams nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from loadgen.experiments.weights.findings import Way
+from loadgen.experiments.weights.programs import ACCELERATE, DOUBLE_BUFFER, ProgramFailed, launches, running
+from loadgen.experiments.weights.sizes import read_model_bytes
+from loadgen.processes.line_process import line_process
+from tests.openai.reference import Reference, save_tiny_model
+
+TOKENS = 6
+PROMPTS = tuple(tuple((7 * place + 11 * session) % 250 for place in range(20)) for session in range(3))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    reference = Reference(folder)
+    reference.model.generation_config.eos_token_id = None
+    return [reference.greedy(list(prompt), TOKENS) for prompt in PROMPTS]
+
+
+def asked(folder: Path, scratch: Path, budget_bytes: int) -> dict[str, Any]:
+    return {"model": str(folder), "dtype": "float32", "budget_bytes": budget_bytes, "folder": str(scratch)}
+
+
+async def answers(module: str, setup: dict[str, Any]) -> tuple[dict[str, Any], list[list[int]]]:
+    """What the program says of itself, and what it generates."""
+    async with line_process([sys.executable, "-m", module], ProgramFailed) as process:
+        about = await process.ask(setup)
+        found = await process.ask({"prompts": PROMPTS, "tokens": TOKENS})
+    assert found["seconds"] == sorted(found["seconds"])
+    assert len(found["seconds"]) == TOKENS
+    return about, found["token_ids"]
+
+
+@pytest.mark.parametrize("spare_layers", [0, 2])
+async def test_the_double_buffer_says_the_same_whatever_it_keeps(
+    folder: Path, expected: list[list[int]], tmp_path: Path, spare_layers: int
+) -> None:
+    layer = layer_bytes(folder)
+    about, found = await answers(DOUBLE_BUFFER, asked(folder, tmp_path, (2 + spare_layers) * layer))
+    assert found == expected
+    assert about["kept_bytes"] == spare_layers * layer
+    norm_and_alignment = 1024
+    needed = about["kept_bytes"] + about["streamed_bytes"]
+    assert needed == pytest.approx(read_model_bytes(folder, "float32").per_pass, abs=norm_and_alignment)
+
+
+async def test_plain_copies_are_of_what_a_pass_streams(folder: Path, tmp_path: Path) -> None:
+    (launch, *_) = launches()
+    async with running(launch, asked(folder, tmp_path, 3 * layer_bytes(folder))) as program:
+        before = await program.generate(PROMPTS, TOKENS)
+        assert await program.copy(3) > 0
+        assert (await program.generate(PROMPTS, TOKENS)).token_ids == before.token_ids, "copies are in nobody's way"
+
+
+async def test_accelerate_says_the_same(folder: Path, expected: list[list[int]], tmp_path: Path) -> None:
+    about, found = await answers(ACCELERATE, asked(folder, tmp_path, 1 << 20))
+    assert found == expected
+    assert about["offload"] == "disk"
+
+
+@pytest.mark.parametrize(("layers", "message"), [(1.5, "two buffers of"), (100, "there is nothing to stream")])
+async def test_a_budget_that_is_of_no_use_is_refused(folder: Path, tmp_path: Path, layers: float, message: str) -> None:
+    with pytest.raises(ProgramFailed, match=message):
+        await answers(DOUBLE_BUFFER, asked(folder, tmp_path, int(layers * layer_bytes(folder))))
+
+
+async def test_a_model_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Computed without its biases it would say something else, and as fast."""
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    save_file({**tensors, f"{name}.bias": tensors[f"{name}.weight"][:, 0].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(ProgramFailed, match=r"not a plain Llama: 1 tensors are unknown, such as .*q_proj\.bias"):
+        await answers(DOUBLE_BUFFER, asked(tmp_path, tmp_path, 1 << 20))
+
+
+def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("loadgen.peers.deepspeed.peers_folder", lambda: tmp_path)
+    assert [launch.way for launch in launches()] == [Way.DOUBLE_BUFFER, Way.ACCELERATE]
+
+
+def layer_bytes(folder: Path) -> int:
+    """What the tensors of layer 0 take, each aligned as it is in a bundle: all of a tiny model's sizes are."""
+    head = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(head[:8], "little")
+    tensors = json.loads(head[8 : 8 + length])
+    spans = [found["data_offsets"] for name, found in tensors.items() if name.startswith("model.layers.0.")]
+    return sum(end - begin for begin, end in spans)

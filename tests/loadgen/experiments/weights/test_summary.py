@@ -1,0 +1,96 @@
+"""Ratios and verdicts of samples made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgen.experiments.weights.findings import Findings, Way
+from loadgen.experiments.weights.plan import Cell
+from loadgen.experiments.weights.report import judge
+from loadgen.experiments.weights.summary import Measure, summarize
+from loadgen.results.verdicts import Outcome, Verdict
+from tests.loadgen.experiments.weights.building import ONE, findings, plain, sample
+
+MANY, COLD = Cell(8), Cell(1, cold=True)
+
+
+def verdicts(found: Findings, *cells: Cell) -> list[Verdict]:
+    chosen = cells or (ONE,)
+    return list(judge(summarize(found, chosen), found, chosen))
+
+
+def test_a_way_is_compared_within_a_repeat() -> None:
+    """The second repeat is of a machine half as fast, and the third has nothing to compare with."""
+    found = findings(
+        *(
+            sample(Way.STREAMED, first_s, rate, repeat=repeat)
+            for repeat, first_s, rate in ((0, 1, 4), (1, 2, 2), (2, 9, 9))
+        ),
+        *(sample(Way.ACCELERATE, first_s, rate, repeat=repeat) for repeat, first_s, rate in ((0, 3, 2), (1, 6, 1))),
+    )
+    summary = summarize(found, [ONE])
+    for measure, expected in ((Measure.FIRST, 3.0), (Measure.RATE, 2.0), (Measure.BANDWIDTH, 2.0)):
+        ratio = summary.ratio(Way.ACCELERATE, ONE, measure)
+        assert ratio is not None
+        assert (ratio.median, ratio.low, ratio.high, ratio.count) == (expected, expected, expected, 2)
+    assert summary.ratio(Way.DOUBLE_BUFFER, ONE, Measure.FIRST) is None
+    assert summary.ratio(Way.ACCELERATE, MANY, Measure.FIRST) is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "outcome"),
+    [((3.6,), Outcome.MET), ((3.5,), Outcome.MISSED), ((3.5, 3.4, 3.9), Outcome.UNDECIDED), ((), Outcome.UNKNOWN)],
+)
+def test_bandwidth_is_held_against_plain_copies(rates: tuple[float, ...], outcome: Outcome) -> None:
+    found = findings(
+        *(sample(Way.STREAMED, 1, rate, repeat=repeat) for repeat, rate in enumerate(rates)),
+        *(plain(repeat=repeat) for repeat in range(3)),
+    )
+    assert verdicts(found)[0].what == "bandwidth over that of plain copies, 1 session"
+    assert verdicts(found)[0].outcome is outcome
+
+
+def test_with_many_sessions_the_weights_are_not_what_takes_the_time() -> None:
+    cells = (ONE, MANY, COLD)
+    found = findings(*(sample(Way.STREAMED, 1, 4, cell=cell) for cell in cells), *(plain(cell=cell) for cell in cells))
+    judged = [each.what for each in verdicts(found, *cells) if each.what.startswith("bandwidth")]
+    assert [what.partition(", ")[2] for what in judged] == ["1 session", "1 session, cold"]
+
+
+def test_djinn_must_be_ahead_of_accelerate_in_both_measures_with_every_batch() -> None:
+    found = findings(
+        sample(Way.STREAMED, 1, 4),
+        sample(Way.ACCELERATE, 2, 5),
+        sample(Way.STREAMED, 3, 20, cell=MANY),
+        sample(Way.ACCELERATE, 2, 10, cell=MANY),
+    )
+    outcomes = {each.what: each.outcome for each in verdicts(found, ONE, MANY)}
+    assert outcomes["time to the first token: times better than Accelerate, 1 session"] is Outcome.MET
+    assert outcomes["tokens/s: times better than Accelerate, 1 session"] is Outcome.MISSED
+    assert outcomes["time to the first token: times better than Accelerate, 8 sessions"] is Outcome.MISSED
+    assert outcomes["tokens/s: times better than Accelerate, 8 sessions"] is Outcome.MET
+
+
+@pytest.mark.parametrize(("first_s", "outcome"), [(0.32, Outcome.MET), (0.33, Outcome.MISSED)])
+def test_on_a_gpu_the_first_token_may_not_take_much_longer_than_the_weights(first_s: float, outcome: Outcome) -> None:
+    samples = sample(Way.STREAMED, first_s, 4), plain()
+    assert not [each for each in verdicts(findings(*samples)) if "one pass" in each.what]
+    (found,) = [each for each in verdicts(findings(*samples, device="cuda")) if "one pass" in each.what]
+    assert found.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("answers", "measured", "outcome"),
+    [("ab", "2 of 2", Outcome.MET), ("ax", "1 of 2", Outcome.MISSED), ("a", "1 of 1", Outcome.MET)],
+)
+def test_both_servers_must_say_the_same(answers: str, measured: str, outcome: Outcome) -> None:
+    found = findings(
+        *(sample(Way.STREAMED, 1, 4, repeat=repeat, answer=answer) for repeat, answer in enumerate(answers)),
+        *(sample(Way.RESIDENT, 1, 4, repeat=repeat, answer=answer) for repeat, answer in enumerate("ab")),
+    )
+    last = verdicts(found)[-1]
+    assert (last.measured, last.outcome) == (measured, outcome)
+
+
+def test_nothing_measured_is_nothing_known() -> None:
+    assert {each.outcome for each in verdicts(findings())} == {Outcome.UNKNOWN}

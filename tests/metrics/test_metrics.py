@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.domain.values import Ticket
+from app.messages import Started
+from app.metrics.turns import Metrics, TurnClock
+from tests.conftest import ServeWith
+
+# What dashboards for vLLM read, by the names on the wire.
+VLLM_SERIES = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_sum",
+    "vllm:request_queue_time_seconds_count",
+    "vllm:request_success_total",
+}
+
+
+def scrape(http: httpx.Client) -> dict[str, float]:
+    """Every series by name, the sum over its labels."""
+    response = http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    series: dict[str, float] = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            series[sample.name] = series.get(sample.name, 0.0) + sample.value
+    return series
+
+
+def test_turns_are_counted_under_both_names(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    for _ in range(2):
+        http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True})
+    found = scrape(http)
+    assert found.keys() >= VLLM_SERIES
+    assert found["djinn_sessions"] == 1
+    assert found["djinn_generation_tokens_total"] == found["vllm:generation_tokens_total"] == 10
+    assert found["vllm:prompt_tokens_total"] == 20 + 45
+    assert found["vllm:prefix_cache_hits_total"] >= 24
+    assert found["vllm:time_to_first_token_seconds_count"] == 2
+    assert found["vllm:inter_token_latency_seconds_count"] == 8
+    assert found["vllm:request_success_total"] == 2
+    assert 0 < found["vllm:kv_cache_usage_perc"] < 1
+
+
+def test_steps_are_counted_by_how_they_ran(serve_with: ServeWith) -> None:
+    """On a CPU none is replayed, and none is given to a device that is still at work."""
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True})
+    lines = http.get("/metrics").text.splitlines()
+    assert 'djinn_steps_total{kind="eager"} 5.0' in lines
+    assert 'djinn_steps_total{kind="replayed"} 0.0' in lines
+    assert "djinn_steps_followed_total 0.0" in lines
+
+
+def test_what_the_memory_map_tells_is_there_by_tier_and_direction(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True})
+    http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"})
+    while http.get(f"/v1/sessions/{session}").json()["kv"]["tier"] != "host":
+        time.sleep(0.005)
+    memory = http.get("/v1/memory").json()
+    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+
+    def series(name: str, label: str) -> dict[str, float]:
+        return {sample.labels[label]: sample.value for sample in families[name].samples}
+
+    assert series("djinn_sessions_by_tier", "tier") == memory["sessions_by_tier"]
+    for name, figure in (("moves", "count"), ("moved_bytes", "bytes"), ("move_seconds", "seconds")):
+        expected = {direction: moved[figure] for direction, moved in memory["moves"].items()}
+        assert series(f"djinn_kv_{name}", "direction") == expected
+    assert series("djinn_kv_moves", "direction")["out"] >= 1
+    for count, value in memory["counts"].items():
+        assert [sample.value for sample in families[f"djinn_kv_{count}"].samples] == [value]
+    bytes_by_tier = {
+        (sample.labels["tier"], f"{sample.labels['kind']}_bytes"): sample.value
+        for sample in families["djinn_kv_bytes"].samples
+    }
+    for tier in ("device", "host", "disk"):
+        for kind, value in memory["data"][tier].items():
+            assert bytes_by_tier[tier, kind] == value
+
+
+def test_a_wait_for_kv_is_not_a_wait_in_the_queue() -> None:
+    metrics = Metrics("m")
+    clock = TurnClock(metrics)
+    clock.observe(Started(Ticket(1), 0, restore_ms=300.0, at=time.perf_counter() + 0.5))
+    assert clock.restore_ms == 300
+    assert clock.queue_ms == pytest.approx(200, abs=20)
+    TurnClock(metrics).observe(Started(Ticket(2), 0))
+    counts = {
+        sample.name: sample.value
+        for histogram in (metrics.restore, metrics.queue)
+        for family in histogram.collect()
+        for sample in family.samples
+    }
+    assert counts["djinn_turn_restore_seconds_count"] == 1
+    assert counts["djinn_turn_restore_seconds_sum"] == pytest.approx(0.3)
+    assert counts["djinn_turn_queue_seconds_count"] == 2
+
+
+def test_aliases_carry_the_labels_that_dashboards_filter_by(http: httpx.Client) -> None:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    aliases = [sample for family in families for sample in family.samples if sample.name.startswith("vllm:")]
+    assert aliases
+    assert all(sample.labels["model_name"] == "tiny-llama" and sample.labels["engine"] == "0" for sample in aliases)

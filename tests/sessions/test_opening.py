@@ -1,0 +1,109 @@
+"""New sessions, by creation, fork or import: what they begin with, how many there may be, and who gives up on them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from app.domain.errors import Busy
+from app.domain.values import StopRule
+from app.exports.exports import export_session, import_session
+from app.routers.dependencies import Services
+from app.sessions.session import Session
+from tests.serving import running_services
+from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, finish
+
+
+async def test_a_fork_has_the_history_and_goes_its_own_way(services: Services) -> None:
+    registry = services.sessions
+    parent = registry.create("me", metadata={"name": "a"})
+    await finish(registry.start_turn(parent, list(range(3, 43)), GREEDY, StopRule(max_tokens=4)))
+    child = await registry.fork(parent)
+    assert child.history == parent.history
+    assert (child.owner, child.metadata) == ("me", {"name": "a"})
+    first, second = [
+        await finish(registry.start_turn(each, PROMPT, GREEDY, StopRule(max_tokens=8))) for each in (parent, child)
+    ]
+    assert second.usage.cached_tokens >= 40
+    assert parent.history == child.history  # greedy, same context: the shared KV is the right one
+    assert first.history_tokens == second.history_tokens
+
+
+async def test_forks_at_the_same_time_count_towards_max_sessions() -> None:
+    async with running_services(max_sessions=2) as services:
+        registry = services.sessions
+        parent = registry.create()
+        first, second = await asyncio.gather(registry.fork(parent), registry.fork(parent), return_exceptions=True)
+        assert isinstance(first, Session)
+        assert isinstance(second, Busy)
+        assert {session.id for session in registry.table.page(limit=9)} == {parent.id, first.id}
+
+
+async def test_a_fork_that_fails_leaves_nothing_behind(services: Services) -> None:
+    registry = services.sessions
+    parent = registry.create()
+    forking = asyncio.create_task(registry.fork(parent))
+    await asyncio.sleep(0)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert registry.table.page(limit=9) == [parent]
+    await assert_nothing_is_held(registry)
+
+
+async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: Services, tmp_path: Path) -> None:
+    registry = services.sessions
+    session = registry.create()
+    await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4)))
+    await export_session(registry, session, tmp_path / "session")
+    for path in (tmp_path / "session", tmp_path / "missing"):
+        importing = asyncio.create_task(import_session(registry, path))
+        await asyncio.sleep(0)
+        importing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await importing
+    await registry.close(session)
+    assert registry.table.page(limit=9) == []
+    await asyncio.sleep(0.2)
+    assert (await registry.memory()).sessions == 0
+    await assert_nothing_is_held(registry)
+
+
+async def test_a_guaranteed_session_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
+    registry = services.sessions
+    for _ in range(9):  # more than could be promised at once
+        creating = asyncio.create_task(registry.create_guaranteed())
+        await asyncio.sleep(0)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+    assert registry.table.page(limit=9) == []
+    assert (await registry.create_guaranteed()).residency == "guaranteed"
+
+
+async def test_guaranteed_sessions_count_towards_max_sessions() -> None:
+    async with running_services(max_sessions=1) as services:
+        first, second = await asyncio.gather(
+            services.sessions.create_guaranteed(), services.sessions.create_guaranteed(), return_exceptions=True
+        )
+        assert isinstance(first, Session)
+        assert isinstance(second, Busy)
+
+
+async def test_a_full_queue_and_too_many_sessions_are_busy() -> None:
+    async with running_services(max_queue=2, max_sessions=3, max_running=1) as services:
+        registry = services.sessions
+        sessions = [registry.create() for _ in range(3)]
+        with pytest.raises(Busy, match="3 sessions") as busy:
+            registry.create()
+        assert busy.value.retry_after_s >= 1
+        turns = [registry.start_turn(session, PROMPT, GREEDY, LONG) for session in sessions[:2]]
+        with pytest.raises(Busy, match="queue is full"):
+            registry.start_turn(sessions[2], PROMPT, GREEDY, LONG)
+        await anext(turns[0])
+        turns.append(registry.start_turn(sessions[2], PROMPT, GREEDY, LONG))
+        for session, turn in zip(sessions, turns, strict=True):
+            registry.release(session, turn)
+            await finish(turn)

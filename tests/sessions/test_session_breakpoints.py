@@ -1,0 +1,195 @@
+"""Breakpoints are armed for good or not at all, and go for good."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.domain.breakpoint_work import MAX_WORK
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
+from app.domain.errors import FieldOutOfRange, NotDurable, NotFound, WrongState
+from app.domain.values import SessionState, StopRule
+from app.journal.journal import FILE_NAME
+from app.messages import Paused, TurnFinished
+from app.routers.dependencies import Services
+from app.sessions.breakpoints import MAX_BREAKPOINTS
+from app.sessions.registry import SessionRegistry
+from tests.pausing import EACH_TOKEN, PROMPT, paused, read, start
+from tests.serving import running_services
+from tests.taking_turns import GREEDY
+
+STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.SCALE, 0.5),))
+WATCH = Breakpoint("bp_watch", (0, 1), Action.CAPTURE, When(in_pass=Pass.DECODE))
+
+
+async def test_a_session_has_at_most_so_many_breakpoints(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    for index in range(MAX_BREAKPOINTS):
+        await registry.breakpoints.arm(session, replace(WATCH, id=f"bp_{index}"))
+    with pytest.raises(FieldOutOfRange, match="64") as refused:
+        await registry.breakpoints.arm(session, WATCH)
+    assert refused.value.param == "breakpoints"
+    assert WATCH.id not in session.breakpoints
+
+
+async def test_a_breakpoint_that_is_removed_acts_no_more(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    for each in (EACH_TOKEN, WATCH):
+        await registry.breakpoints.arm(session, each)
+    with pytest.raises(NotFound):
+        await registry.breakpoints.disarm(session, "bp_other")
+    await registry.breakpoints.disarm(session, EACH_TOKEN.id)
+    assert list(session.breakpoints) == [WATCH.id]
+    assert isinstance(await read(start(registry, session, tokens=3)), TurnFinished)
+    assert {each.layer for each in (await registry.breakpoints.captures(session)).records} == {0, 1}
+    await registry.breakpoints.clear_captures(session)
+    await registry.breakpoints.disarm(session, None)
+    assert session.breakpoints == {}
+    assert isinstance(await read(start(registry, session, tokens=3)), TurnFinished)
+    assert (await registry.breakpoints.captures(session)).records == ()
+
+
+async def test_a_breakpoint_can_be_armed_under_a_turn(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    reader = start(registry, session, tokens=900)
+    await registry.breakpoints.arm(session, EACH_TOKEN)
+    assert isinstance(await read(reader), Paused)
+
+
+async def test_a_turn_that_cannot_pause_and_a_breakpoint_that_does_exclude_each_other(services: Services) -> None:
+    registry = services.sessions
+    session, rule = registry.create(), StopRule(max_tokens=900)
+    turn = registry.start_turn(session, PROMPT, GREEDY, rule, pausable=False)
+    with pytest.raises(WrongState):
+        await registry.breakpoints.arm(session, EACH_TOKEN)
+    assert session.breakpoints == {}
+    await registry.breakpoints.arm(session, WATCH)
+    registry.release(session, turn)
+    await turn.ended.wait()
+    await registry.breakpoints.arm(session, EACH_TOKEN)
+    with pytest.raises(WrongState, match=f"/v1/sessions/{session.id}/generate"):
+        registry.start_turn(session, PROMPT, GREEDY, rule, pausable=False)
+
+
+async def test_one_that_acts_once_is_gone_for_good(tmp_path: Path) -> None:
+    once = replace(EACH_TOKEN, once=True)
+    async with running_services(state_dir=tmp_path) as services:
+        session, _ = await paused(services.sessions, breakpoint=once)
+        assert session.breakpoints == {}
+    async with running_services(state_dir=tmp_path) as services:
+        assert services.sessions.table.get(session.id).breakpoints == {}
+
+
+async def two_turns(registry: SessionRegistry, *breakpoints: Breakpoint) -> list[int]:
+    """What the second of two turns generates."""
+    session = registry.create()
+    for each in breakpoints:
+        await registry.breakpoints.arm(session, each)
+    for _ in range(2):
+        reader = start(registry, session)
+        assert isinstance(await read(reader), TurnFinished)
+    return reader.token_ids
+
+
+async def test_breakpoints_and_steering_are_there_after_a_restart(services: Services, tmp_path: Path) -> None:
+    steered, plain = await two_turns(services.sessions, STEER), await two_turns(services.sessions)
+    assert steered != plain
+    async with running_services(state_dir=tmp_path) as first:
+        session = first.sessions.create()
+        await first.sessions.breakpoints.arm(session, STEER)
+        assert isinstance(await read(start(first.sessions, session)), TurnFinished)
+    async with running_services(state_dir=tmp_path) as again:
+        back = again.sessions.table.get(session.id)
+        assert back.breakpoints == {STEER.id: STEER}
+        assert back.interventions == session.interventions != ()
+        reader = start(again.sessions, back)
+        assert isinstance(await read(reader), TurnFinished)
+    assert reader.token_ids == steered
+
+
+async def test_breakpoints_from_a_time_of_shorter_passes_stay_after_a_restart(tmp_path: Path) -> None:
+    often = replace(STEER, when=When(every=2), layers=(0, 1, 2, 3), edits=(Edit(EditOp.SCALE, 1.01),) * 16)
+    async with running_services(state_dir=tmp_path, max_step_tokens=16, max_running=4) as services:
+        before = services.sessions.create()
+        await services.sessions.breakpoints.arm(before, often)
+        assert isinstance(await read(start(services.sessions, before)), TurnFinished)
+    async with running_services(state_dir=tmp_path, max_step_tokens=32, max_running=4) as services:
+        registry = services.sessions
+        back = registry.table.get(before.id)
+        assert back.breakpoints == {often.id: often}
+        assert isinstance(await read(start(registry, back)), TurnFinished)
+        with pytest.raises(FieldOutOfRange, match="1025 edits") as refused:
+            await registry.breakpoints.arm(back, replace(WATCH, layers=(0,)))
+        assert refused.value.param == "breakpoints"
+        await registry.breakpoints.disarm(back, often.id)
+        await registry.breakpoints.arm(back, WATCH)
+
+
+async def test_arming_waits_for_the_journal_and_one_who_leaves_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    async with running_services(state_dir=tmp_path) as services:
+        registry = services.sessions
+        session, _ = await paused(registry)
+        holder = sqlite3.connect(tmp_path / FILE_NAME)
+        holder.execute("BEGIN IMMEDIATE")
+        staying = asyncio.create_task(registry.breakpoints.arm(session, WATCH))
+        leaving = asyncio.create_task(registry.breakpoints.arm(session, STEER))
+        await asyncio.sleep(0.2)
+        assert not staying.done()
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        holder.rollback()
+        holder.close()
+        await asyncio.wait_for(staying, 10)
+        assert list(session.breakpoints) == [EACH_TOKEN.id, WATCH.id]
+    async with running_services(state_dir=tmp_path) as services:
+        back = services.sessions.table.get(session.id)
+        assert back.state is SessionState.IDLE
+        assert list(back.breakpoints) == [EACH_TOKEN.id, WATCH.id]
+
+
+async def test_what_cannot_be_journaled_is_not_armed(tmp_path: Path) -> None:
+    async with running_services(state_dir=tmp_path) as services:
+        registry = services.sessions
+        session = registry.create()
+        await registry.keep(session)
+        journal = registry._keeper._journal
+        assert journal is not None
+        connection = journal._store._connection
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        wide = replace(STEER, edits=tuple(Edit(EditOp.SCALE, 1 + index / 7) for index in range(MAX_WORK)))
+        with pytest.raises(NotDurable):
+            await registry.breakpoints.arm(session, wide)
+        assert session.breakpoints == {}
+        connection.execute("PRAGMA max_page_count = 1000000")
+        reader = start(registry, session, tokens=3)
+        assert isinstance(await read(reader), TurnFinished)
+        assert session.interventions == ()
+    async with running_services(state_dir=tmp_path) as services:
+        assert services.sessions.table.get(session.id).breakpoints == {}
+
+
+async def test_a_paused_session_comes_back_idle_as_it_was_before_the_turn(tmp_path: Path) -> None:
+    async with running_services(state_dir=tmp_path / "state") as services:
+        registry = services.sessions
+        session = registry.create()
+        assert isinstance(await read(start(registry, session)), TurnFinished)
+        before = session.history[:]
+        await registry.breakpoints.arm(session, EACH_TOKEN)
+        assert isinstance(await read(start(registry, session)), Paused)
+        child = await registry.fork(session)
+        shutil.copytree(tmp_path / "state", tmp_path / "left")  # what a kill would leave
+    async with running_services(state_dir=tmp_path / "left") as services:
+        for killed in (session, child):
+            back = services.sessions.table.get(killed.id)
+            assert back.state is SessionState.IDLE
+            assert (back.history, back.breakpoints) == (before, {EACH_TOKEN.id: EACH_TOKEN})

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from app.domain.errors import ContextTooLong, Draining, FieldOutOfRange, NotFound, WrongState
+from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule
+from app.exports.exports import export_session
+from app.routers.dependencies import Services
+from app.sessions.lifecycle import drain
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, until
+
+
+async def test_state_follows_the_turn_though_nobody_reads_it(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4))
+    assert session.state is SessionState.QUEUED
+    await until(lambda: session.state is SessionState.IDLE)
+    assert len(session.history) == 7
+
+
+async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    with pytest.raises(WrongState, match="queued"):
+        registry.start_turn(session, PROMPT, GREEDY, LONG)
+    await anext(turn)
+    for refused in (registry.fork(session), registry.rewind(session, 0)):
+        with pytest.raises(WrongState, match="running"):
+            await refused
+    registry.release(session, turn)
+
+
+async def test_a_session_with_a_turn_in_it_is_not_exported(services: Services, tmp_path: Path) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    with pytest.raises(WrongState, match=r"cannot export: .* is queued"):
+        await export_session(registry, session, tmp_path / "session")
+    await anext(turn)
+    with pytest.raises(WrongState, match=r"cannot export: .* is running"):
+        await export_session(registry, session, tmp_path / "session")
+    registry.release(session, turn)
+
+
+async def test_a_turn_that_its_reader_abandons_ends_and_frees_the_session(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    await anext(turn)
+    registry.release(session, turn)
+    await asyncio.wait_for(turn.ended.wait(), 10)
+    assert session.state is SessionState.IDLE
+    assert len(session.history) < 900
+    finished = await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=2)))
+    assert finished.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services: Services, late: bool) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=20) if late else LONG)
+    await until(lambda: len(session.history) >= 3 + 5)
+    if late:
+        await finish(turn)
+    registry.cancel(session, turn, keep=2, reason=FinishReason.STOP)
+    if not late:
+        assert (await finish(turn)).reason is FinishReason.STOP
+    assert len(session.history) == await engine_tokens(registry, session) == 5
+
+
+async def test_a_closed_session_is_gone_and_its_turn_ends_as_cancelled(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    await anext(turn)
+    await registry.close(session)
+    assert (await finish(turn)).reason is FinishReason.CANCELLED
+    with pytest.raises(NotFound, match=session.id):
+        registry.table.get(session.id)
+    await assert_nothing_is_held(registry)
+
+
+async def test_another_owner_sees_nothing_of_a_session(services: Services) -> None:
+    registry = services.sessions
+    mine = registry.create("me")
+    with pytest.raises(NotFound):
+        registry.table.get(mine.id, "you")
+    with pytest.raises(NotFound):
+        registry.table.get(mine.id)
+    assert registry.table.page("you", limit=10) == []
+    assert registry.table.get(mine.id, "me") is mine
+
+
+async def test_pages_hold_all_sessions_once_in_order(services: Services) -> None:
+    registry = services.sessions
+    created = {registry.create().id for _ in range(7)}
+    seen: list[str] = []
+    while page := registry.table.page(limit=3, after=seen[-1] if seen else ""):
+        seen += [session.id for session in page]
+        await registry.close(page[-1])  # a cursor may point at a session that has gone
+    assert seen == sorted(created)
+    assert registry.table.page(limit=10, state=SessionState.RUNNING) == []
+
+
+async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(services: Services) -> None:
+    registry = services.sessions
+    session = registry.create()
+    await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4)))
+    with pytest.raises(FieldOutOfRange, match="from 0 to 7"):
+        await registry.rewind(session, 8)
+    await registry.rewind(session, 2)
+    assert await engine_tokens(registry, session) == len(session.history) == 2
+
+
+async def test_a_turn_needs_a_token_to_start_from(services: Services) -> None:
+    session = services.sessions.create()
+    with pytest.raises(FieldOutOfRange, match="at least 1 token"):
+        services.sessions.start_turn(session, [], GREEDY, LONG)
+    assert session.state is SessionState.IDLE
+
+
+async def test_room_is_what_is_left_of_the_context(services: Services) -> None:
+    registry = services.sessions
+    assert registry.room(1000, None) == 24
+    assert registry.room(1024, 0) == 0
+    with pytest.raises(ContextTooLong, match=r"1024 tokens, but there are 1000 and at least 25") as too_long:
+        registry.room(1000, 25)
+    assert too_long.value.param == "max_tokens"
+    with pytest.raises(ContextTooLong) as too_long:
+        registry.room(1024, None, param="messages")
+    assert too_long.value.param == "messages"
+
+
+async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Services) -> None:
+    registry = services.sessions
+    unused, used = registry.create(ttl_s=1), registry.create(ttl_s=1)
+    end = asyncio.get_running_loop().time() + 2
+    while asyncio.get_running_loop().time() < end:
+        await finish(registry.start_turn(used, PROMPT, GREEDY, StopRule(max_tokens=1), replace=True))
+    assert unused.state is SessionState.CLOSED
+    assert registry.table.get(used.id) is used
+    with pytest.raises(NotFound):
+        registry.table.get(unused.id)
+    await until(lambda: used.state is SessionState.CLOSED)
+    await assert_nothing_is_held(registry)
+
+
+async def use_and_fail(session: Session, registry: SessionRegistry) -> None:
+    await anext(registry.start_turn(session, PROMPT, GREEDY, LONG))
+    raise ValueError("the caller's own")
+
+
+async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(services: Services) -> None:
+    registry = services.sessions
+    with pytest.raises(ValueError, match="own"):
+        async with registry.ephemeral() as session:
+            await use_and_fail(session, registry)
+    assert session.state is SessionState.CLOSED
+    assert registry.table.page(limit=1) == []
+    await assert_nothing_is_held(registry)
+
+
+async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(services: Services) -> None:
+    registry = services.sessions
+    long, short = registry.create(), registry.create()
+    endless = registry.start_turn(long, PROMPT, GREEDY, LONG)
+    brief = registry.start_turn(short, PROMPT, GREEDY, StopRule(max_tokens=2))
+    await drain(registry, timeout_s=0.5)
+    assert (await finish(brief)).reason is FinishReason.LENGTH
+    assert (await finish(endless)).reason is FinishReason.CANCELLED
+    with pytest.raises(Draining):
+        registry.start_turn(short, PROMPT, GREEDY, LONG)
+    with pytest.raises(Draining):
+        registry.create()
+    with pytest.raises(Draining):
+        await registry.fork(short)
+
+
+async def one_random_step(registry: SessionRegistry, session: Session, choose: random.Random) -> None:
+    """A turn that ends by itself, is cancelled or is cut, or a rewind or a fork."""
+    action = choose.choice(["finish", "cancel", "cut", "cut late", "rewind", "fork"])
+    if action == "rewind":
+        await registry.rewind(session, choose.randint(0, len(session.history)))
+    elif action == "fork":
+        await registry.close(await registry.fork(session))
+    else:
+        tokens = [choose.randint(3, 200) for _ in range(choose.randint(1, 40))]
+        replace = choose.random() < 0.3 or len(session.history) > 600
+        rule = StopRule(max_tokens=choose.randint(4, 40))
+        turn = registry.start_turn(session, tokens, SamplingParams(seed=1), rule, replace=replace)
+        start = len(session.history)
+        if action != "cut late":
+            await until(lambda: len(session.history) >= start + 3)
+        else:
+            await turn.ended.wait()
+        if action == "cancel":
+            registry.cancel(session, turn)
+        elif action != "finish":
+            registry.cancel(session, turn, keep=choose.randint(0, 3), reason=FinishReason.STOP)
+        await finish(turn)
+
+
+async def test_the_history_here_is_the_engines_through_random_use(services: Services) -> None:
+    registry, choose = services.sessions, random.Random(0)
+    sessions = [registry.create() for _ in range(3)]
+    for _ in range(60):
+        session = choose.choice(sessions)
+        await one_random_step(registry, session, choose)
+        assert len(session.history) == await engine_tokens(registry, session)
+    for session in sessions:
+        await registry.close(session)
+    await assert_nothing_is_held(registry)

@@ -1,0 +1,212 @@
+"""Text of a turn: stop strings against a search of the whole text, and what the history keeps after a match."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from app.bridge.turn import Turn
+from app.domain.errors import EngineError, NotDurable
+from app.domain.values import FinishReason, Ticket, TokenLogprobs, TurnUsage
+from app.messages import Failed, Started, Token, TurnFinished
+from app.model_store.byte_tokenizer import byte_tokenizer
+from app.text.generation import StopMatcher, TextChunk, TextItem, TextTurn
+from app.text.tokenizer import Tokens
+
+TICKET = Ticket(1)
+PROMPT_TOKENS = 7
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokens:
+    return Tokens(byte_tokenizer(512), frozenset({257}))
+
+
+def search(text: str, stops: Sequence[str]) -> int | None:
+    """Where the text must be cut: at the start of the first occurrence to be complete, of several the longest."""
+    for end in range(len(text) + 1):
+        found = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return min(found)
+    return None
+
+
+def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
+    bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+LETTERS = st.text("ab", max_size=24)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
+CUTS = st.lists(st.integers(0, 100), max_size=12)
+
+
+@given(text=LETTERS, stops=STOPS, cuts=CUTS)
+@example(text="aabab", stops=["abab", "ba"], cuts=[2])
+@example(text="aab", stops=["aab", "ab"], cuts=[1, 2])
+def test_matcher_finds_what_a_search_of_the_whole_text_finds(text: str, stops: list[str], cuts: list[int]) -> None:
+    matcher = StopMatcher(stops)
+    shown = ""
+    for piece in pieces_of(text, cuts):
+        if not matcher.matched:
+            shown += matcher.push(piece)
+    expected = search(text, stops)
+    assert matcher.matched == (expected is not None)
+    assert shown + ("" if matcher.matched else matcher.flush()) == text[:expected]
+
+
+@given(text=LETTERS, stops=STOPS, cuts=CUTS)
+def test_matcher_holds_back_only_what_may_begin_a_stop_string(text: str, stops: list[str], cuts: list[int]) -> None:
+    matcher = StopMatcher(stops)
+    seen = shown = ""
+    for piece in pieces_of(text, cuts):
+        seen += piece
+        shown += matcher.push(piece)
+        if matcher.matched:
+            return
+        held = seen[len(shown) :]
+        assert seen == shown + held
+        assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
+        assert not any(seen.endswith(stop[:k]) for stop in stops for k in range(len(held) + 1, len(stop)))
+
+
+def events_of(token_ids: Sequence[int], reason: FinishReason = FinishReason.LENGTH) -> list[Token | TurnFinished]:
+    """What the engine sends for a turn that makes these tokens and ends by itself."""
+    made: list[Token | TurnFinished] = [
+        Token(TICKET, token_id, TokenLogprobs(token_id, -1.0)) for token_id in token_ids
+    ]
+    usage = TurnUsage(prompt_tokens=PROMPT_TOKENS, completion_tokens=len(token_ids))
+    return [*made, TurnFinished(TICKET, reason, usage, PROMPT_TOKENS + len(token_ids))]
+
+
+async def at_once() -> None:
+    """For a turn that nobody keeps."""
+
+
+async def read(
+    tokens: Tokens, token_ids: Sequence[int], stop: Sequence[str] = (), *, min_tokens: int = 0, slow: bool
+) -> tuple[list[TextItem], list[int]]:
+    """All items of the turn, and the `keep`s asked for. A slow reader begins when the engine has sent everything."""
+    turn, keeps = Turn(TICKET), list[int]()
+    text_turn = TextTurn(turn, tokens.stream(after_text=True), stop, keeps.append, at_once, min_tokens)
+
+    async def send() -> None:
+        turn.deliver(Started(TICKET, 0))
+        for event in events_of(token_ids):
+            turn.deliver(event)
+            if not slow:
+                await asyncio.sleep(0)
+
+    async with asyncio.timeout(10):
+        if slow:
+            await send()
+            return [item async for item in text_turn], keeps
+        sending = asyncio.create_task(send())
+        items = [item async for item in text_turn]
+        await sending
+        return items, keeps
+
+
+def text_of(items: Sequence[TextItem]) -> str:
+    return "".join(item.text for item in items if isinstance(item, TextChunk))
+
+
+def end_of(items: Sequence[TextItem]) -> TurnFinished:
+    end = items[-1]
+    assert isinstance(end, TurnFinished)
+    return end
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_stop_string_ends_the_turn_after_the_token_that_completes_it(tokens: Tokens, slow: bool) -> None:
+    token_ids = tokens.encode("one, two, three", add_special_tokens=False)
+    items, keeps = await read(tokens, token_ids, [", t"], slow=slow)
+    assert text_of(items) == "one"
+    assert keeps == [6]
+    end = end_of(items)
+    assert (end.reason, end.usage.completion_tokens, end.history_tokens) == (FinishReason.STOP, 6, PROMPT_TOKENS + 6)
+    reported = [token_id for item in items if isinstance(item, TextChunk) for token_id in item.token_ids]
+    assert reported == token_ids[:6]
+    assert sum(len(item.logprobs) for item in items if isinstance(item, TextChunk)) == 6
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_stop_string_that_ends_with_the_last_token_is_a_stop(tokens: Tokens, slow: bool) -> None:
+    token_ids = tokens.encode("abc", add_special_tokens=False)
+    items, keeps = await read(tokens, token_ids, ["c"], slow=slow)
+    assert (text_of(items), keeps, end_of(items).reason) == ("ab", [3], FinishReason.STOP)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_text_held_back_for_a_stop_string_comes_at_the_end(tokens: Tokens, slow: bool) -> None:
+    token_ids = tokens.encode("almost sto", add_special_tokens=False)
+    items, keeps = await read(tokens, token_ids, ["stop"], slow=slow)
+    assert (text_of(items), keeps, end_of(items).reason) == ("almost sto", [], FinishReason.LENGTH)
+
+
+async def test_no_piece_of_a_stop_string_is_shown_before_it_is_ruled_out(tokens: Tokens) -> None:
+    token_ids = tokens.encode("x stoq stop", add_special_tokens=False)
+    items, _ = await read(tokens, token_ids, [" stop"], slow=False)
+    shown = [item.text for item in items if isinstance(item, TextChunk)]
+    assert [piece for piece in shown if piece] == ["x", " stoq"]
+
+
+async def test_characters_of_several_tokens_come_whole(tokens: Tokens) -> None:
+    token_ids = tokens.encode("a€😀", add_special_tokens=False)
+    items, _ = await read(tokens, token_ids, slow=False)
+    assert [item.text for item in items if isinstance(item, TextChunk) and item.text] == ["a", "€", "😀"]
+
+
+async def test_a_character_that_is_never_complete_is_shown_as_a_replacement(tokens: Tokens) -> None:
+    token_ids = tokens.encode("a€", add_special_tokens=False)[:-1]
+    items, _ = await read(tokens, token_ids, slow=False)
+    assert text_of(items) == "a\N{REPLACEMENT CHARACTER}"
+
+
+async def test_text_before_min_tokens_does_not_stop_the_turn(tokens: Tokens) -> None:
+    token_ids = tokens.encode("a.b.c.", add_special_tokens=False)
+    items, keeps = await read(tokens, token_ids, ["."], min_tokens=4, slow=True)
+    assert (text_of(items), keeps) == ("a.b", [4])
+
+
+async def test_a_failed_turn_raises_its_error_after_what_came_before(tokens: Tokens) -> None:
+    turn = Turn(TICKET)
+    for event in (Token(TICKET, 65), Failed(TICKET, EngineError("the step failed"))):
+        turn.deliver(event)
+    reader = aiter(TextTurn(turn, tokens.stream(after_text=True), (), lambda keep: None, at_once))
+    assert text_of([await anext(reader)]) == "A"
+    with pytest.raises(EngineError, match="the step failed"):
+        await anext(reader)
+
+
+async def test_the_end_is_told_only_when_it_is_settled_and_a_stop_has_been_announced(tokens: Tokens) -> None:
+    turn, order = Turn(TICKET), list[str]()
+
+    async def settle() -> None:
+        order.append("settled")
+
+    for event in events_of(tokens.encode("abc", add_special_tokens=False)):
+        turn.deliver(event)
+    text_turn = TextTurn(turn, tokens.stream(after_text=True), ["c"], lambda keep: order.append("cut"), settle)
+    async for item in text_turn:
+        order.append(type(item).__name__)
+    assert order == ["cut", "TextChunk", "settled", "TurnFinished"]
+
+
+async def test_a_turn_that_cannot_be_settled_has_no_end_but_the_error(tokens: Tokens) -> None:
+    turn = Turn(TICKET)
+    for event in events_of([65]):
+        turn.deliver(event)
+
+    async def fail() -> None:
+        raise NotDurable("the disk is full")
+
+    reader = aiter(TextTurn(turn, tokens.stream(after_text=True), (), lambda keep: None, fail))
+    assert text_of([await anext(reader)]) == "A"
+    with pytest.raises(NotDurable, match="the disk is full"):
+        await anext(reader)

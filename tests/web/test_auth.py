@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from app.web.auth import fingerprint
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+
+PATHS = ["/ready", "/metrics", "/version", "/docs", "/openapi.json", "/v1/sessions", "/v1/models", "/no-such-path", "/"]
+
+
+@pytest.fixture
+def guarded(serve_with: ServeWith) -> httpx.Client:
+    return serve_with(api_keys=("sesame", "mellon", "cl\xe0"))
+
+
+def test_every_path_but_health_needs_a_key(guarded: httpx.Client) -> None:
+    assert guarded.get("/health").status_code == 200
+    for path in PATHS:
+        response = guarded.get(path)
+        assert_error(response, 401, "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer wrong", "Bearer", "Basic sesame", "sesame", "Bearer sesam", "Bearer sesamee", "Bearer \xe9"]
+)
+def test_a_wrong_key_is_no_key(guarded: httpx.Client, header: str) -> None:
+    response = guarded.get("/v1/sessions", headers={b"Authorization": header.encode("latin-1")})
+    assert_error(response, 401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("header", ["Bearer sesame", "Bearer mellon", "bearer sesame"])
+def test_each_key_opens(guarded: httpx.Client, header: str) -> None:
+    assert guarded.get("/v1/sessions", headers={"Authorization": header}).status_code == 200
+
+
+def test_a_key_outside_ascii_is_sent_as_utf8(guarded: httpx.Client) -> None:
+    header = "Bearer cl\xe0"
+    assert guarded.get("/v1/sessions", headers={b"Authorization": header.encode()}).status_code == 200
+    assert guarded.get("/v1/sessions", headers={b"Authorization": header.encode("latin-1")}).status_code == 401
+
+
+def test_the_refusal_comes_before_the_body_is_read(guarded: httpx.Client) -> None:
+    assert_error(guarded.post("/v1/sessions", content=b"{"), 401, "invalid_api_key")
+
+
+def test_a_fingerprint_does_not_show_the_key() -> None:
+    assert "sesame" not in fingerprint("sesame")
+    assert fingerprint("sesame") != fingerprint("mellon")

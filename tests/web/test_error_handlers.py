@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.domain.errors import Busy, DjinnError
+from app.web.error_handlers import install_error_handlers
+from app.web.request_id import RequestIdMiddleware
+from tests.errors import assert_error
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_an_unknown_path_and_a_wrong_method_have_the_error_body(http: httpx.Client) -> None:
+    assert_error(http.get("/no-such-path"), 404, "not_found")
+    response = http.put("/v1/sessions", json={})
+    assert_error(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "GET, POST"
+
+
+def test_a_wrong_method_names_all_that_the_path_has(http: httpx.Client) -> None:
+    for path, methods in http.get("/openapi.json").json()["paths"].items():
+        response = http.request("TRACE", re.sub(r"\{\w+\}", "x", path))
+        assert_error(response, 405, "method_not_allowed")
+        assert {*methods} <= {*response.headers["allow"].lower().split(", ")}  # `import` is also the name of a session
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"", b"nul", b'{"ttl_s": 1e999999}x', b"[" * 100_000, b'"\xff"', b"[]", b'"text"', b"7"]
+)
+def test_a_body_that_is_no_json_object_is_malformed(http: httpx.Client, body: bytes) -> None:
+    session = http.post("/v1/sessions").json()["id"]
+    response = http.post(f"/v1/sessions/{session}/rewind", content=body, headers=JSON)
+    assert_error(response, 400, "malformed_request")
+
+
+def test_json_without_its_content_type_says_what_is_missing(http: httpx.Client) -> None:
+    response = http.post("/v1/sessions", content=b'{"ttl_s": 5}')
+    assert "application/json" in assert_error(response, 400, "malformed_request")
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e400"])
+def test_numbers_that_are_none_are_refused(http: httpx.Client, value: bytes) -> None:
+    session = http.post("/v1/sessions").json()["id"]
+    body = b'{"prompt": "a", "temperature": ' + value + b"}"
+    response = http.post(f"/v1/sessions/{session}/generate", content=body, headers=JSON)
+    assert_error(response, 422, "field_out_of_range", param="temperature")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt": "\\ud800"}', "prompt"),
+        (b'{"prompt": "a", "stop": "\\ud800"}', "stop"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "messages.0.content"),
+        (b'{"prompt": "a", "\\ud800": 1}', None),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_where_it_was_sent(http: httpx.Client, body: bytes, param: str | None) -> None:
+    session = http.post("/v1/sessions").json()["id"]
+    response = http.post(f"/v1/sessions/{session}/generate", content=body, headers=JSON)
+    assert "nicode" in assert_error(response, 422, "field_out_of_range", param=param)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"ttl_s": "\xff"}', "can't decode byte 0xff"),
+        (b"[" * 100_000, "recursion"),
+        (b'{"ttl_s": ' + b"9" * 5000 + b"}", "5000 digits"),
+    ],
+    ids=["not UTF-8", "deep", "long number"],
+)
+def test_a_body_that_cannot_be_parsed_says_why(http: httpx.Client, body: bytes, reason: str) -> None:
+    message = assert_error(http.post("/v1/sessions", content=body, headers=JSON), 400, "malformed_request")
+    assert reason in message
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/", "/health/", "/v1/models/", "/v1/completions/"])
+def test_a_path_with_a_slash_too_many_is_no_other_path(http: httpx.Client, path: str) -> None:
+    assert_error(http.get(path), 404, "not_found")
+
+
+@pytest.mark.parametrize("word", ["x" * 30_000, "x%20" * 7_500])
+def test_what_a_client_sent_comes_back_cut(http: httpx.Client, word: str) -> None:
+    assert len(http.get(f"/v1/{word}").content) < 2_000
+    assert len(http.get(f"/v1/sessions/{word}").content) < 2_000
+    for body in ({word: 1}, {"ttl_s": 1, "metadata": {word: 1}}, {"residency": word}):
+        response = http.post("/v1/sessions", json=body)
+        assert response.status_code == 422
+        assert len(response.content) < 3_000
+
+
+async def test_a_bug_is_a_500_without_its_secrets() -> None:
+    app = FastAPI()
+    app.add_middleware(RequestIdMiddleware)
+    install_error_handlers(app)
+
+    @app.get("/bug")
+    async def bug() -> None:
+        raise RuntimeError("the password is swordfish")
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        message = assert_error(await client.get("/bug"), 500, "internal_error")
+    assert "swordfish" not in message
+
+
+async def test_a_busy_server_says_when_to_come_back() -> None:
+    app = FastAPI()
+    app.add_middleware(RequestIdMiddleware)
+    install_error_handlers(app)
+
+    @app.get("/busy")
+    async def busy() -> None:
+        raise Busy("come back", retry_after_s=7)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        response = await client.get("/busy")
+    assert_error(response, 429, "queue_full")
+    assert response.headers["retry-after"] == "7"
+
+
+def all_errors(error: type[DjinnError]) -> list[type[DjinnError]]:
+    return [error, *(each for sub in error.__subclasses__() for each in all_errors(sub))]
+
+
+def test_every_error_has_an_http_status_and_a_code() -> None:
+    for error in all_errors(DjinnError):
+        assert 400 <= error.status < 600
+        assert error.code
+        assert error.type

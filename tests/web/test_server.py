@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.domain.errors import FieldOutOfRange
+from app.web.server import bind
+from tests.processes import serve_process
+
+
+async def test_small_answers_are_not_held_back() -> None:
+    """With Nagle's algorithm, headers and body in two writes cost 40 ms."""
+    delays_off: asyncio.Queue[int] = asyncio.Queue()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection: socket.socket = writer.get_extra_info("socket")
+        await delays_off.put(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with bind("127.0.0.1", 0) as bound:
+        async with await asyncio.start_server(answer, sock=bound):
+            _, writer = await asyncio.open_connection(*bound.getsockname())
+            assert await delays_off.get() != 0
+            writer.close()
+
+
+def test_a_port_that_another_server_has_taken_is_refused_before_it_listens() -> None:
+    with bind("127.0.0.1", 0) as first, pytest.raises(FieldOutOfRange, match="cannot listen"):
+        bind("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_server_that_was_killed_under_a_client_comes_back_on_its_port(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "state") as server, httpx.Client(base_url=server.url) as http:
+        http.get("/health").raise_for_status()
+        server.kill()
+        with serve_process(tmp_path / "state", "--port", server.url.rpartition(":")[2]) as again:
+            assert again.url == server.url
+            assert httpx.get(f"{again.url}/health").status_code == 200
