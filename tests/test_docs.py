@@ -15,6 +15,7 @@ from tests.serving import serve
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {path.stem: path.read_text("utf-8") for path in DOCS.glob("*.md")}
 ROUTE = re.compile(r"/[\w/{}.]+")
+PLACE = re.compile(r"`((?:app|client|loadgen|benchmarks|tests|docs)/[\w./]*)`")
 COMMAND_LINE_ONLY = {"model_unavailable"}
 
 
@@ -50,3 +51,11 @@ def test_every_metric_is_documented(base_url: str) -> None:
     names = set(re.findall(r"^# TYPE ((?:djinn_|vllm:)\w+)", text, re.MULTILINE))
     found = {re.sub(r"_(total|created)$", "", name) for name in names}
     assert found == set(re.findall(r"(?:djinn_|vllm:)\w+", PAGES["operating"].partition("## Metrics")[2]))
+
+
+def test_every_file_that_the_guides_name_exists() -> None:
+    root = DOCS.parent
+    guides = [root / "CONTRIBUTING.md", root / "README.md", *DOCS.glob("*.md")]
+    named = {path for guide in guides for path in PLACE.findall(guide.read_text("utf-8"))}
+    assert len(named) > 20
+    assert {path for path in named if not (root / path).exists()} == set()
