@@ -12,7 +12,7 @@ DEMO   := --kv 6x800 --agents 12 --rate 0.2 --context 512 --turns 3 --think 10:2
 AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 10:20 --seed 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo report test lint bench bench-kv bench-breakpoints bench-agents bench-generators gpu-check gpu-wheels clean
+.PHONY: help setup model serve demo report test generate lint bench bench-kv bench-breakpoints bench-agents bench-generators gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -43,7 +43,11 @@ report: model    ## every experiment small, in ten minutes: report/index.html
 test: model      ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
+generate: setup  ## write the blocking client from the one for asyncio
+	$(BIN)/python client/_generate.py
+
 lint: setup      ## style, types, and which room imports which
+	$(BIN)/python client/_generate.py --check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports

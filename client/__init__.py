@@ -1,10 +1,15 @@
 """The Python client of a Djinn server: `Djinn` blocks, `AsyncDjinn` is for asyncio. docs/client.md shows both."""
 
-from client.async_breakpoints import AsyncBreakpoint, AsyncCheckpoint
-from client.async_client import AsyncDjinn, AsyncSessions
-from client.async_session import AsyncSession
-from client.async_turn import AsyncTurnStream
-from client.async_vectors import AsyncVectors
+from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
+from client._async.client import AsyncDjinn, AsyncSessions
+from client._async.session import AsyncSession
+from client._async.turn import AsyncTurnStream
+from client._async.vectors import AsyncVectors
+from client._sync.breakpoints import Breakpoint, Checkpoint
+from client._sync.client import Djinn, Sessions
+from client._sync.session import Session
+from client._sync.turn import TurnStream
+from client._sync.vectors import Vectors
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, VectorInfo
 from client.captures import Capture, Captures
 from client.errors import (
@@ -28,11 +33,6 @@ from client.errors import (
 )
 from client.memory_models import MemoryMap
 from client.models import Health, History, Model, PhaseChange, SessionInfo, TokenEvent, Turn, Usage
-from client.sync_breakpoints import Breakpoint, Checkpoint
-from client.sync_client import Djinn, Sessions
-from client.sync_session import Session
-from client.sync_turn import TurnStream
-from client.sync_vectors import Vectors
 
 __all__ = [
     "APIError",

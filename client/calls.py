@@ -33,7 +33,8 @@ PAGE_SIZE = 100
 class Call(Generic[T]):
     """One request, and `parse`, which reads the body of its answer and raises `ValueError` if it cannot.
 
-    `json` is its body, or `tensor`, a safetensors file.
+    `json` is its body, or `tensor`, a safetensors file. `undo` makes, of the answer, the call that takes back what this
+    one did: an asyncio caller may be cancelled while it waits, and nobody else would know of it.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Call(Generic[T]):
     params: Mapping[str, str | int] = field(default_factory=dict)
     json: Mapping[str, Any] | None = None
     tensor: bytes | None = None
+    undo: Callable[[T], Call[None]] | None = None
 
 
 class TurnOptions(TypedDict, total=False):
@@ -75,7 +77,7 @@ def create_session(
 ) -> Call[SessionInfo]:
     """`POST /v1/sessions`."""
     body = _given(metadata=metadata, ttl_s=ttl_s, residency=residency)
-    return Call("POST", "/v1/sessions", SessionInfo.model_validate_json, json=body)
+    return Call("POST", "/v1/sessions", SessionInfo.model_validate_json, json=body, undo=_close_opened)
 
 
 def get_session(session: str) -> Call[SessionInfo]:
@@ -99,6 +101,10 @@ def close_session(session: str) -> Call[None]:
     return Call("DELETE", session_path(session), nothing)
 
 
+def _close_opened(opened: SessionInfo) -> Call[None]:
+    return close_session(opened.id)
+
+
 def generate(session: str, options: TurnOptions, *, stream: bool) -> Call[Turn]:
     """`POST /v1/sessions/{id}/generate`. A streamed answer is for `TurnDecoder`, not for `parse`."""
     body = {**options, "stream": stream}
@@ -112,7 +118,7 @@ def cancel_turn(session: str) -> Call[SessionInfo]:
 
 def fork_session(session: str) -> Call[SessionInfo]:
     """`POST /v1/sessions/{id}/fork`."""
-    return Call("POST", session_path(session, "fork"), SessionInfo.model_validate_json)
+    return Call("POST", session_path(session, "fork"), SessionInfo.model_validate_json, undo=_close_opened)
 
 
 def export_session(session: str) -> Call[None]:
@@ -122,7 +128,7 @@ def export_session(session: str) -> Call[None]:
 
 def import_session() -> Call[SessionInfo]:
     """`POST /v1/sessions/import`, with a file as the body."""
-    return Call("POST", "/v1/sessions/import", SessionInfo.model_validate_json)
+    return Call("POST", "/v1/sessions/import", SessionInfo.model_validate_json, undo=_close_opened)
 
 
 def rewind_session(session: str, to_token: int) -> Call[SessionInfo]:

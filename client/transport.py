@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from httpx_sse import EventSource
 
 from client.calls import Call
 from client.edge import Connection, check_status, mapped_errors, read_answer, to_request, to_upload
+from client.errors import DjinnError
 from client.files import CHUNK_BYTES, read_chunks, written_whole
 
 T = TypeVar("T")
 
+ABANDON_S = 5.0
+"""How long the answer to a cancelled call is waited for, to undo it."""
 
 Trace = Callable[[str, Mapping[str, object]], Awaitable[None]]
 """Called with an event's name and what belongs to it."""
@@ -82,6 +85,9 @@ class AsyncTransport:
 
     async def send(self, call: Call[T]) -> T:
         """What the call asks for."""
+        return await self._undone_if_cancelled(call, self._send(call))
+
+    async def _send(self, call: Call[T]) -> T:
         with mapped_errors():
             response = await self._http.send(self._traced(to_request(self._http, call)))
         return read_answer(call, response)
@@ -101,6 +107,9 @@ class AsyncTransport:
 
     async def upload(self, call: Call[T], path: Path) -> T:
         """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
+        return await self._undone_if_cancelled(call, self._upload(call, path))
+
+    async def _upload(self, call: Call[T], path: Path) -> T:
         with await asyncio.to_thread(path.open, "rb") as file, mapped_errors():
             size = os.fstat(file.fileno()).st_size
             response = await self._http.send(self._traced(to_upload(self._http, call, read_chunks(file), size)))
@@ -119,6 +128,19 @@ class AsyncTransport:
             yield response
         finally:
             await response.aclose()
+
+    async def _undone_if_cancelled(self, call: Call[T], asking: Coroutine[Any, Any, T]) -> T:
+        """The answer. If the caller is cancelled while it waits, what the server did is undone."""
+        if call.undo is None:
+            return await asking
+        answer = asyncio.ensure_future(asking)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            with suppress(DjinnError, TimeoutError):
+                async with asyncio.timeout(ABANDON_S):
+                    await self._send(call.undo(await answer))
+            raise
 
     def _traced(self, request: httpx.Request) -> httpx.Request:
         request.extensions |= self._extensions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client import AsyncDjinn, AsyncSession, async_session
+from client import AsyncDjinn, AsyncSession, transport
 
 ATTEMPTS = 40
 APART_S = 0.0005
@@ -50,7 +50,7 @@ async def test_sessions_whose_opening_is_cancelled_are_closed(server_url: str, t
 
 
 async def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_session, "ABANDON_S", 0.05)
+    monkeypatch.setattr(transport, "ABANDON_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with AsyncDjinn(url, timeout=30) as djinn:

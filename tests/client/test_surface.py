@@ -35,19 +35,9 @@ def test_importing_the_client_imports_neither_server_nor_torch() -> None:
     assert not {"app", "torch", "fastapi"} & set(loaded)
 
 
-@pytest.mark.parametrize(
-    ("blocking", "asynchronous"),
-    [
-        (client.Djinn, client.AsyncDjinn),
-        (client.Sessions, client.AsyncSessions),
-        (client.Session, client.AsyncSession),
-        (client.Breakpoint, client.AsyncBreakpoint),
-        (client.Checkpoint, client.AsyncCheckpoint),
-        (client.Vectors, client.AsyncVectors),
-    ],
-)
-def test_both_clients_offer_the_same(blocking: type, asynchronous: type) -> None:
-    assert _offer(blocking) == _offer(asynchronous)
+@pytest.mark.parametrize("name", [name for name in client.__all__ if name.startswith("Async")])
+def test_both_clients_offer_the_same(name: str) -> None:
+    assert _offer(getattr(client, name)) == _offer(getattr(client, name.removeprefix("Async")))
 
 
 def _offer(kind: type) -> dict[str, list[str]]:

@@ -1,14 +1,14 @@
-"""Control of a session between its layers, for asyncio."""
+"""Control of a session between its layers."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Unpack
 
 from client import breakpoint_calls as calls
-from client.async_breakpoints import AsyncBreakpoint, AsyncCheckpoint
-from client.async_turn import AsyncTurnStream
+from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
+from client._async.turn import AsyncTurnStream, stream_turn
 from client.captures import Captures
 from client.edits import (
     EditOptions,
@@ -73,10 +73,7 @@ class AsyncWhiteBox:
         self, *, until: Until | None = None, edits: Sequence[EditOptions] = ()
     ) -> AsyncIterator[AsyncTurnStream]:
         """Go on like `resume` and read new tokens as they come. Leaving the block early cancels the turn."""
-        async with (
-            self._transport.stream(calls.resume(self.id, until, edits, stream=True)) as source,
-            aclosing(AsyncTurnStream(source)) as turn,
-        ):
+        async with stream_turn(self._transport, calls.resume(self.id, until, edits, stream=True)) as turn:
             yield turn
 
     async def step(self, *, layer: int | None = None) -> Turn:

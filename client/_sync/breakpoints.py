@@ -1,4 +1,5 @@
-"""Breakpoints, and what a paused session shows and lets be changed; blocking."""
+# Generated from client/_async by `python client/_generate.py`: make changes there.
+"""Breakpoints, and what a paused session shows and lets be changed."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from client import breakpoint_calls as calls
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, Positions
 from client.edits import EditOptions
 from client.errors import NotFound
+from client.place import BlockingPlace
 from client.tensors import FloatArray
 from client.transport import Transport
 
@@ -34,40 +36,15 @@ class Breakpoint:
             self._transport.send(calls.remove_breakpoint(self._session, self.id))
 
 
-class Checkpoint:
+class Checkpoint(BlockingPlace):
     """Where a session is paused. `info` is what the server last said about it; the rest raises `Conflict` once the
     session is no longer paused.
     """
 
     def __init__(self, transport: Transport, session: str, info: CheckpointInfo) -> None:
+        super().__init__(info)
         self._transport = transport
         self._session = session
-        self.info = info
-
-    @property
-    def layer(self) -> int:
-        """The last layer that ran."""
-        return self.info.layer
-
-    @property
-    def first(self) -> int:
-        """The first position of the pass."""
-        return self.info.first
-
-    @property
-    def end(self) -> int:
-        """The position after the last of the pass."""
-        return self.info.end
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the residual stream: `(end - first, hidden_size)`."""
-        return self.info.shape
-
-    @property
-    def activation(self) -> FloatArray:
-        """The residual stream at all positions, fetched anew each time; see `read`."""
-        return self.read()
 
     def read(self, positions: Positions = "all") -> FloatArray:
         """The residual stream after `layer`, a row for each position; in float32, or float16 if the model's is."""

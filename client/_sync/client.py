@@ -1,4 +1,5 @@
-"""The blocking client."""
+# Generated from client/_async by `python client/_generate.py`: make changes there.
+"""The client: a server, and the sessions on it."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from pathlib import Path
 from typing import Self
 
 from client import calls
+from client._sync.session import Session
+from client._sync.vectors import Vectors
 from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.memory_models import MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier
-from client.sync_session import Session
-from client.sync_vectors import Vectors
 from client.transport import Transport
 
 
@@ -32,7 +33,8 @@ class Sessions:
 
         With `residency="guaranteed"` its KV never gives way; `RateLimited` if the server cannot promise that to more.
         """
-        return Session(self._transport, self._transport.send(calls.create_session(metadata, ttl_s, residency)))
+        info = self._transport.send(calls.create_session(metadata, ttl_s, residency))
+        return Session(self._transport, info)
 
     def import_from(self, path: str | Path) -> Session:
         """Open a session from a file that `export_to` wrote, here or elsewhere, from a server of the same model.
@@ -50,12 +52,13 @@ class Sessions:
         after: str | None = ""
         while after is not None:
             page = self._transport.send(calls.list_sessions(state, tier, after))
-            yield from (Session(self._transport, info) for info in page.data)
+            for info in page.data:
+                yield Session(self._transport, info)
             after = page.next_after
 
 
 class Djinn:
-    """A Djinn server. Use it as a context manager, or call `close` when done.
+    """A Djinn server. Use it as a context manager, or `close` it when done.
 
     No request is ever repeated: a turn that may have run must not run twice unasked. `ConnectionFailed` and
     `RateLimited` are the errors after which repeating is safe.

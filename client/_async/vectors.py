@@ -1,4 +1,4 @@
-"""Steering vectors on the server, for asyncio."""
+"""Steering vectors on the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client for asyncio: the blocking one's methods, awaited."""
+"""The client: a server, and the sessions on it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Self
 
 from client import calls
-from client.async_session import AsyncSession, open_session
-from client.async_vectors import AsyncVectors
+from client._async.session import AsyncSession
+from client._async.vectors import AsyncVectors
 from client.edge import DEFAULT_TIMEOUT_S, Connection
 from client.memory_models import MemoryMap
 from client.models import Health, Model, Residency, SessionState, Tier
@@ -32,15 +32,15 @@ class AsyncSessions:
 
         With `residency="guaranteed"` its KV never gives way; `RateLimited` if the server cannot promise that to more.
         """
-        asking = self._transport.send(calls.create_session(metadata, ttl_s, residency))
-        return await open_session(self._transport, asking)
+        info = await self._transport.send(calls.create_session(metadata, ttl_s, residency))
+        return AsyncSession(self._transport, info)
 
     async def import_from(self, path: str | Path) -> AsyncSession:
         """Open a session from a file that `export_to` wrote, here or elsewhere, from a server of the same model.
 
         Raises `Unprocessable` if the file is damaged or of another model.
         """
-        return await open_session(self._transport, self._transport.upload(calls.import_session(), Path(path)))
+        return AsyncSession(self._transport, await self._transport.upload(calls.import_session(), Path(path)))
 
     async def get(self, session: str) -> AsyncSession:
         """The session with this id. Raises `NotFound`."""
@@ -57,7 +57,7 @@ class AsyncSessions:
 
 
 class AsyncDjinn:
-    """A Djinn server. Use it as a context manager, or await `close` when done.
+    """A Djinn server. Use it as a context manager, or `close` it when done.
 
     No request is ever repeated: a turn that may have run must not run twice unasked. `ConnectionFailed` and
     `RateLimited` are the errors after which repeating is safe.

@@ -1,4 +1,5 @@
-"""Steering vectors on the server, blocking."""
+# Generated from client/_async by `python client/_generate.py`: make changes there.
+"""Steering vectors on the server."""
 
 from __future__ import annotations
 

@@ -1,38 +1,18 @@
-"""A session, for asyncio."""
+"""A session."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Self, Unpack
 
 from client import calls
-from client.async_turn import AsyncTurnStream
-from client.async_white_box import AsyncWhiteBox
+from client._async.turn import AsyncTurnStream, stream_turn
+from client._async.white_box import AsyncWhiteBox
 from client.calls import TurnOptions
 from client.errors import DjinnError, NotFound
 from client.models import History, Phase, PhaseChange, SessionInfo, Turn
-from client.transport import AsyncTransport
-
-ABANDON_S = 5.0
-"""How long an opening that was cancelled is waited for."""
-
-
-async def open_session(transport: AsyncTransport, asking: Coroutine[None, None, SessionInfo]) -> AsyncSession:
-    """The session that `asking` has the server open.
-
-    Cancelled while it waits for the answer, it closes what the server has opened: nobody would know of it.
-    """
-    answer = asyncio.ensure_future(asking)
-    try:
-        return AsyncSession(transport, await asyncio.shield(answer))
-    except asyncio.CancelledError:
-        with suppress(DjinnError, TimeoutError):
-            async with asyncio.timeout(ABANDON_S):
-                await AsyncSession(transport, await answer).close()
-        raise
 
 
 class AsyncSession(AsyncWhiteBox):
@@ -45,10 +25,7 @@ class AsyncSession(AsyncWhiteBox):
     @asynccontextmanager
     async def stream(self, **options: Unpack[TurnOptions]) -> AsyncIterator[AsyncTurnStream]:
         """Run one turn and read its tokens as they come. Leaving the block early cancels the turn."""
-        async with (
-            self._transport.stream(calls.generate(self.id, options, stream=True)) as source,
-            aclosing(AsyncTurnStream(source)) as turn,
-        ):
+        async with stream_turn(self._transport, calls.generate(self.id, options, stream=True)) as turn:
             yield turn
 
     async def cancel(self) -> SessionInfo:
@@ -58,7 +35,7 @@ class AsyncSession(AsyncWhiteBox):
 
     async def fork(self) -> AsyncSession:
         """A new session with the same history and breakpoints, and paused in the same place if this one is paused."""
-        return await open_session(self._transport, self._transport.send(calls.fork_session(self.id)))
+        return AsyncSession(self._transport, await self._transport.send(calls.fork_session(self.id)))
 
     async def export_to(self, path: str | Path) -> None:
         """Write the session to a file that `djinn.sessions.import_from` takes. Raises `Conflict` under a turn."""

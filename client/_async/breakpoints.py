@@ -1,4 +1,4 @@
-"""Breakpoints, and what a paused session shows and lets be changed; for asyncio."""
+"""Breakpoints, and what a paused session shows and lets be changed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from client import breakpoint_calls as calls
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, Positions
 from client.edits import EditOptions
 from client.errors import NotFound
+from client.place import Place
 from client.tensors import FloatArray
 from client.transport import AsyncTransport
 
@@ -34,35 +35,15 @@ class AsyncBreakpoint:
             await self._transport.send(calls.remove_breakpoint(self._session, self.id))
 
 
-class AsyncCheckpoint:
+class AsyncCheckpoint(Place):
     """Where a session is paused. `info` is what the server last said about it; the rest raises `Conflict` once the
     session is no longer paused.
     """
 
     def __init__(self, transport: AsyncTransport, session: str, info: CheckpointInfo) -> None:
+        super().__init__(info)
         self._transport = transport
         self._session = session
-        self.info = info
-
-    @property
-    def layer(self) -> int:
-        """The last layer that ran."""
-        return self.info.layer
-
-    @property
-    def first(self) -> int:
-        """The first position of the pass."""
-        return self.info.first
-
-    @property
-    def end(self) -> int:
-        """The position after the last of the pass."""
-        return self.info.end
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the residual stream: `(end - first, hidden_size)`."""
-        return self.info.shape
 
     async def read(self, positions: Positions = "all") -> FloatArray:
         """The residual stream after `layer`, a row for each position; in float32, or float16 if the model's is."""

@@ -1,4 +1,5 @@
-"""Control of a session between its layers, blocking."""
+# Generated from client/_async by `python client/_generate.py`: make changes there.
+"""Control of a session between its layers."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any, Unpack
 
 from client import breakpoint_calls as calls
+from client._sync.breakpoints import Breakpoint, Checkpoint
+from client._sync.turn import TurnStream, stream_turn
 from client.captures import Captures
 from client.edits import (
     EditOptions,
@@ -19,8 +22,6 @@ from client.edits import (
     steer_body,
 )
 from client.models import SessionInfo, Turn
-from client.sync_breakpoints import Breakpoint, Checkpoint
-from client.sync_turn import TurnStream
 from client.transport import Transport
 
 
@@ -71,8 +72,8 @@ class WhiteBox:
     @contextmanager
     def resume_stream(self, *, until: Until | None = None, edits: Sequence[EditOptions] = ()) -> Iterator[TurnStream]:
         """Go on like `resume` and read new tokens as they come. Leaving the block early cancels the turn."""
-        with self._transport.stream(calls.resume(self.id, until, edits, stream=True)) as source:
-            yield TurnStream(source)
+        with stream_turn(self._transport, calls.resume(self.id, until, edits, stream=True)) as turn:
+            yield turn
 
     def step(self, *, layer: int | None = None) -> Turn:
         """Go on to after `layer` of this pass, or without one to the same layer of the next token, and pause there."""

@@ -1,4 +1,5 @@
-"""A session, blocking."""
+# Generated from client/_async by `python client/_generate.py`: make changes there.
+"""A session."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from pathlib import Path
 from typing import Self, Unpack
 
 from client import calls
+from client._sync.turn import TurnStream, stream_turn
+from client._sync.white_box import WhiteBox
 from client.calls import TurnOptions
 from client.errors import DjinnError, NotFound
 from client.models import History, Phase, PhaseChange, SessionInfo, Turn
-from client.sync_turn import TurnStream
-from client.sync_white_box import WhiteBox
 
 
 class Session(WhiteBox):
@@ -25,8 +26,8 @@ class Session(WhiteBox):
     @contextmanager
     def stream(self, **options: Unpack[TurnOptions]) -> Iterator[TurnStream]:
         """Run one turn and read its tokens as they come. Leaving the block early cancels the turn."""
-        with self._transport.stream(calls.generate(self.id, options, stream=True)) as source:
-            yield TurnStream(source)
+        with stream_turn(self._transport, calls.generate(self.id, options, stream=True)) as turn:
+            yield turn
 
     def cancel(self) -> SessionInfo:
         """End the running or paused turn, whoever started it; its reader gets what was generated. Raises `Conflict`."""

@@ -1,0 +1,50 @@
+# Generated from client/_async by `python client/_generate.py`: make changes there.
+"""A turn as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+
+from httpx_sse import EventSource
+
+from client.calls import Call
+from client.edge import mapped_errors
+from client.errors import StreamBroken
+from client.models import TokenEvent, Turn
+from client.stream import TurnDecoder
+from client.transport import Transport
+
+
+class TurnStream:
+    """The running turn: iterate to get its tokens, then read `turn`."""
+
+    def __init__(self, decoder: TurnDecoder, tokens: Iterator[TokenEvent]) -> None:
+        self._decoder = decoder
+        self._tokens = tokens
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        return self._tokens
+
+    @property
+    def turn(self) -> Turn:
+        """The turn, over or paused. Raises `RuntimeError` while it runs."""
+        return self._decoder.turn
+
+
+@contextmanager
+def stream_turn(transport: Transport, call: Call[Turn]) -> Iterator[TurnStream]:
+    """Run a turn and read its tokens as they come. Leaving the block early cancels the turn."""
+    with transport.stream(call) as source:
+        decoder = TurnDecoder(source.response.headers.get("x-request-id"))
+        with nullcontext(_read(source, decoder)) as tokens:
+            yield TurnStream(decoder, tokens)
+
+
+def _read(source: EventSource, decoder: TurnDecoder) -> Generator[TokenEvent, None]:
+    with mapped_errors(lost=StreamBroken), nullcontext(source.iter_sse()) as events:
+        for event in events:
+            tokens = decoder.feed(event)
+            if tokens is not None:
+                yield tokens
+    decoder.end()
