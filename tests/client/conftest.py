@@ -6,19 +6,34 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import cast
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from client import Djinn
+from client import AsyncDjinn, Djinn
+from tests.client.blocking import Blocking
 from tests.client.pausing import GREEDY
 
 AnswerWith = Callable[[bytes], str]
 
 
-@pytest.fixture
-def djinn(server_url: str) -> Iterator[Djinn]:
-    with Djinn(server_url, timeout=30) as djinn:
-        yield djinn
+@pytest.fixture(scope="session")
+def portal() -> Iterator[BlockingPortal]:
+    """An event loop on a thread of its own."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def djinn(request: pytest.FixtureRequest, portal: BlockingPortal, server_url: str) -> Iterator[Djinn]:
+    """Each client of the shared server in turn, both to be used like the blocking one."""
+    if request.param == "blocking":
+        with Djinn(server_url, timeout=30) as djinn:
+            yield djinn
+    else:
+        with Blocking(portal, AsyncDjinn(server_url, timeout=30)) as adjinn:
+            yield cast("Djinn", adjinn)
 
 
 @pytest.fixture(scope="session")

@@ -63,11 +63,11 @@ def test_a_paused_session_takes_no_other_turn(djinn: Djinn) -> None:
 def test_what_cannot_take_the_place_of_a_checkpoint(djinn: Djinn, values: np.typing.ArrayLike, param: str) -> None:
     with paused(djinn) as session:
         checkpoint = session.checkpoint()
-        before = checkpoint.activation
+        before = checkpoint.read()
         with pytest.raises(client.Unprocessable) as refused:
             checkpoint.write(values)
         assert refused.value.param == param
-        np.testing.assert_array_equal(checkpoint.activation, before)
+        np.testing.assert_array_equal(checkpoint.read(), before)
 
 
 def test_a_layer_that_is_not_there(djinn: Djinn) -> None:

@@ -1,4 +1,4 @@
-"""Pauses and checkpoints with the blocking client; the numbers themselves are for the engine's tests."""
+"""Pauses and checkpoints; the numbers themselves are for the engine's tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_where_the_session_is_paused(djinn: Djinn) -> None:
         assert session.info.checkpoint.model_copy(update={"age_s": checkpoint.info.age_s}) == checkpoint.info
         assert 0 <= session.info.checkpoint.age_s <= checkpoint.info.age_s < 30
         assert (checkpoint.layer, checkpoint.first, checkpoint.end) == (1, 0, 20)
-        activation = checkpoint.activation
+        activation = checkpoint.read()
         assert activation.shape == checkpoint.shape == (20, checkpoint.info.hidden_size)
         assert activation.dtype == np.float32
         np.testing.assert_array_equal(checkpoint.read("last"), activation[-1:])
@@ -46,9 +46,9 @@ def test_what_is_where_the_session_is_paused(djinn: Djinn) -> None:
 def test_what_is_written_is_there_and_what_is_put_back_changes_nothing(djinn: Djinn, expected: tuple[int, ...]) -> None:
     with paused(djinn) as session:
         checkpoint = session.checkpoint()
-        before = checkpoint.activation
+        before = checkpoint.read()
         checkpoint.write(2 * before.astype(np.float64))
-        np.testing.assert_array_equal(checkpoint.activation, 2 * before)
+        np.testing.assert_array_equal(checkpoint.read(), 2 * before)
         checkpoint.write(before)
         assert session.resume(until="end").token_ids == expected
 
@@ -56,12 +56,12 @@ def test_what_is_written_is_there_and_what_is_put_back_changes_nothing(djinn: Dj
 def test_edits_are_made_on_the_server(djinn: Djinn) -> None:
     with paused(djinn) as session:
         checkpoint = session.checkpoint()
-        before = checkpoint.activation
+        before = checkpoint.read()
         checkpoint.edit(scale=0.5)
-        np.testing.assert_array_equal(checkpoint.activation, 0.5 * before)
+        np.testing.assert_array_equal(checkpoint.read(), 0.5 * before)
         checkpoint.edit(add=np.ones(before.shape[1]), factor=2.0, positions=(0, 1))
-        np.testing.assert_allclose(checkpoint.activation[0], 0.5 * before[0] + 2, rtol=1e-6)
-        np.testing.assert_array_equal(checkpoint.activation[1:], 0.5 * before[1:])
+        np.testing.assert_allclose(checkpoint.read()[0], 0.5 * before[0] + 2, rtol=1e-6)
+        np.testing.assert_array_equal(checkpoint.read()[1:], 0.5 * before[1:])
         checkpoint.edit(ablate=True, positions="last")
         assert not checkpoint.read("last").any()
 
@@ -130,7 +130,7 @@ def test_forks_are_paused_in_the_same_place(djinn: Djinn, expected: tuple[int, .
     with paused(djinn) as session, session.fork() as child:
         assert child.info.state == "paused"
         assert [armed.id for armed in child.breakpoints()] == [armed.id for armed in session.breakpoints()]
-        np.testing.assert_array_equal(child.checkpoint().activation, session.checkpoint().activation)
+        np.testing.assert_array_equal(child.checkpoint().read(), session.checkpoint().read())
         session.checkpoint().edit(ablate=True)
         assert child.resume(until="end").token_ids == expected
         assert session.cancel().state == "idle"

@@ -1,4 +1,4 @@
-"""Captures, steering and vectors with the blocking client."""
+"""Captures, steering and vectors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_capture_is_what_a_pause_shows(djinn: Djinn) -> None:
         session.break_at(layer=1)
         session.generate(**GREEDY)
         (record,) = session.captures().records
-        np.testing.assert_array_equal(record.activation, session.checkpoint().activation)
+        np.testing.assert_array_equal(record.activation, session.checkpoint().read())
 
 
 def test_steering_stays_until_it_is_removed(djinn: Djinn, expected: tuple[int, ...]) -> None:
@@ -76,3 +76,14 @@ def test_vectors(djinn: Djinn) -> None:
         djinn.vectors.get("warm.v1")
     with pytest.raises(client.NotFound):
         djinn.vectors.delete("warm.v1")
+
+
+def test_a_breakpoint_keeps_a_vector_that_is_deleted(djinn: Djinn) -> None:
+    djinn.vectors.put("brief", np.ones(64))
+    with djinn.sessions.create() as session:
+        steering = session.steer(layer=0, add="brief")
+        djinn.vectors.delete("brief")
+        capture = session.capture_at(layer=2, when_pass="decode")
+        assert [armed.id for armed in session.breakpoints()] == [steering.id, capture.id]
+        session.generate(**GREEDY)
+        assert {record.breakpoint for record in session.captures().records} == {capture.id}
