@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from client.answer import Listing
 from client.breakpoint_models import (
     BreakpointInfo,
-    BreakpointList,
     CheckpointInfo,
     Dtype,
     Lens,
     Positions,
     VectorInfo,
-    VectorList,
 )
 from client.calls import Call, nothing, path_part, session_path
 from client.captures import Captures, parse_captures
@@ -35,7 +34,7 @@ def arm(session: str, body: Mapping[str, Any]) -> Call[BreakpointInfo]:
 def list_breakpoints(session: str) -> Call[tuple[BreakpointInfo, ...]]:
     """`GET /v1/sessions/{id}/breakpoints`."""
     path = session_path(session, "breakpoints")
-    return Call("GET", path, lambda body: BreakpointList.model_validate_json(body).data)
+    return Call("GET", path, lambda body: Listing[BreakpointInfo].model_validate_json(body).data)
 
 
 def remove_breakpoint(session: str, breakpoint: str) -> Call[None]:
@@ -104,7 +103,7 @@ def put_vector(name: str, values: npt.ArrayLike) -> Call[VectorInfo]:
 
 def list_vectors() -> Call[tuple[VectorInfo, ...]]:
     """`GET /v1/vectors`."""
-    return Call("GET", "/v1/vectors", lambda body: VectorList.model_validate_json(body).data)
+    return Call("GET", "/v1/vectors", lambda body: Listing[VectorInfo].model_validate_json(body).data)
 
 
 def get_vector(name: str) -> Call[FloatArray]:

@@ -79,12 +79,6 @@ class BreakpointInfo(Answer):
     on_timeout: OnTimeout | None
 
 
-class BreakpointList(Answer):
-    """A session's breakpoints in the order in which they were armed, which is the order in which they act."""
-
-    data: tuple[BreakpointInfo, ...]
-
-
 class Guess(Answer):
     """A token that could come next, with its natural-log probability: None if the checkpoint is not finite there."""
 
@@ -116,9 +110,3 @@ class VectorInfo(Answer):
     size: int
     dtype: Dtype
     norm: float
-
-
-class VectorList(Answer):
-    """The vectors that belong to this API key."""
-
-    data: tuple[VectorInfo, ...]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import quote
 
+from client.answer import Listing
 from client.memory_models import MemoryMap
 from client.models import (
     Health,
     History,
     Model,
-    ModelList,
     Phase,
     PhaseChange,
     Residency,
@@ -150,7 +150,7 @@ def memory() -> Call[MemoryMap]:
 
 def models() -> Call[tuple[Model, ...]]:
     """`GET /v1/models`."""
-    return Call("GET", "/v1/models", lambda body: ModelList.model_validate_json(body).data)
+    return Call("GET", "/v1/models", lambda body: Listing[Model].model_validate_json(body).data)
 
 
 def health() -> Call[Health]:

@@ -1,23 +1,4 @@
-"""Every error the client raises.
-
-DjinnError
-├── APIError              the server answered with an error; has status, type, code, param
-│   ├── BadRequest        400  the request cannot be understood, or does not fit in the context
-│   ├── Unauthorized      401  no valid API key
-│   ├── NotFound          404  no such session or model, or not yours
-│   ├── Conflict          409  the session's state does not allow this
-│   ├── TooLarge          413  the body is over the server's limit
-│   ├── Unprocessable     422  a field is outside its range; `param` names it
-│   ├── RateLimited       429  the queue is full; try again in `retry_after` seconds
-│   └── ServerError       5xx  a bug, a device failure, or the server is shutting down
-└── TransportError        there was no whole answer
-    ├── InvalidRequest    HTTP or JSON has no form for what was to be sent, or the client is closed: nothing was sent
-    ├── ConnectionFailed  the request never reached the server: repeating it is safe
-    ├── ConnectionLost    the connection broke after the request was sent: it may have taken effect
-    │   └── StreamBroken  the event stream ended before the turn did
-    ├── Timeout           the server was silent for too long: the request may have taken effect
-    └── InvalidAnswer     the answer is not Djinn's: another server, a proxy, or another version
-"""
+"""Every error that the client raises."""
 
 from __future__ import annotations
 

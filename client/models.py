@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from client.answer import Answer
+from client.answer import Answer, Listing
 from client.breakpoint_models import CheckpointInfo
 
 SessionState = Literal["idle", "queued", "running", "paused", "closed"]
@@ -124,10 +124,9 @@ class History(Answer):
     text: str
 
 
-class SessionPage(Answer):
+class SessionPage(Listing[SessionInfo]):
     """One page of the list of sessions."""
 
-    data: tuple[SessionInfo, ...]
     has_more: bool
 
     @property
@@ -167,9 +166,3 @@ class Model(Answer):
     max_model_len: int
     layers: int
     hidden_size: int
-
-
-class ModelList(Answer):
-    """The models that the server runs."""
-
-    data: tuple[Model, ...]
