@@ -1,11 +1,12 @@
-"""The files of a run."""
+"""The files of a run, and those that are kept."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
-from benchmarks.results import file_stem, write_results
+from benchmarks.results import RESULTS, file_stem, write_results
 
 
 @dataclass
@@ -31,3 +32,10 @@ def test_a_file_name_tells_machine_and_time() -> None:
     stem = file_stem("Intel(R) Xeon(R) CPU @ 2.20GHz", 4, "2026-01-31T09:30:00Z")
 
     assert stem == "intel-xeon-cpu-2-20ghz-4-cores-2026-01-31T093000Z"
+
+
+def test_the_index_links_to_every_result_and_to_nothing_that_is_gone() -> None:
+    linked = set(re.findall(r"\]\(([^)]+)\)", (RESULTS / "README.md").read_text("utf-8")))
+
+    assert {name for name in linked if not (RESULTS / name).is_file()} == set()
+    assert {path.name for path in RESULTS.iterdir()} - {"README.md"} <= linked
