@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from client import AsyncSession, Turn
-from client.async_turn import AsyncTurnStream
+from client import AsyncSession, AsyncTurnStream, Turn
 from loadgen.errors import NotAsMeant
 from loadgen.experiments.resume_latency.away import Passers, fetch
 from loadgen.experiments.resume_latency.findings import Sample, Way
