@@ -12,8 +12,11 @@ import pytest
 from app.domain.errors import DjinnError
 from tests.serving import serve
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text("utf-8") for path in DOCS.glob("*.md")}
+GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
 ROUTE = re.compile(r"/[\w/{}.]+")
 PLACE = re.compile(r"`((?:app|client|loadgen|benchmarks|tests|docs)/[\w./]*)`")
 COMMAND_LINE_ONLY = {"model_unavailable"}
@@ -54,8 +57,22 @@ def test_every_metric_is_documented(base_url: str) -> None:
 
 
 def test_every_file_that_the_guides_name_exists() -> None:
-    root = DOCS.parent
-    guides = [root / "CONTRIBUTING.md", root / "README.md", *DOCS.glob("*.md")]
-    named = {path for guide in guides for path in PLACE.findall(guide.read_text("utf-8"))}
+    named = {path for guide in GUIDES for path in PLACE.findall(guide.read_text("utf-8"))}
     assert len(named) > 20
-    assert {path for path in named if not (root / path).exists()} == set()
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_every_link_leads_somewhere(guide: Path) -> None:
+    broken = set()
+    for path, anchor in LINK.findall(guide.read_text("utf-8")):
+        target = guide.parent / path if path else guide
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.add(f"{path}#{anchor}")
+    assert broken == set()

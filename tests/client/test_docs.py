@@ -1,4 +1,4 @@
-"""The documentation's examples run, and its table of errors is whole."""
+"""The examples of the guides run, and the client's table of errors is whole."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ import pytest
 
 import client
 
-TEXT = (Path(__file__).parents[2] / "docs/client.md").read_text("utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+GUIDES = ("README.md", "docs/tutorial.md", "docs/client.md", "docs/openai.md")
+EXAMPLES = [
+    pytest.param(example, id=f"{guide}-{number}")
+    for guide in GUIDES
+    for number, example in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text("utf-8"), re.DOTALL))
+]
+SMALLER = {"smollm2-135m-instruct": "tiny-llama", "layer=27": "layer=2", "layer=15": "layer=1"}
+"""The guides are for a model of 30 layers, the tests' model has 4."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_run_as_they_are_printed(example: str, server_url: str) -> None:
-    command = [sys.executable, "-W", "error", "-c", example.replace("http://127.0.0.1:8000", server_url)]
+    for printed, here in {"http://127.0.0.1:8000": server_url, **SMALLER}.items():
+        example = example.replace(printed, here)
+    command = [sys.executable, "-W", "error", "-c", example]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout
 
 
 def test_every_error_is_documented() -> None:
+    page = (ROOT / "docs/client.md").read_text("utf-8")
     errors = {name for name in client.__all__ if issubclass(getattr(client, name), Exception)}
-    assert errors <= set(re.findall(r"`(\w+)`", TEXT))
+    assert errors <= set(re.findall(r"`(\w+)`", page))
