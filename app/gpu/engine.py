@@ -14,6 +14,7 @@ from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.message_queue import Inbox, Message
 from app.gpu.kv.moves import Moved
 from app.gpu.kv_pools.mover import KVMover
+from app.gpu.kv_tiers.phases import Phases
 from app.gpu.passes.segments import Row
 from app.gpu.planning.overlap import plan_following
 from app.gpu.planning.scheduler import Scheduler
@@ -35,6 +36,7 @@ class Engine:
         self,
         info: ModelInfo,
         scheduler: Scheduler,
+        phases: Phases,
         runner: Runner,
         turns: Turns,
         handler: CommandHandler,
@@ -46,6 +48,7 @@ class Engine:
         self.info = info
         self._scheduler = scheduler
         self._placement = scheduler.placement
+        self._phases = phases
         self._runner = runner
         self._max_model_len = turns.max_model_len
         self._accounting = Accounting(turns)
@@ -199,7 +202,7 @@ class Engine:
             events += self._accounting.fail_step(step.rows, error)
         self._outdated |= any(isinstance(event, TurnFinished | Paused | Failed) for event in events)
         now = time.perf_counter()
-        self._placement.phases.note_step(now - self._began_at)
+        self._placement.note_step(now - self._began_at)
         self._began_at = now
         return events
 
@@ -234,7 +237,7 @@ class Engine:
         for message in self._inbox.take_while(lambda found: self._session_of(found) not in running):
             events += self.handle(message)
             self._outdated = True
-        self._placement.phases.tick()
+        self._phases.tick()
         self._mover.submit(self._placement.take_orders())
         return events
 
@@ -245,7 +248,7 @@ class Engine:
         return None if isinstance(message, Restored | Inspect) else message.session
 
     def _until_alarm(self) -> float | None:
-        alarm = self._placement.phases.next_alarm()
+        alarm = self._phases.next_alarm()
         return None if alarm is None else max(0.0, alarm - time.monotonic())
 
 

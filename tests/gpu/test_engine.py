@@ -225,8 +225,8 @@ def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
 
 def test_slow_steps_make_ways_back_begin_earlier(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is due while a step runs has to wait for its end."""
-    stack, phases = driver.engine._runner.stack, driver.engine._placement.phases
-    layer, before = stack.layer, phases.margin_s
+    stack, margin = driver.engine._runner.stack, driver.placement.margin
+    layer, before = stack.layer, margin.seconds
 
     def slow_layer(*arguments: Any) -> Any:
         time.sleep(0.1)
@@ -234,4 +234,4 @@ def test_slow_steps_make_ways_back_begin_earlier(driver: Driver, monkeypatch: py
 
     monkeypatch.setattr(stack, "layer", slow_layer)
     driver.generate(prompt(3, 6), 1)
-    assert phases.margin_s >= before + 0.1 * stack.num_layers
+    assert margin.seconds >= before + 0.1 * stack.num_layers

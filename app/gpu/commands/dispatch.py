@@ -14,6 +14,7 @@ from app.gpu.commands.saved_files import FilesFound, SavedFiles
 from app.gpu.commands.session_files import Transfers
 from app.gpu.commands.turns import TurnHandler
 from app.gpu.kv.moves import Moved, MoveKind
+from app.gpu.kv_tiers.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.interventions import InterventionLog
@@ -46,6 +47,7 @@ class CommandHandler:
     def __init__(
         self,
         scheduler: Scheduler,
+        phases: Phases,
         turns: Turns,
         checkpoints: CheckpointHandler,
         *,
@@ -54,9 +56,10 @@ class CommandHandler:
     ) -> None:
         self._scheduler = scheduler
         self._placement = scheduler.placement
+        self._phases = phases
         self._turns = turns
         self._checkpoints = checkpoints
-        self._turn_handler = TurnHandler(scheduler, turns)
+        self._turn_handler = TurnHandler(scheduler, phases, turns)
         self._inspector = inspector
         self._transfers = Transfers(scheduler.placement, turns.max_model_len)
         self._saved = SavedFiles(scheduler.placement, files)
@@ -102,12 +105,13 @@ class CommandHandler:
 
     def placed(self) -> list[Event]:
         """Sessions whose KV has changed its place or size since the last call."""
-        changed = self._placement.take_changed()
-        return [Placed(s.session, self._inspector.session(s)) for s in changed if s.session in self._sequences]
+        placed = self._placement.take_placed()
+        return [Placed(s.session, self._inspector.session(s)) for s in placed if s.session in self._sequences]
 
     def moved(self, report: Moved) -> list[Event]:
         """Account for KV that has been moved."""
         move = self._placement.complete(report)
+        self._phases.tick()
         events: list[Event] = []
         if move.kind in (MoveKind.EXPORT, MoveKind.IMPORT):
             events, imported = self._transfers.finish(move, report)
@@ -152,7 +156,7 @@ class CommandHandler:
     def _set_phase(self, command: SetPhase) -> list[Event]:
         sequence = self._find_resting(command.session)
         resume_in_s = None if command.resume_in_ms is None else command.resume_in_ms / 1000
-        self._placement.phases.signal(sequence, command.phase, resume_in_s)
+        self._phases.signal(sequence, command.phase, resume_in_s)
         return [Done(command.ticket)]
 
     def _fork(self, command: Fork) -> list[Event]:
@@ -175,7 +179,7 @@ class CommandHandler:
             )
         self._placement.tiers.truncate(sequence, command.to_token)
         self._scheduler.retire(sequence)
-        self._placement.phases.repeat(sequence)
+        self._phases.repeat(sequence)
         return [Done(command.ticket, len(sequence.tokens))]
 
     def _close(self, command: Close) -> list[Event]:
@@ -184,6 +188,7 @@ class CommandHandler:
         if sequence.turn is not None:
             events.append(self._turns.end(sequence, FinishReason.CANCELLED))
         self._scheduler.forget(sequence)
+        self._phases.forget(sequence)
         self._placement.close(sequence)
         del self._sequences[command.session]
         return [*events, Done(command.ticket)]

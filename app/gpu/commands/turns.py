@@ -6,6 +6,7 @@ import time
 
 from app.domain.errors import ContextTooLong, MalformedRequest, WrongState
 from app.domain.histories import common_prefix
+from app.gpu.kv_tiers.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.sequence import Sequence
@@ -16,8 +17,9 @@ from app.messages.turn_commands import TurnCommand
 class TurnHandler:
     """Begins, resumes and cancels turns. A command either is carried out whole or raises and changes nothing."""
 
-    def __init__(self, scheduler: Scheduler, turns: Turns) -> None:
+    def __init__(self, scheduler: Scheduler, phases: Phases, turns: Turns) -> None:
         self._scheduler = scheduler
+        self._phases = phases
         self._turns = turns
 
     def handle(self, command: TurnCommand, sequence: Sequence) -> list[Event]:
@@ -43,6 +45,7 @@ class TurnHandler:
         limit = self._turns.max_model_len
         if length + min(1, command.stop.max_tokens) > limit:
             raise ContextTooLong(f"the context would have {length} tokens; at most {limit} fit, one of them generated")
+        self._phases.forget(sequence)
         self._turns.begin(sequence, command, keep)
         return []
 
@@ -51,6 +54,7 @@ class TurnHandler:
             raise WrongState(f"session {command.session} is not paused")
         began = time.perf_counter()
         self._turns.resume(sequence, command.ticket, command.until)
+        self._phases.forget(sequence)
         if sequence.checkpoint is not None:
             sequence.checkpoint.dispatch_ms = (time.perf_counter() - began) * 1000
         return []

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.moves import MoveKind
+from app.gpu.kv_tiers.placement import Placement
 from app.gpu.kv_tiers.prefetch import Returns
 from app.gpu.state.sequence import Sequence
-
-if TYPE_CHECKING:
-    from app.gpu.kv_tiers.placement import Placement
 
 RETRY_S = 0.1
 """How often those who wait for room try again though nothing was said to have changed: a session that does not return
@@ -24,15 +20,14 @@ when it said, and a disk that may be written again, give room by the mere passin
 class Phases:
     """Sessions without a turn that are on their way out (`leaving`) or wanted back, and when others will be."""
 
-    def __init__(self, placement: Placement, clock: Callable[[], float]) -> None:
+    def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._tiers = placement.tiers
-        self._clock = clock
+        self._clock = placement.clock
         self._leaving: OrderedDict[SessionId, Sequence] = OrderedDict()
         self._wanted: OrderedDict[SessionId, Sequence] = OrderedDict()
-        self._returns = Returns(self._way_back_s)
+        self._returns = Returns(self._way_back_s, placement.margin)
         self._listens = placement.policy is KVPolicy.SIGNAL
-        self._changed = False
         self._retry_at = math.inf
 
     def signal(self, sequence: Sequence, phase: Phase, resume_in_s: float | None) -> None:
@@ -54,8 +49,7 @@ class Phases:
             self._leaving[sequence.session] = sequence
             if sequence.resume_at is not None:
                 self._returns.add(sequence)
-        self.note_change()
-        self.tick()
+        self._go_on()
 
     def repeat(self, sequence: Sequence) -> None:
         """Go on with what the client has said last, after the session's KV has been changed."""
@@ -64,33 +58,25 @@ class Phases:
             self.signal(sequence, sequence.phase, resume_in_s)
 
     def forget(self, sequence: Sequence) -> None:
-        """The session has a turn now, or is gone."""
+        """The session gets a turn, or is closed."""
         self._leaving.pop(sequence.session, None)
         self._wanted.pop(sequence.session, None)
         self._returns.remove(sequence)
 
-    @property
-    def margin_s(self) -> float:
-        """How long before its return a session's KV should be on the device."""
-        return self._returns.margin_s
-
-    def note_step(self, seconds: float) -> None:
-        """The engine has been busy with a step for so long: ways back begin that much earlier."""
-        margin_s = self.margin_s
-        self._returns.note_step(seconds)
-        if self.margin_s > margin_s:
-            self.note_change()
-
-    def note_change(self) -> None:
-        """There may be room where there was none, or a way back may have become longer."""
-        self._changed = self._listens
-
     def tick(self) -> None:
         """Go on with everything that waits for its time or for room. Costs nothing while neither has come."""
+        if self._placement.changed or self._clock() >= min(self._returns.next_start, self._retry_at):
+            self._go_on()
+
+    def next_alarm(self) -> float | None:
+        """When `tick` must be called again even if nothing else happens, on the clock."""
+        if self._placement.changed and (self._leaving or self._wanted):
+            return self._clock()
+        return None if self._returns.next_start == math.inf else self._returns.next_start
+
+    def _go_on(self) -> None:
         now = self._clock()
-        if not self._changed and now < min(self._returns.next_start, self._retry_at):
-            return
-        self._changed = False
+        self._placement.changed = False
         busy_s = sum(self._way_back_s(sequence) for sequence in self._wanted.values())
         for sequence in self._returns.take_due(now, busy_s, self._longest_s()):
             self._want(sequence)
@@ -99,12 +85,6 @@ class Phases:
         for sequence in sorted(self._wanted.values(), key=lambda wanted: wanted.return_time):
             self._prefetch(sequence)
         self._retry_at = now + RETRY_S if self._leaving or self._wanted else math.inf
-
-    def next_alarm(self) -> float | None:
-        """When `tick` must be called again even if nothing else happens, on the clock."""
-        if self._changed and (self._leaving or self._wanted):
-            return self._clock()
-        return None if self._returns.next_start == math.inf else self._returns.next_start
 
     def _want(self, sequence: Sequence) -> None:
         self._leaving.pop(sequence.session, None)

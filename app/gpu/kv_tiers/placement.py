@@ -16,7 +16,7 @@ from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv_tiers.ledger import MoveMeter
 from app.gpu.kv_tiers.lower import LowerTiers
 from app.gpu.kv_tiers.moving import KVTiers
-from app.gpu.kv_tiers.phases import Phases
+from app.gpu.kv_tiers.prefetch import PrefetchMargin
 from app.gpu.state.sequence import Sequence
 
 WRITE_BEHIND_BLOCKS = 8
@@ -45,29 +45,30 @@ class Placement:
         """Device blocks that the sessions that run will still need; a prefetch leaves them alone."""
         self.borrow: Callable[[int], bool] = lambda blocks: False
         """Get at least so many device blocks more from weights; whether they are there now."""
-        self.phases = Phases(self, clock)
-        self._clock = clock
+        self.margin = PrefetchMargin()
+        self.changed = False
+        """Whether there may be room where there was none, or a prefetch may take longer, since `Phases` last looked."""
+        self.clock = clock
         self._pool = tiers.cache.pool
-        self._changed: dict[SessionId, Sequence] = {}
+        self._placed: dict[SessionId, Sequence] = {}
         self._ordered_at: dict[int, float] = {}
         self._early_bytes = self._disk_failures = self._late = 0
 
     def begin_turn(self, sequence: Sequence) -> None:
         """A turn has come: the session is no longer ours to place, and its KV should be on the device."""
         assert sequence.turn is not None
-        self.phases.forget(sequence)
         self._take_out(sequence)
         sequence.phase, sequence.resume_at = Phase.COMPUTE, None
         self.tiers.head_back(sequence)
-        sequence.turn.begun_at = self._clock()
-        self.note_change(sequence)
+        sequence.turn.begun_at = self.clock()
+        self.note_placed(sequence)
         self.active[sequence.session] = sequence
         self._late += sequence.tier not in (Tier.DEVICE, None)
 
     def end_turn(self, sequence: Sequence) -> None:
         """The session has no turn, or has just been opened with KV."""
         self._take_out(sequence)
-        self.note_change(sequence)
+        self.note_placed(sequence)
         if sequence.blocks:
             self.resident[sequence.session] = sequence
         elif sequence.tier is not None:
@@ -80,30 +81,29 @@ class Placement:
 
     def close(self, sequence: Sequence) -> None:
         """Free everything that the session holds in any tier."""
-        self.phases.forget(sequence)
         self._take_out(sequence)
         self.lower.free(sequence)
 
-    def note_change(self, sequence: Sequence) -> None:
+    def note_placed(self, sequence: Sequence) -> None:
         """The session's KV has changed its place or size."""
-        self._changed[sequence.session] = sequence
+        self._placed[sequence.session] = sequence
 
-    def take_changed(self) -> list[Sequence]:
+    def take_placed(self) -> list[Sequence]:
         """Sessions whose KV has changed its place or size since the last call."""
-        changed, self._changed = self._changed, {}
-        return list(changed.values())
+        placed, self._placed = self._placed, {}
+        return list(placed.values())
 
     def take_orders(self) -> list[Move]:
         """The moves that have been decided on since the last call."""
         orders, self.tiers.ledger.orders = self.tiers.ledger.orders, []
-        now = self._clock()
+        now = self.clock()
         for move in orders:
             self._ordered_at[move.number] = now
-            self.note_change(self.tiers.ledger.find(move.number)[1])
+            self.note_placed(self.tiers.ledger.find(move.number)[1])
         return orders
 
     def complete(self, report: Moved) -> Move:
-        """Account for a move that has ended, and go on with what it made possible."""
+        """Account for a move that has ended; `Phases.tick` then goes on with what it made possible."""
         move, sequence = self.tiers.complete(report)
         self.meter.add(move, report)
         ordered_at = self._ordered_at.pop(move.number)
@@ -114,10 +114,9 @@ class Placement:
             if move.kind is MoveKind.TO_DISK:
                 self.lower.save_failed()
         if sequence.turn is not None and not sequence.turn.paused and move.kind in (MoveKind.IN, MoveKind.FROM_DISK):
-            sequence.turn.restore_ms += (self._clock() - max(ordered_at, sequence.turn.begun_at)) * 1000
+            sequence.turn.restore_ms += (self.clock() - max(ordered_at, sequence.turn.begun_at)) * 1000
         self.refile(sequence)
-        self.phases.note_change()
-        self.phases.tick()
+        self.changed = True
         return move
 
     @property
@@ -184,6 +183,12 @@ class Placement:
                 self.tiers.copy_out(sequence, end, early=True)
                 return
 
+    def note_step(self, seconds: float) -> None:
+        """The engine has been busy with a step for so long: prefetches begin that much earlier."""
+        before_s = self.margin.seconds
+        self.margin.note_step(seconds)
+        self.changed |= self.margin.seconds > before_s
+
     def count_disk_failures(self, files: int) -> None:
         """So many files could not be written or read."""
         self._disk_failures += files
@@ -200,7 +205,7 @@ class Placement:
 
     def _take_out(self, sequence: Sequence) -> None:
         """Take the session out of the lists of where KV is; what it gives up others may have."""
-        self.phases.note_change()
+        self.changed = True
         self.active.pop(sequence.session, None)
         self.resident.pop(sequence.session, None)
         self.lower.away.pop(sequence.session, None)
@@ -210,7 +215,7 @@ class Placement:
         movable = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
         if self.policy is not KVPolicy.SIGNAL:
             return movable
-        now = self._clock()
+        now = self.clock()
         ranks = {s.session: self._rank(s, now) for s in movable}
         if for_sequence is not None:
             back_at, ready = for_sequence.return_time, _EVICTED_FIRST[Phase.READY]
@@ -222,7 +227,7 @@ class Placement:
         use. Nobody knows when one returns who has not come when it said.
         """
         overdue_s = now - sequence.return_time
-        if -2 * self.phases.margin_s <= overdue_s < LAPSE_S:  # it may have been fetched already
+        if -2 * self.margin.seconds <= overdue_s < LAPSE_S:  # it may have been fetched already
             return _EVICTED_FIRST[Phase.READY], 0.0
         if overdue_s >= LAPSE_S:
             return _EVICTED_FIRST[Phase.COMPUTE], -math.inf
@@ -230,7 +235,7 @@ class Placement:
 
     def refile(self, sequence: Sequence) -> None:
         """Keep a session without a turn in the list that its KV belongs to."""
-        self.note_change(sequence)
+        self.note_placed(sequence)
         session = sequence.session
         if session in self.resident and not sequence.blocks:
             del self.resident[session]

@@ -17,28 +17,35 @@ STEP_DECAY = 0.95
 """What the longest step still counts for after the next one: prompts come in bursts, and hold everything up."""
 
 
+class PrefetchMargin:
+    """How long before its return a session's KV should be on the device, as long as steps take lately."""
+
+    def __init__(self) -> None:
+        self._step_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The margin now."""
+        return PREFETCH_MARGIN_S + STEPS_IN_MARGIN * self._step_s
+
+    def note_step(self, seconds: float) -> None:
+        """Nothing could be ordered, or seen to have arrived, for so long."""
+        self._step_s = max(seconds, STEP_DECAY * self._step_s)
+
+
 class Returns:
     """Kept in the order of return, which is the order of the ways back: the link carries one session at a time.
 
     So each must set out early enough for itself and for all who return no later and are not back yet.
     """
 
-    def __init__(self, way_back_s: Callable[[Sequence], float]) -> None:
+    def __init__(self, way_back_s: Callable[[Sequence], float], margin: PrefetchMargin) -> None:
         self.next_start = math.inf
         """When the first of them must set out, as of the last `take_due`; meanwhile it may have become later."""
         self._way_back_s = way_back_s
-        self._step_s = 0.0
+        self._margin = margin
         self._order: list[tuple[float, SessionId]] = []
         self._expected: dict[SessionId, tuple[float, Sequence]] = {}
-
-    @property
-    def margin_s(self) -> float:
-        """How long before its return a session's KV should be on the device, as long as steps take lately."""
-        return PREFETCH_MARGIN_S + STEPS_IN_MARGIN * self._step_s
-
-    def note_step(self, seconds: float) -> None:
-        """Nothing could be ordered, or seen to have arrived, for so long."""
-        self._step_s = max(seconds, STEP_DECAY * self._step_s)
 
     def add(self, sequence: Sequence) -> None:
         """Expect the session at its return time, and at no other."""
@@ -60,10 +67,10 @@ class Returns:
         """
         due, self.next_start = 0, math.inf
         for place, (return_time, session) in enumerate(self._order, start=1):
-            if return_time - self.margin_s - longest_s >= self.next_start:
+            if return_time - self._margin.seconds - longest_s >= self.next_start:
                 break
             busy_s += self._way_back_s(self._expected[session][1])
-            start = return_time - self.margin_s - busy_s
+            start = return_time - self._margin.seconds - busy_s
             if start <= now:
                 due, self.next_start = place, math.inf  # those before it go first
             else:

@@ -31,6 +31,7 @@ from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.moving import KVTiers
+from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.models.base import LayerStack
 from app.gpu.planning.scheduler import Scheduler
@@ -90,6 +91,7 @@ def build_engine(
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
     _log_budgets(budgets, layout, limit, stack.max_model_len)
     scheduler = _make_scheduler(stack, settings, budgets, layout.block_bytes)
+    phases = Phases(scheduler.placement)
     rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
     graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
     turns, runner = Turns(scheduler, limit), Runner(stack, pool, loaded.streams, graphs)
@@ -99,9 +101,10 @@ def build_engine(
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,
+        phases,
         runner,
         turns,
-        CommandHandler(scheduler, turns, checkpoints, inspector=inspector, files=_find_files(disk)),
+        CommandHandler(scheduler, phases, turns, checkpoints, inspector=inspector, files=_find_files(disk)),
         KVMover(host, identity, disk),
         None if arena is None else KVLoans(LoanBook(arena), scheduler.placement, loaded.lender, pool.copy_blocks),
         loaded.close,

@@ -134,7 +134,7 @@ def test_a_breakpoint_armed_during_the_pause_is_not_met_in_what_was_found(
     turn = pause_after_prefix(driver, driver.open())
     driver.edit(turn, AT_PAUSE)
     driver.signal(turn.session, Phase.IDLE)
-    driver.placement.phases.tick()
+    driver.engine._phases.tick()
     driver.move()
     going_on = driver.fork(turn) if forked else turn
     driver.arm(going_on.session, 0, when=When(Pass.PREFILL, position=2), once=True)

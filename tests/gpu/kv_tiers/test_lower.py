@@ -64,5 +64,5 @@ def test_a_session_that_has_only_half_a_pass_gets_no_file() -> None:
     assert bench.orders() == []
     assert paused.session not in bench.placement.lower.away
     assert paused.session not in bench.placement.lower._files
-    bench.placement.close(paused)
+    bench.close(paused)
     assert bench.finish() == []

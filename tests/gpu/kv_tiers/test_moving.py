@@ -56,7 +56,7 @@ def test_every_operation_in_every_tier_leads_where_it_should_or_is_refused(tier:
         OPERATIONS[operation](bench.tiers, sequence)
         assert sequence.tier == expected
     bench.finish()
-    bench.placement.close(sequence)
+    bench.close(sequence)
     bench.finish()
     assert bench.device.owned == bench.host.owned == bench.placement.lower.disk_used == 0
 

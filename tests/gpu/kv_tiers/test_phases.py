@@ -13,18 +13,18 @@ from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, Bench, tier_of
 def test_it_comes_back_a_margin_before_the_session_does() -> None:
     bench = Bench()
     sequence = bench.session(10)
-    bench.placement.phases.signal(sequence, Phase.IO_WAIT, 10.0)
+    bench.phases.signal(sequence, Phase.IO_WAIT, 10.0)
     bench.finish()
     assert tier_of(sequence) is Tier.HOST
     bench.overwrite_device()
-    alarm = bench.placement.phases.next_alarm()
+    alarm = bench.phases.next_alarm()
     assert alarm is not None
     assert 109.8 < alarm < 109.9
     bench.now = alarm - 0.01
-    bench.placement.phases.tick()
+    bench.phases.tick()
     assert tier_of(sequence) is Tier.HOST
     bench.now = alarm
-    bench.placement.phases.tick()
+    bench.phases.tick()
     bench.finish()
     assert tier_of(sequence) is Tier.DEVICE
 
@@ -32,11 +32,11 @@ def test_it_comes_back_a_margin_before_the_session_does() -> None:
 def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
     bench = Bench()
     slow = bench.session(40)
-    bench.placement.phases.signal(slow, Phase.IO_WAIT, None)
+    bench.phases.signal(slow, Phase.IO_WAIT, None)
     for move in bench.orders():
         bench.placement.meter.add(move, _took(move.number, seconds=2.0))
     other = bench.session(20)
-    bench.placement.phases.signal(other, Phase.IO_WAIT, 0.5)
+    bench.phases.signal(other, Phase.IO_WAIT, 0.5)
     assert tier_of(other) is Tier.DEVICE
     assert bench.orders() == []
 
@@ -44,26 +44,26 @@ def test_a_gap_shorter_than_the_move_is_not_worth_one() -> None:
 def test_the_earliest_return_comes_back_first_when_there_is_room_for_one() -> None:
     bench = Bench(device=4)
     late = bench.session(12)
-    bench.placement.phases.signal(late, Phase.IO_WAIT, 50.0)
+    bench.phases.signal(late, Phase.IO_WAIT, 50.0)
     bench.finish()
     soon = bench.session(12)
-    bench.placement.phases.signal(soon, Phase.IO_WAIT, 40.0)
+    bench.phases.signal(soon, Phase.IO_WAIT, 40.0)
     bench.finish()
     bench.overwrite_device()
     bench.now = 149.95
-    bench.placement.phases.tick()
+    bench.phases.tick()
     assert [move.session for move in bench.orders()] == [soon.session]
 
 
 def test_sessions_that_are_about_to_return_are_not_sent_away_for_one_that_returns_later() -> None:
     bench = Bench(device=4)
     waiting = bench.session(12)
-    bench.placement.phases.signal(waiting, Phase.IO_WAIT, 5.0)
+    bench.phases.signal(waiting, Phase.IO_WAIT, 5.0)
     bench.finish()
     ready = bench.session(12)
-    bench.placement.phases.signal(ready, Phase.READY, None)
+    bench.phases.signal(ready, Phase.READY, None)
     bench.now = 105.0
-    bench.placement.phases.tick()
+    bench.phases.tick()
     bench.finish()
     assert tier_of(ready) is Tier.DEVICE
     assert tier_of(waiting) is Tier.HOST
@@ -72,12 +72,12 @@ def test_sessions_that_are_about_to_return_are_not_sent_away_for_one_that_return
 def test_idle_goes_down_to_disk_and_ready_brings_it_all_the_way_back() -> None:
     bench = Bench()
     sequence = bench.session(10)
-    bench.placement.phases.signal(sequence, Phase.IDLE, None)
+    bench.phases.signal(sequence, Phase.IDLE, None)
     assert [move.kind for move in bench.finish()] == [MoveKind.OUT, MoveKind.TO_DISK]
     assert tier_of(sequence) is Tier.DISK
     assert bench.host.owned == 0
     bench.overwrite_device()
-    bench.placement.phases.signal(sequence, Phase.READY, None)
+    bench.phases.signal(sequence, Phase.READY, None)
     assert [move.kind for move in bench.finish()] == [MoveKind.FROM_DISK, MoveKind.IN]
     assert tier_of(sequence) is Tier.DEVICE
 
@@ -86,9 +86,9 @@ def test_idle_goes_down_to_disk_and_ready_brings_it_all_the_way_back() -> None:
 def test_other_policies_do_not_listen(policy: KVPolicy) -> None:
     bench = Bench(policy=policy)
     sequence = bench.session(10)
-    bench.placement.phases.signal(sequence, Phase.IO_WAIT, 10.0)
+    bench.phases.signal(sequence, Phase.IO_WAIT, 10.0)
     assert tier_of(sequence) is Tier.DEVICE
-    assert bench.placement.phases.next_alarm() is None
+    assert bench.phases.next_alarm() is None
     bench.begin_turn(sequence)
     bench.placement.write_behind([sequence])
     assert bench.orders() == []
@@ -118,7 +118,7 @@ def test_a_host_that_is_full_sends_the_longest_away_to_disk() -> None:
     bench = Bench(device=16, host=6)
     first, second, third = (bench.session(12) for _ in range(3))
     for sequence in (first, second, third):
-        bench.placement.phases.signal(sequence, Phase.IO_WAIT, None)
+        bench.phases.signal(sequence, Phase.IO_WAIT, None)
         bench.finish()
     assert [s.tier for s in (first, second, third)] == [Tier.DISK, Tier.HOST, Tier.HOST]
 
@@ -134,10 +134,10 @@ def test_without_a_lower_tier_that_has_room_a_session_that_must_go_loses_its_kv(
 def test_traffic_counts_bytes() -> None:
     bench = Bench()
     sequence = bench.session(10)
-    bench.placement.phases.signal(sequence, Phase.IO_WAIT, None)
+    bench.phases.signal(sequence, Phase.IO_WAIT, None)
     bench.finish()
     bench.overwrite_device()
-    bench.placement.phases.signal(sequence, Phase.READY, None)
+    bench.phases.signal(sequence, Phase.READY, None)
     bench.finish()
     assert sequence.traffic.bytes_out == sequence.traffic.bytes_in == 3 * BLOCK_BYTES
     assert sequence.traffic.restores == 1
@@ -151,16 +151,16 @@ def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     """Whoever gives way needs the host blocks of the one that it gives way to."""
     bench = Bench(device=7, host=7, disk=2)
     returns = bench.session(8)
-    bench.placement.phases.signal(returns, Phase.IDLE, None)
+    bench.phases.signal(returns, Phase.IDLE, None)
     bench.finish()
     bench.tiers.files.load(returns)
     bench.finish()
     stays_away = bench.session(12)
-    bench.placement.phases.signal(stays_away, Phase.IO_WAIT, None)
+    bench.phases.signal(stays_away, Phase.IO_WAIT, None)
     bench.finish()
     gives_way = bench.session(24)
     bench.overwrite_device()
-    bench.placement.phases.signal(returns, Phase.READY, None)
+    bench.phases.signal(returns, Phase.READY, None)
     bench.finish()
     assert tier_of(returns) is Tier.DEVICE
     assert tier_of(gives_way) is None
@@ -169,7 +169,7 @@ def test_making_room_for_a_session_never_takes_from_that_session() -> None:
 def test_a_disk_that_stays_full_costs_kv_and_not_the_server() -> None:
     bench = Bench(device=6, host=3, disk=32)
     away = bench.session(12)
-    bench.placement.phases.signal(away, Phase.IO_WAIT, None)
+    bench.phases.signal(away, Phase.IO_WAIT, None)
     bench.finish()
     resident = bench.session(12)
     for _ in range(3):
@@ -184,10 +184,10 @@ def test_a_disk_that_stays_full_costs_kv_and_not_the_server() -> None:
 def test_a_rewind_leaves_the_signal_in_force() -> None:
     bench = Bench()
     sequence = bench.session(12)
-    bench.placement.phases.signal(sequence, Phase.IO_WAIT, None)
+    bench.phases.signal(sequence, Phase.IO_WAIT, None)
     bench.tiers.truncate(sequence, 6)
     bench.placement.end_turn(sequence)
-    bench.placement.phases.repeat(sequence)
+    bench.phases.repeat(sequence)
     bench.finish()
     assert tier_of(sequence) is Tier.HOST
 
@@ -195,11 +195,11 @@ def test_a_rewind_leaves_the_signal_in_force() -> None:
 def test_while_nothing_changes_those_who_wait_for_room_are_not_looked_at_again() -> None:
     bench, looks, blocking, waiting = one_waits_for_the_room_of_another()
     for _ in range(1000):
-        bench.placement.phases.tick()
+        bench.phases.tick()
     assert len(looks) == 1
-    bench.placement.close(blocking)
-    assert bench.placement.phases.next_alarm() == bench.now
-    bench.placement.phases.tick()
+    bench.close(blocking)
+    assert bench.phases.next_alarm() == bench.now
+    bench.phases.tick()
     bench.finish()
     assert tier_of(waiting) is Tier.DEVICE
 
@@ -207,10 +207,10 @@ def test_while_nothing_changes_those_who_wait_for_room_are_not_looked_at_again()
 def test_a_session_that_does_not_return_when_it_said_no_longer_keeps_others_out() -> None:
     bench, _, blocking, waiting = one_waits_for_the_room_of_another()
     bench.now += 20
-    bench.placement.phases.tick()
+    bench.phases.tick()
     assert bench.orders() == []
     bench.now += 10
-    bench.placement.phases.tick()
+    bench.phases.tick()
     bench.finish()
     assert (tier_of(blocking), tier_of(waiting)) == (Tier.HOST, Tier.DEVICE)
 
@@ -219,11 +219,11 @@ def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], Sequence, S
     """A session that is wanted back while one that is about to return has the device; each look at it is recorded."""
     bench = Bench(device=4)
     waiting = bench.session(12)
-    bench.placement.phases.signal(waiting, Phase.IO_WAIT, None)
+    bench.phases.signal(waiting, Phase.IO_WAIT, None)
     bench.finish()
     bench.overwrite_device()
     blocking = bench.session(12)
-    bench.placement.phases.signal(blocking, Phase.READY, None)
+    bench.phases.signal(blocking, Phase.READY, None)
     looks: list[float] = []
 
     def headroom() -> int:
@@ -232,5 +232,5 @@ def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], Sequence, S
 
     bench.placement.headroom = headroom
     bench.now += 5
-    bench.placement.phases.signal(waiting, Phase.READY, None)
+    bench.phases.signal(waiting, Phase.READY, None)
     return bench, looks, blocking, waiting

@@ -26,7 +26,7 @@ class SlowMover:
 
     def run(self, until: float) -> None:
         """Let time pass."""
-        bench, phases = self._bench, self._bench.placement.phases
+        bench, phases = self._bench, self._bench.phases
         while bench.now < until:
             phases.tick()
             for move in bench.orders():
@@ -38,15 +38,15 @@ class SlowMover:
             bench.now = min([until, *(end for end, _, _ in self._ends), *([] if alarm is None else [alarm])])
             while self._ends and self._ends[0][0] <= bench.now:
                 _, number, seconds = heapq.heappop(self._ends)
-                bench.placement.complete(Moved(number, seconds))
+                bench.complete(Moved(number, seconds))
 
     def measure(self, sequence: Sequence) -> None:
         """Have a session go all the way down and come back, so that all speeds are known."""
         bench = self._bench
-        bench.placement.phases.signal(sequence, Phase.IDLE, None)
+        bench.phases.signal(sequence, Phase.IDLE, None)
         self.run(bench.now + 100)
         bench.overwrite_device()
-        bench.placement.phases.signal(sequence, Phase.READY, None)
+        bench.phases.signal(sequence, Phase.READY, None)
         self.run(bench.now + 100)
 
 
@@ -57,7 +57,7 @@ def test_sessions_that_return_together_share_the_link_and_are_all_back_in_time()
     start = bench.now
     sessions = [bench.session(12) for _ in range(6)]
     for number, sequence in enumerate(sessions):  # those that return last say so first
-        bench.placement.phases.signal(sequence, Phase.IO_WAIT, 20.0 - 0.01 * number)
+        bench.phases.signal(sequence, Phase.IO_WAIT, 20.0 - 0.01 * number)
     mover.run(start + 17.9)
     bench.overwrite_device()
     assert {tier_of(sequence) for sequence in sessions} == {Tier.HOST}
@@ -72,7 +72,7 @@ def test_the_way_back_from_disk_begins_earlier_by_the_time_that_reading_takes() 
     mover.measure(bench.session(12))
     start = bench.now
     sequence = bench.session(12)
-    bench.placement.phases.signal(sequence, Phase.IDLE, 20.0)
+    bench.phases.signal(sequence, Phase.IDLE, 20.0)
     mover.run(start + 18.0)
     bench.overwrite_device()
     assert tier_of(sequence) is Tier.DISK
@@ -85,7 +85,7 @@ def test_a_gap_too_short_for_the_disk_is_spent_on_the_host() -> None:
     mover = SlowMover(bench, link_s=0.1, disk_s=2.0)
     mover.measure(bench.session(12))
     sequence = bench.session(12)
-    bench.placement.phases.signal(sequence, Phase.IDLE, 11.0)
+    bench.phases.signal(sequence, Phase.IDLE, 11.0)
     mover.run(bench.now + 5)
     assert tier_of(sequence) is Tier.HOST
 
@@ -96,11 +96,11 @@ def test_ways_back_begin_earlier_by_two_steps_of_the_engine_and_no_longer_when_s
     mover = SlowMover(bench, link_s=0.1)
     mover.measure(bench.session(12))
     for long_ago, earliest in ((0, 1.1), (400, 0.1)):
-        bench.placement.phases.note_step(0.5)
+        bench.placement.note_step(0.5)
         for _ in range(long_ago):
-            bench.placement.phases.note_step(0.0)
+            bench.placement.note_step(0.0)
         start, sequence = bench.now, bench.session(12)
-        bench.placement.phases.signal(sequence, Phase.IO_WAIT, 20.0)
+        bench.phases.signal(sequence, Phase.IO_WAIT, 20.0)
         mover.run(start + 20 - earliest - 0.7)
         bench.overwrite_device()
         assert tier_of(sequence) is Tier.HOST

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.values import SessionId
-from app.gpu.kv_tiers.prefetch import PREFETCH_MARGIN_S, Returns
+from app.gpu.kv_tiers.prefetch import PREFETCH_MARGIN_S, PrefetchMargin, Returns
 from app.gpu.state.sequence import Sequence
 
 TIMES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12)
@@ -26,7 +26,7 @@ def test_each_sets_out_early_enough_for_all_who_return_no_later(
 ) -> None:
     sequences = [sequence(number, float(at)) for number, (at, _) in enumerate(times)]
     lasts = {each.session: float(length) for each, (_, length) in zip(sequences, times, strict=True)}
-    returns = Returns(lambda each: lasts[each.session])
+    returns = Returns(lambda each: lasts[each.session], PrefetchMargin())
     for each in sequences:
         returns.add(each)
     in_order = sorted(sequences, key=lambda each: (each.return_time, each.session))
@@ -41,7 +41,7 @@ def test_each_sets_out_early_enough_for_all_who_return_no_later(
 
 
 def test_only_the_last_word_of_a_session_counts() -> None:
-    returns = Returns(lambda _: 1.0)
+    returns = Returns(lambda _: 1.0, PrefetchMargin())
     moves, stays = sequence(1, 10.0), sequence(2, 50.0)
     returns.add(moves)
     returns.add(stays)

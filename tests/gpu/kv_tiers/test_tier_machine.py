@@ -100,7 +100,7 @@ class TierMachine(PlanningMachine):
     @rule(seconds=st.floats(0, 1))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.placement.phases.tick()
+        self.phases.tick()
         self.collect()
 
     @rule()

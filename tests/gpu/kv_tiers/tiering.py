@@ -9,6 +9,7 @@ from app.gpu.kv.blocks import BlockPool
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.moving import KVTiers
+from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.state.sequence import Sequence
 from app.gpu.state.turn import TurnState
@@ -32,6 +33,7 @@ class Bench:
         self.cache = KVCache(self.device, self.host)
         self.tiers = KVTiers(self.cache, BLOCK_BYTES)
         self.placement = Placement(self.tiers, policy, disk, lambda: self.now)
+        self.phases = Phases(self.placement)
         self._names = itertools.count()
 
     def session(self, tokens: int, *, first_token: int = 0) -> Sequence:
@@ -45,7 +47,12 @@ class Bench:
 
     def begin_turn(self, sequence: Sequence) -> None:
         sequence.turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)
+        self.phases.forget(sequence)
         self.placement.begin_turn(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        self.phases.forget(sequence)
+        self.placement.close(sequence)
 
     def orders(self) -> list[Move]:
         return self.placement.take_orders()
@@ -55,10 +62,15 @@ class Bench:
         done: list[Move] = []
         while moves := self.orders():
             for move in moves:
-                self.placement.complete(Moved(move.number, 0.001, error))
+                self.complete(Moved(move.number, 0.001, error))
             done += moves
             error = None
         return done
+
+    def complete(self, report: Moved) -> None:
+        """End one move, and go on with what it made possible."""
+        self.placement.complete(report)
+        self.phases.tick()
 
     def bring_to(self, sequence: Sequence, tier: Tier) -> None:
         """Take a session on the device to `tier`, by the way that leads there."""

@@ -28,6 +28,7 @@ from app.gpu.commands.saved_files import FilesFound
 from app.gpu.kv.blocks import BlockPool
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.moving import KVTiers
+from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.segments import Row
 from app.gpu.planning.overlap import plan_following
@@ -82,10 +83,13 @@ class PlanningMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.placement, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
         )
+        self.phases = Phases(self.placement)
         self.turns = Turns(self.scheduler, self.MAX_LEN)
         checkpoints = CheckpointHandler(self.placement, nobody_pauses, nobody_pauses)
         inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts)
-        self.handler = CommandHandler(self.scheduler, self.turns, checkpoints, inspector=inspector, files=FilesFound())
+        self.handler = CommandHandler(
+            self.scheduler, self.phases, self.turns, checkpoints, inspector=inspector, files=FilesFound()
+        )
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))
         self.names = (SessionId(f"s{i}") for i in itertools.count())

@@ -180,7 +180,7 @@ def test_nobody_gives_way_to_weights_while_there_is_no_step() -> None:
         lending.loans.settle(idle=True)
     assert lending.book.lent == 2
     assert [sequence.tier for sequence in sequences] == [Tier.DEVICE] * 2
-    lending.bench.placement.close(sequences[0])
+    lending.bench.close(sequences[0])
     lending.settle_all()
     assert lending.book.lent == 0
     assert len(lending.copies) == 4
@@ -192,7 +192,7 @@ def test_a_bundle_does_not_come_back_over_blocks_that_are_being_copied() -> None
     high = list(second.blocks)
     lending.rests(second)
     lending.bench.tiers.copy_out(second, 10)
-    lending.bench.placement.close(first)
+    lending.bench.close(first)
     lending.loans.settle(idle=True)
     assert lending.book.lent == 2
     assert second.blocks == high
