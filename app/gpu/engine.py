@@ -41,10 +41,10 @@ class Engine:
         turns: Turns,
         handler: CommandHandler,
         mover: KVMover,
-        loans: KVLoans | None = None,
-        close: Callable[[], None] = lambda: None,
+        loans: KVLoans | None,
+        close: Callable[[], None],
     ) -> None:
-        """`loans` move memory between KV and weights; None: weights keep theirs. `close` is called when `run` ends."""
+        """`loans` give memory of KV back to weights; None: weights keep theirs. `close` is called when `run` ends."""
         self.info = info
         self._scheduler = scheduler
         self._placement = scheduler.placement

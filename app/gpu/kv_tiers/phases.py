@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.moves import MoveKind
@@ -20,8 +21,10 @@ when it said, and a disk that may be written again, give room by the mere passin
 class Phases:
     """Sessions without a turn that are on their way out (`leaving`) or wanted back, and when others will be."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, headroom: Callable[[], int]) -> None:
+        """`headroom` is how many device blocks the sessions that run will still need: a prefetch leaves them alone."""
         self._placement = placement
+        self._headroom = headroom
         self._tiers = placement.tiers
         self._clock = placement.clock
         self._leaving: OrderedDict[SessionId, Sequence] = OrderedDict()
@@ -115,11 +118,11 @@ class Phases:
         """One step on the way up for a session that is about to return."""
         placement = self._placement
         if sequence.tier is Tier.HOST:
-            needed = self._tiers.restore_need(sequence) + placement.headroom()
+            needed = self._tiers.restore_need(sequence) + self._headroom()
             if placement.make_room(needed, sequence, prefetch=True) and self._tiers.restore(sequence):
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
-            needed = sequence.disk_blocks + placement.loading + placement.headroom()
+            needed = sequence.disk_blocks + placement.loading + self._headroom()
             load = self._tiers.files.load
             lacks_host_room = placement.make_room(needed, sequence, prefetch=True) and not load(sequence)
             if lacks_host_room and placement.make_host_room(sequence.disk_blocks, sequence):

@@ -32,7 +32,15 @@ class Placement:
     Such a session is `resident` while it holds device blocks and `lower.away` while its KV is elsewhere.
     """
 
-    def __init__(self, tiers: KVTiers, policy: KVPolicy, disk_blocks: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tiers: KVTiers,
+        policy: KVPolicy,
+        disk_blocks: int,
+        clock: Callable[[], float],
+        borrow: Callable[[int], int],
+    ) -> None:
+        """`borrow` gets at least so many device blocks more from weights: how many, 0 if there are not so many."""
         self.tiers = tiers
         self.policy = policy
         self.lower = LowerTiers(tiers, disk_blocks, clock)
@@ -41,14 +49,11 @@ class Placement:
         """Longest idle first."""
         self.active: dict[SessionId, Sequence] = {}
         """Sessions that have a turn."""
-        self.headroom: Callable[[], int] = lambda: 0
-        """Device blocks that the sessions that run will still need; a prefetch leaves them alone."""
-        self.borrow: Callable[[int], bool] = lambda blocks: False
-        """Get at least so many device blocks more from weights; whether they are there now."""
         self.margin = PrefetchMargin()
         self.changed = False
         """Whether there may be room where there was none, or a prefetch may take longer, since `Phases` last looked."""
         self.clock = clock
+        self._borrow = borrow
         self._pool = tiers.cache.pool
         self._placed: dict[SessionId, Sequence] = {}
         self._ordered_at: dict[int, float] = {}
@@ -143,7 +148,7 @@ class Placement:
             return True
         victims = self._victims(for_sequence if prefetch else None)
         most = self._pool.available + self.tiers.freeing + sum(len(victim.blocks) for victim in victims)
-        if most < needed and (prefetch or not self.borrow(needed - most)) and not or_some:
+        if most < needed and (prefetch or not self._grow(needed - most)) and not or_some:
             return False
         for victim in victims:
             if self._pool.available + self.tiers.freeing >= needed:
@@ -209,6 +214,11 @@ class Placement:
         self.active.pop(sequence.session, None)
         self.resident.pop(sequence.session, None)
         self.lower.away.pop(sequence.session, None)
+
+    def _grow(self, missing: int) -> bool:
+        borrowed = self._borrow(missing)
+        self._pool.grow(borrowed)
+        return borrowed > 0
 
     def _victims(self, for_sequence: Sequence | None) -> list[Sequence]:
         """Residents that may give way, in this order."""

@@ -39,7 +39,6 @@ class Scheduler:
 
     def __init__(self, placement: Placement, *, num_layers: int, max_step_tokens: int, max_running: int) -> None:
         self.placement = placement
-        placement.headroom = self._growth
         self.cache = placement.tiers.cache
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
@@ -106,6 +105,11 @@ class Scheduler:
         for row in rows:
             self.cache.release_blocks(row.sequence, self.cache.pool.blocks_for(row.first))
 
+    def headroom(self) -> int:
+        """Blocks that the sequences that run need for the rest of their tokens and one more."""
+        blocks_for = self.cache.pool.blocks_for
+        return sum(max(0, blocks_for(len(s.tokens) + 1) - len(s.blocks)) for s in self.running.values())
+
     def _add_row(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
         """Plan the sequence's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.
 
@@ -128,7 +132,7 @@ class Scheduler:
     def _blocks(self, plan: StepPlan, sequence: Sequence) -> bool:
         """Take a waiting sequence one step nearer to running. True if it blocks the queue: it has to wait for room."""
         tiers = self.placement.tiers
-        headroom = self._growth()
+        headroom = self.headroom()
         if sequence.tier is Tier.DISK:
             # What waits on the host for room on the device would keep others from leaving the device.
             needed = self.cache.pool.blocks_for(len(sequence.tokens)) + self.placement.loading + headroom
@@ -167,11 +171,6 @@ class Scheduler:
         if self.running:
             return self.placement.make_room(needed, sequence)
         return self._has_room(sequence, needed)
-
-    def _growth(self) -> int:
-        """Blocks that the sequences that run need for the rest of their tokens and one more."""
-        blocks_for = self.cache.pool.blocks_for
-        return sum(max(0, blocks_for(len(s.tokens) + 1) - len(s.blocks)) for s in self.running.values())
 
     def _note_start(self, plan: StepPlan, sequence: Sequence) -> None:
         turn = sequence.turn

@@ -41,8 +41,7 @@ from app.gpu.startup.profile import MemoryPlan, plan_memory
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.runner import Runner
-from app.gpu.weight_ring.arena import Arena
-from app.gpu.weight_ring.loan import KVLoans, LoanBook
+from app.gpu.weight_ring.loan import Borrower, KVLoans, LoanBook, lend_nothing
 from app.machine.units import size
 from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
@@ -83,15 +82,15 @@ def build_engine(
     budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv)
     if plan is not None:
         plan.check(budgets.device * layout.block_bytes)
-    pool, arena = _allocate_device(loaded, budgets.device, settings.block_size, layout.block_bytes)
+    pool, borrower = _allocate_device(loaded, budgets.device, settings.block_size, layout.block_bytes)
     with allocating("kv_host", budgets.host * layout.block_bytes):
         host = HostPool(pool, budgets.host, loaded.streams)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
     disk = DiskStore(settings.kv_dir, identity) if settings.kv_dir is not None and budgets.disk else None
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
     _log_budgets(budgets, layout, limit, stack.max_model_len)
-    scheduler = _make_scheduler(stack, settings, budgets, layout.block_bytes)
-    phases = Phases(scheduler.placement)
+    scheduler = _make_scheduler(stack, settings, budgets, layout.block_bytes, borrower)
+    phases = Phases(scheduler.placement, scheduler.headroom)
     rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
     graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
     turns, runner = Turns(scheduler, limit), Runner(stack, pool, loaded.streams, graphs)
@@ -106,27 +105,31 @@ def build_engine(
         turns,
         CommandHandler(scheduler, phases, turns, checkpoints, inspector=inspector, files=_find_files(disk)),
         KVMover(host, identity, disk),
-        None if arena is None else KVLoans(LoanBook(arena), scheduler.placement, loaded.lender, pool.copy_blocks),
+        None if borrower is None else KVLoans(borrower, scheduler.placement, scheduler.headroom, pool.copy_blocks),
         loaded.close,
     )
 
 
 def _allocate_device(
     loaded: LoadedModel, blocks: int, block_size: int, block_bytes: int
-) -> tuple[KVPool, Arena | None]:
+) -> tuple[KVPool, Borrower | None]:
     """KV's memory: its own, or beside weights that lend theirs to it."""
     if loaded.streamed is None:
         with allocating("kv_device", blocks * block_bytes):
             return KVPool(loaded.stack, blocks, block_size), None
     arena, memory = loaded.streamed.share(blocks, block_bytes)
-    return KVPool(loaded.stack, arena.most_blocks, block_size, memory), arena
+    pool = KVPool(loaded.stack, arena.most_blocks, block_size, memory)
+    return pool, Borrower(LoanBook(arena), loaded.streamed.text)
 
 
-def _make_scheduler(stack: LayerStack, settings: EngineSettings, budgets: TierBlocks, block_bytes: int) -> Scheduler:
+def _make_scheduler(
+    stack: LayerStack, settings: EngineSettings, budgets: TierBlocks, block_bytes: int, borrower: Borrower | None
+) -> Scheduler:
     """With the pools of blocks that it plans with."""
     cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
+    borrow = lend_nothing if borrower is None else borrower.borrow
     return Scheduler(
-        Placement(KVTiers(cache, block_bytes), settings.kv_policy, budgets.disk, time.monotonic),
+        Placement(KVTiers(cache, block_bytes), settings.kv_policy, budgets.disk, time.monotonic, borrow),
         num_layers=stack.num_layers,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,

@@ -19,7 +19,6 @@ from app.gpu.models.base import LayerStack
 from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
 from app.gpu.weight_ring.arena import Arena, lay_out
 from app.gpu.weight_ring.host_copy import make_host_copy
-from app.gpu.weight_ring.loan import Lender
 from app.gpu.weight_ring.plan import WeightPlan, plan_weights
 from app.gpu.weight_ring.streamed import StreamedText
 from app.gpu.weight_ring.survey import MetaWeights, survey
@@ -50,12 +49,6 @@ class LoadedModel:
         """What the weights take now."""
         total = self.stack.parameter_bytes
         return TextUse(total, total) if self.streamed is None else self.streamed.text.use(total)
-
-    @property
-    def lender(self) -> Lender:
-        """The weights, which are streamed, as they lend memory to KV."""
-        assert self.streamed is not None
-        return self.streamed.text
 
     def close(self) -> None:
         """End what moves weights; nothing is computed any more."""

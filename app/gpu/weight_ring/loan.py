@@ -73,25 +73,47 @@ class LoanBook:
         return self._arena.lendable[self.lent]
 
 
+class Borrower:
+    """Borrows memory of weights for KV."""
+
+    def __init__(self, book: LoanBook, lender: Lender) -> None:
+        self.book = book
+        self.lender = lender
+
+    def borrow(self, missing: int) -> int:
+        """Have weights lend at least `missing` blocks; returns how many they lend. 0 if there are not so many."""
+        before = self.book.blocks
+        for bundle in self.book.lend(missing):
+            self.lender.lend(bundle)
+        return self.book.blocks - before
+
+
+def lend_nothing(missing: int) -> int:
+    """What `Borrower.borrow` comes to where all weights stay on the device."""
+    return 0
+
+
 class KVLoans:
-    """Moves the boundary between KV and weights, on the engine's thread and while no step runs."""
+    """Gives borrowed memory back to weights, on the engine's thread and while no step runs."""
 
     def __init__(
         self,
-        book: LoanBook,
+        borrower: Borrower,
         placement: Placement,
-        lender: Lender,
+        headroom: Callable[[], int],
         copy_blocks: Callable[[Sequence[tuple[BlockId, BlockId]]], None],
     ) -> None:
-        """`copy_blocks` launches copies of device blocks, (source, target) each."""
-        self._book = book
+        """`headroom` is how many device blocks the sessions that run will still need; `copy_blocks` launches copies of
+        device blocks, (source, target) each.
+        """
+        self._book = borrower.book
+        self._lender = borrower.lender
         self._placement = placement
-        self._lender = lender
+        self._headroom = headroom
         self._copy_blocks = copy_blocks
         self._cache = placement.tiers.cache
         self._weights = EngineSequence(SessionId("weights"), b"", resume_at=0.0)
         """In whose name sessions without a turn give way: one that is due, so those that are due too stay."""
-        placement.borrow = self._borrow
 
     def settle(self, *, idle: bool) -> bool:
         """Take one bundle back if its memory is not needed, and return whether one has come.
@@ -120,13 +142,5 @@ class KVLoans:
         """Device blocks that the sessions with a turn have and will need. Where KV cannot leave, all count."""
         placement = self._placement
         if placement.policy is KVPolicy.NONE:
-            return self._cache.pool.owned + placement.headroom()
-        return len(set().union(*(sequence.blocks for sequence in placement.active.values()))) + placement.headroom()
-
-    def _borrow(self, missing: int) -> bool:
-        """Lend at least `missing` blocks to KV. False, and none is lent, if there are not so many."""
-        bundles = self._book.lend(missing)
-        for bundle in bundles:
-            self._lender.lend(bundle)
-        self._cache.pool.grow(self._book.blocks - self._cache.pool.num_blocks)
-        return bool(bundles)
+            return self._cache.pool.owned + self._headroom()
+        return len(set().union(*(sequence.blocks for sequence in placement.active.values()))) + self._headroom()

@@ -56,7 +56,13 @@ def test_the_earliest_return_comes_back_first_when_there_is_room_for_one() -> No
 
 
 def test_sessions_that_are_about_to_return_are_not_sent_away_for_one_that_returns_later() -> None:
-    bench = Bench(device=4)
+    looks: list[float] = []
+
+    def headroom() -> int:
+        looks.append(bench.now)
+        return 0
+
+    bench = Bench(device=4, headroom=headroom)
     waiting = bench.session(12)
     bench.phases.signal(waiting, Phase.IO_WAIT, 5.0)
     bench.finish()
@@ -217,20 +223,19 @@ def test_a_session_that_does_not_return_when_it_said_no_longer_keeps_others_out(
 
 def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], Sequence, Sequence]:
     """A session that is wanted back while one that is about to return has the device; each look at it is recorded."""
-    bench = Bench(device=4)
-    waiting = bench.session(12)
-    bench.phases.signal(waiting, Phase.IO_WAIT, None)
-    bench.finish()
-    bench.overwrite_device()
-    blocking = bench.session(12)
-    bench.phases.signal(blocking, Phase.READY, None)
     looks: list[float] = []
 
     def headroom() -> int:
         looks.append(bench.now)
         return 0
 
-    bench.placement.headroom = headroom
+    bench = Bench(device=4, headroom=headroom)
+    waiting = bench.session(12)
+    bench.phases.signal(waiting, Phase.IO_WAIT, None)
+    bench.finish()
+    bench.overwrite_device()
+    blocking = bench.session(12)
+    bench.phases.signal(blocking, Phase.READY, None)
     bench.now += 5
     bench.phases.signal(waiting, Phase.READY, None)
     return bench, looks, blocking, waiting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from app.domain.values import KVPolicy, SamplingParams, SessionId, StopRule, Ticket, Tier
 from app.gpu.kv.blocks import BlockPool
@@ -13,6 +14,7 @@ from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.state.sequence import Sequence
 from app.gpu.state.turn import TurnState
+from app.gpu.weight_ring.loan import lend_nothing
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 1000
@@ -26,14 +28,23 @@ def tier_of(sequence: Sequence) -> Tier | None:
 class Bench:
     """A placement and its pools."""
 
-    def __init__(self, *, device: int = 16, host: int = 32, disk: int = 32, policy: KVPolicy = KVPolicy.SIGNAL) -> None:
+    def __init__(
+        self,
+        *,
+        device: int = 16,
+        host: int = 32,
+        disk: int = 32,
+        policy: KVPolicy = KVPolicy.SIGNAL,
+        borrow: Callable[[int], int] = lend_nothing,
+        headroom: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.now = 100.0
         self.device = BlockPool(device, BLOCK_SIZE)
         self.host = BlockPool(host, BLOCK_SIZE)
         self.cache = KVCache(self.device, self.host)
         self.tiers = KVTiers(self.cache, BLOCK_BYTES)
-        self.placement = Placement(self.tiers, policy, disk, lambda: self.now)
-        self.phases = Phases(self.placement)
+        self.placement = Placement(self.tiers, policy, disk, lambda: self.now, borrow)
+        self.phases = Phases(self.placement, headroom)
         self._names = itertools.count()
 
     def session(self, tokens: int, *, first_token: int = 0) -> Sequence:

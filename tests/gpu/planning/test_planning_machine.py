@@ -35,6 +35,7 @@ from app.gpu.planning.overlap import plan_following
 from app.gpu.planning.scheduler import Scheduler, StepPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling.requests import Sampled
+from app.gpu.weight_ring.loan import lend_nothing
 from app.messages import (
     Cancel,
     Close,
@@ -78,12 +79,12 @@ class PlanningMachine(RuleBasedStateMachine):
         self.pool = BlockPool(self.DEVICE_BLOCKS, BLOCK_SIZE)
         self.host = BlockPool(self.HOST_BLOCKS, BLOCK_SIZE)
         tiers = KVTiers(KVCache(self.pool, self.host), 1)
-        self.placement = Placement(tiers, self.POLICY, self.DISK_BLOCKS, lambda: self.now)
+        self.placement = Placement(tiers, self.POLICY, self.DISK_BLOCKS, lambda: self.now, self.borrow)
         self.ledger = tiers.ledger
         self.scheduler = Scheduler(
             self.placement, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
         )
-        self.phases = Phases(self.placement)
+        self.phases = Phases(self.placement, self.scheduler.headroom)
         self.turns = Turns(self.scheduler, self.MAX_LEN)
         checkpoints = CheckpointHandler(self.placement, nobody_pauses, nobody_pauses)
         inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts)
@@ -97,6 +98,10 @@ class PlanningMachine(RuleBasedStateMachine):
         self.open_turns: dict[Ticket, SessionId] = {}
         self.scored: set[SessionId] = set()
         """Sessions that have asked for log-probabilities of their prompt, which only computing it again gives."""
+
+    def borrow(self, missing: int) -> int:
+        """All weights stay on the device."""
+        return lend_nothing(missing)
 
     def take(self, events: Iterable[Event]) -> None:
         """Follow the events as the event loop would."""

@@ -14,7 +14,7 @@ from app.gpu.kv.blocks import BlockId
 from app.gpu.planning.scheduler import StepPlan
 from app.gpu.state.sequence import Sequence as EngineSequence
 from app.gpu.weight_ring.arena import Arena, lay_out
-from app.gpu.weight_ring.loan import PATIENCE_STEPS, KVLoans, LoanBook
+from app.gpu.weight_ring.loan import PATIENCE_STEPS, Borrower, KVLoans, LoanBook
 from app.gpu.weight_ring.plan import plan_weights
 from tests.gpu.kv_tiers.test_tier_machine import LruMachine, TierMachine
 from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, BLOCK_SIZE, Bench
@@ -96,11 +96,11 @@ class Lending:
     """A bench of 16 blocks and four bundles that can be lent."""
 
     def __init__(self, policy: KVPolicy = KVPolicy.SIGNAL) -> None:
-        self.bench = Bench(policy=policy)
         self.book = LoanBook(arena_of(16, 4))
         self.copies: list[tuple[BlockId, BlockId]] = []
-        weights = FakeWeights(arena_of(16, 4), {})
-        self.loans = KVLoans(self.book, self.bench.placement, weights, self.copies.extend)
+        borrower = Borrower(self.book, FakeWeights(arena_of(16, 4), {}))
+        self.bench = Bench(policy=policy, borrow=borrower.borrow)
+        self.loans = KVLoans(borrower, self.bench.placement, lambda: 0, self.copies.extend)
 
     def settle_all(self) -> None:
         """What an engine without work does."""
@@ -212,7 +212,11 @@ class LendingMachine(PlanningMachine):
         self.arena = arena_of(self.DEVICE_BLOCKS, 4)
         self.book = LoanBook(self.arena)
         self.weights = FakeWeights(self.arena, self.model.device)
-        self.loans = KVLoans(self.book, self.placement, self.weights, self.copy)
+        self.borrower = Borrower(self.book, self.weights)
+        self.loans = KVLoans(self.borrower, self.placement, self.scheduler.headroom, self.copy)
+
+    def borrow(self, missing: int) -> int:
+        return self.borrower.borrow(missing)
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         self.model.run(StepPlan(copies=list(copies)))
