@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from app.domain.activations import Activation, Capture, Captures, PausedTurn
 from app.domain.breakpoints import Positions
@@ -36,8 +37,9 @@ def chosen_span(checkpoint: Checkpoint, positions: Positions, *, param: str = "p
     return chosen
 
 
-def read_activation(checkpoint: Checkpoint, positions: Positions) -> Activation:
-    """The residual stream at some of its positions. Raises `FieldOutOfRange`."""
+def read_activation(sequence: Sequence, positions: Positions) -> Activation:
+    """The residual stream at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
+    checkpoint = checkpoint_of(sequence)
     first, end = chosen_span(checkpoint, positions)
     tensor = checkpoint.hidden.read(first - checkpoint.first, end - checkpoint.first)
     return Activation(checkpoint.boundary - 1, first, end, tensor)
@@ -57,8 +59,12 @@ def read_paused(sequence: Sequence) -> PausedTurn:
     )
 
 
-def read_captures(captured: Iterable[Captured], dropped: int) -> Captures:
-    """Waits for those that are on their way to the host."""
+def read_captures(sequence: Sequence) -> Callable[[], Captures]:
+    """What makes the copy of all that is captured now, on any thread. It waits for those on their way to the host."""
+    return partial(_copy_captures, tuple(sequence.captures.records), sequence.captures.dropped)
+
+
+def _copy_captures(captured: Iterable[Captured], dropped: int) -> Captures:
     records = tuple(
         Capture(
             each.breakpoint,

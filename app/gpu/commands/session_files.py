@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.domain.errors import BadExport, EngineError
 from app.domain.values import SessionId, Tier
+from app.gpu.commands.sessions import namespace_hash
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.state.sequence import Sequence
@@ -21,15 +22,18 @@ class Transfers:
         self._writing: dict[int, Export] = {}
         self._reading: dict[int, tuple[Import, Sequence]] = {}
 
-    def export(self, command: Export, sequence: Sequence) -> None:
-        """Begin to write the session's file."""
+    def export(self, sequence: Sequence, command: Export) -> list[Event]:
+        """Begin to write the session's file; `finish` answers."""
         self._gathering.setdefault(command.session, []).append((command, sequence))
         self.go_on(command.session)
+        return []
 
-    def import_(self, command: Import, sequence: Sequence) -> None:
-        """Begin to check a client's file; `sequence` is new and nobody's yet."""
+    def import_(self, command: Import) -> list[Event]:
+        """Begin to check a client's file; `finish` answers."""
+        sequence = Sequence(command.session, namespace_hash(command.namespace))
         move = self._tiers.files.import_file(sequence, command.path)
         self._reading[move.number] = command, sequence
+        return []
 
     def go_on(self, session: SessionId) -> None:
         """Write the exports of a session whose KV has come to the host, or cannot come."""

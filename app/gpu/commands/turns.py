@@ -11,28 +11,18 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.sequence import Sequence
 from app.messages import Cancel, Done, Event, Resume, Submit
-from app.messages.turn_commands import TurnCommand
 
 
 class TurnHandler:
-    """Begins, resumes and cancels turns. A command either is carried out whole or raises and changes nothing."""
+    """Begins, resumes and cancels turns."""
 
     def __init__(self, scheduler: Scheduler, phases: Phases, turns: Turns) -> None:
         self._scheduler = scheduler
         self._phases = phases
         self._turns = turns
 
-    def handle(self, command: TurnCommand, sequence: Sequence) -> list[Event]:
-        """Carry out a command on its session. Raises DjinnError."""
-        match command:
-            case Submit():
-                return self._submit(command, sequence)
-            case Resume():
-                return self._resume(command, sequence)
-            case Cancel():
-                return self._cancel(command, sequence)
-
-    def _submit(self, command: Submit, sequence: Sequence) -> list[Event]:
+    def submit(self, sequence: Sequence, command: Submit) -> list[Event]:
+        """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`."""
         if sequence.turn is not None:
             doing = "paused" if sequence.turn.paused else "running a turn"
             raise WrongState(f"session {command.session} is {doing}")
@@ -49,7 +39,8 @@ class TurnHandler:
         self._turns.begin(sequence, command, keep)
         return []
 
-    def _resume(self, command: Resume, sequence: Sequence) -> list[Event]:
+    def resume(self, sequence: Sequence, command: Resume) -> list[Event]:
+        """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange`."""
         if sequence.turn is None or not sequence.turn.paused:
             raise WrongState(f"session {command.session} is not paused")
         began = time.perf_counter()
@@ -59,7 +50,8 @@ class TurnHandler:
             sequence.checkpoint.dispatch_ms = (time.perf_counter() - began) * 1000
         return []
 
-    def _cancel(self, command: Cancel, sequence: Sequence) -> list[Event]:
+    def cancel(self, sequence: Sequence, command: Cancel) -> list[Event]:
+        """End the turn, or cut what it has left if it has just ended by itself."""
         if sequence.turn is not None and sequence.turn.ticket == command.turn:
             self._keep(sequence, sequence.turn.prompt_tokens, command.keep)
             return [self._turns.end(sequence, command.reason), Done(command.ticket, len(sequence.tokens))]

@@ -197,7 +197,7 @@ def test_padding_rows_write_to_nobodys_kv(tiny: TinyModel) -> None:
         before = data.clone()
         assert replays.in_next_step() == 1
         changed = (data != before).any(dim=3).flatten(1, 2).any(dim=1).any(dim=-1)
-        rows = [driver.engine._handler._sequences[session] for session in sessions]
+        rows = [driver.engine._handler._sessions.find(session) for session in sessions]
         last = [row.computed - 1 for row in rows]
         own = {(row.blocks[at // BLOCK], at % BLOCK) for row, at in zip(rows, last, strict=True)}
         assert {(block, offset) for block, offset in changed.nonzero().tolist()} == own
