@@ -11,7 +11,7 @@ import torch
 from app.domain.errors import DjinnError, Draining, EngineError
 from app.domain.values import ModelInfo, SessionId
 from app.gpu.commands.dispatch import CommandHandler
-from app.gpu.commands.message_queue import Inbox, Message
+from app.gpu.commands.message_queue import Message, MessageQueue
 from app.gpu.kv.moves import Moved
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.kv_tiers.phases import Phases
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Owns every session's tokens and KV. `send` and `stop` may be called from any thread, the rest from one."""
+    """Owns every session's tokens and KV. Any thread may call `send` and `stop`; one thread calls the rest."""
 
     def __init__(
         self,
@@ -56,31 +56,31 @@ class Engine:
         self._mover = mover
         self._loans = loans
         self._close = close
-        self._inbox = Inbox()
+        self._messages = MessageQueue()
         self._step: LaunchedStep | None = None
         """The step that the device runs."""
-        self._following: LaunchedStep | None = None
-        """The one that it runs after that, if it has been given one."""
+        self._overlapped: LaunchedStep | None = None
+        """The step that is launched behind it, if there is one."""
         self._began_at = 0.0
         """On the clock of `time.perf_counter`, for the step that the device runs."""
         self._stalled = False
         """Whether the last step had to wait for moves that are under way."""
         self._outdated = False
-        """Whether something has happened since the last plan that another one could make use of."""
+        """Whether another plan could differ from the last one."""
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `run`'s `deliver`."""
-        self._inbox.put(command)
+        self._messages.put(command)
 
     def stop(self) -> None:
-        """Make `run` return after the steps that the device has been given; turns that go on fail as `Draining`."""
-        self._inbox.close()
+        """Make `run` return after the launched steps; turns that go on fail as `Draining`."""
+        self._messages.close()
 
     def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Work until `stop`: commands as they come, steps while any turn has tokens to compute.
 
-        `deliver` wakes a thread, which then takes the GIL. So that a device does not wait for it between two steps,
-        what comes of a step that runs beside this thread is delivered once the next one runs.
+        `deliver` wakes a thread, which then takes the GIL. A device must not wait for that between two steps, so the
+        events of a step that runs beside this thread are delivered once the next step runs.
         """
 
         def tell(events: list[Event]) -> list[Event]:
@@ -88,7 +88,7 @@ class Engine:
                 deliver(events)
             return []
 
-        self._mover.start(self._inbox.put)
+        self._mover.start(self._messages.put)
         try:
             self._work(tell)
         finally:
@@ -96,32 +96,31 @@ class Engine:
             self.close()
 
     def close(self) -> None:
-        """Let go of what outlives the engine's tensors; `run` does it when it ends."""
+        """Release what outlives the engine's tensors; `run` does this when it ends."""
         self._close()
 
     def _work(self, tell: Callable[[list[Event]], list[Event]]) -> None:
-        """See `run`."""
         events: list[Event] = []
-        while not self._inbox.closed:
+        while not self._messages.closed:
             self._take_messages()
             events += self._handle_messages()
-            if self._step is None and self._scheduler.has_work and not self._inbox.closed:
+            if self._step is None and self._scheduler.has_work and not self._messages.closed:
                 events += self.launch()
             runs_beside = self._step is not None and not self._step.done
             if runs_beside:
-                self._inbox.drain()
+                self._messages.drain()
                 events += self._handle_messages()
-                events += self.follow()
+                events += self.overlap()
                 events = tell(events)
             events += self.collect()
             events += self._handler.placed()
             if not (runs_beside and self._can_compute):
                 events = tell(events)
-        events += self._handle_messages()  # those that have waited for the last step
+        events += self._handle_messages()  # messages that have waited for the last step
         tell([*events, *self._accounting.fail(self._handler.sequences, Draining("the server is shutting down"))])
 
     def handle(self, command: Message) -> list[Event]:
-        """Carry out one command, or account for a move; whatever goes wrong with a command is its answer."""
+        """Carry out one command, or account for a move. A command that fails is answered by `Failed`."""
         if isinstance(command, Moved):
             return self._handler.moved(command)
         try:
@@ -138,9 +137,7 @@ class Engine:
 
     @torch.inference_mode()
     def launch(self) -> list[Event]:
-        """Plan a step and give it to the device. Until `collect` its sequences are the step's: no command or move of
-        theirs may be handled.
-        """
+        """Plan a step and launch it. Until `collect` no command or move of its sequences may be handled."""
         self._began_at = time.perf_counter()
         self._outdated = False
         try:
@@ -168,12 +165,14 @@ class Engine:
         return events
 
     @torch.inference_mode()
-    def follow(self) -> list[Event]:
-        """Give the device the step after the one that runs, if that is known before this one's tokens are. It is not if
-        a message waits, or another plan might run other rows; streamed weights and KV change places between steps.
+    def overlap(self) -> list[Event]:
+        """Launch the next step before the running one has its tokens (overlap scheduling), if that changes nothing.
+
+        No step is overlapped if a message waits, if another plan might run other rows, or if KV and weights lend memory
+        to each other, which they do between steps.
         """
         step = self._step
-        changes = self._outdated or self._inbox.closed or not self._inbox.is_empty or self._loans is not None
+        changes = self._outdated or self._messages.closed or not self._messages.is_empty or self._loans is not None
         if step is None or step.tokens is None or changes:
             return []
         rows = step.rows
@@ -182,17 +181,17 @@ class Engine:
             if not rows:
                 return []
             self._order_moves()
-            self._following = self._runner.follow(step, rows, _requests(rows))
+            self._overlapped = self._runner.follow(step, rows, _requests(rows))
         except Exception as error:
             return [*self.collect(), *self._accounting.fail_step(rows, error)]
-        if self._following is None:  # memory is too short, also for what was reserved
+        if self._overlapped is None:  # memory is too short for two steps: release what was reserved
             self._scheduler.give_up(rows)
         return []
 
     @torch.inference_mode()
     def collect(self) -> list[Event]:
-        """Wait for the step that runs, if there is one, and account for its rows."""
-        step, self._step, self._following = self._step, self._following, None
+        """Wait for the running step, if there is one, and account for its rows."""
+        step, self._step, self._overlapped = self._step, self._overlapped, None
         events: list[Event] = []
         if step is None:
             return events
@@ -215,26 +214,27 @@ class Engine:
         return self._step is not None or (self._scheduler.has_work and not self._stalled)
 
     def _take_messages(self) -> None:
-        """Take all messages that have come. Waits for one, or for a time to act, while nothing can be computed."""
+        """Take all messages that have come. While nothing can be computed, wait for one or for the next alarm."""
         if not self._can_compute:
             self._take_weights_back()
-            self._inbox.wait(self._until_alarm())
-        self._inbox.drain()
+            self._messages.wait(self._until_alarm())
+        self._messages.drain()
 
     def _take_weights_back(self) -> None:
-        """What an idle engine does until a message comes."""
+        """Give memory back to weights while the engine is idle, until a message comes."""
         if self._loans is None or self._scheduler.has_work:
             return
-        while self._inbox.is_empty and self._loans.settle(idle=True):
+        while self._messages.is_empty and self._loans.settle(idle=True):
             self._mover.submit(self._placement.take_orders())
 
     def _handle_messages(self) -> list[Event]:
-        """Handle what has been taken, and do what it and the time lead to. While a step runs, the first message for one
-        of its sequences ends this: it and those behind it wait for `collect`.
+        """Handle the messages that have been taken, and order the moves that they and the time lead to.
+
+        The first message for a sequence of the running step waits for `collect`, and so do all behind it.
         """
         events: list[Event] = []
         running = set() if self._step is None else {row.sequence.session for row in self._step.rows}
-        for message in self._inbox.take_while(lambda found: self._session_of(found) not in running):
+        for message in self._messages.take_while(lambda found: self._session_of(found) not in running):
             events += self.handle(message)
             self._outdated = True
         self._phases.tick()
@@ -242,7 +242,7 @@ class Engine:
         return events
 
     def _session_of(self, message: Message) -> SessionId | None:
-        """The session that a message changes, None if it changes none that could run."""
+        """The session that a message changes; None if it changes none."""
         if isinstance(message, Moved):
             return self._placement.tiers.ledger.find(message.number)[1].session
         return None if isinstance(message, Restored | Inspect) else message.session

@@ -223,7 +223,7 @@ def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
     assert driver.memory().kv_owned_bytes == 0
 
 
-def test_slow_steps_make_ways_back_begin_earlier(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_steps_make_prefetches_begin_earlier(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is due while a step runs has to wait for its end."""
     stack, margin = driver.engine._runner.stack, driver.placement.margin
     layer, before = stack.layer, margin.seconds

@@ -1,1 +1,1 @@
-"""What each command does to a session, and what it is answered."""
+"""Carrying out commands: their effect on a session, and their answer."""

@@ -1,4 +1,4 @@
-"""What a paused turn has left, and what its session has recorded, as clients are told of it."""
+"""Reading the checkpoint of a paused turn and the captures of a session, as clients get them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from app.gpu.state.sequence import Sequence
 
 
 def checkpoint_of(sequence: Sequence) -> Checkpoint:
-    """That of its paused turn. Raises `WrongState` if it has none."""
+    """The checkpoint of the sequence's paused turn. Raises `WrongState` if it has none."""
     if sequence.checkpoint is None or sequence.turn is None or not sequence.turn.paused:
         raise WrongState(f"session {sequence.session} is not paused: there is no checkpoint")
     return sequence.checkpoint
 
 
 def chosen_span(checkpoint: Checkpoint, positions: Positions, *, param: str = "positions") -> Span:
-    """The part of the checkpoint that `positions` chooses; `last` is its own last position. Raises `FieldOutOfRange`,
-    which names `param`.
+    """The positions of the checkpoint that `positions` chooses; `last` is its own last one. Raises `FieldOutOfRange`
+    with `param`.
     """
     span = (checkpoint.first, checkpoint.end)
     chosen = span[1] - 1, span[1]
@@ -46,7 +46,7 @@ def read_activation(sequence: Sequence, positions: Positions) -> Activation:
 
 
 def read_paused(sequence: Sequence) -> PausedTurn:
-    """All that another engine needs to go on with the turn. Raises `WrongState`."""
+    """Everything that another engine needs to go on with the turn. Raises `WrongState`."""
     checkpoint, turn = checkpoint_of(sequence), sequence.turn
     assert turn is not None
     return PausedTurn(
@@ -60,7 +60,7 @@ def read_paused(sequence: Sequence) -> PausedTurn:
 
 
 def read_captures(sequence: Sequence) -> Callable[[], Captures]:
-    """What makes the copy of all that is captured now, on any thread. It waits for those on their way to the host."""
+    """A function for any thread that copies the captures of now. It waits for their copies to the host."""
     return partial(_copy_captures, tuple(sequence.captures.records), sequence.captures.dropped)
 
 

@@ -10,7 +10,7 @@ from app.gpu.state.sequence import Sequence
 from app.messages import WriteCheckpoint
 
 MAX_WRITTEN_BYTES = 64 << 20
-"""What one session may keep of activations that a client has written, in memory and in the journal."""
+"""Limit of the activations that a client has written to one session, in memory and in the journal."""
 
 
 def edit_checkpoint(sequence: Sequence, edits: tuple[Edit, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Carrying out commands about breakpoints, and about what a paused turn has left."""
+"""Carrying out commands about breakpoints, and those about checkpoints that need the model or the store."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def arm(sequence: Sequence, command: Arm) -> None:
     """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
     running = sequence.busy and sequence.turn is not None and not sequence.turn.pausable
     if command.breakpoint.action is Action.PAUSE and running:
-        raise WrongState(f"session {command.session} is running a turn of an API that cannot tell of a pause")
+        raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
     sequence.breakpoints[command.breakpoint.id] = command.breakpoint
 
 

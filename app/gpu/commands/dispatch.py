@@ -1,4 +1,4 @@
-"""Which handler carries out a command, and how it is answered."""
+"""Dispatching each command to the code that carries it out, and answering it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.gpu.commands.checkpoint_writes import edit_checkpoint, write_checkpoint
 from app.gpu.commands.checkpoints import CheckpointHandler, arm, disarm
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.saved_files import FilesFound, SavedFiles
-from app.gpu.commands.session_files import Transfers
+from app.gpu.commands.session_files import SessionFiles
 from app.gpu.commands.sessions import SessionHandler
 from app.gpu.commands.turns import TurnHandler
 from app.gpu.kv.moves import Moved, MoveKind
@@ -68,7 +68,7 @@ class CommandHandler:
         self._turns = TurnHandler(scheduler, phases, turns)
         self._checkpoints = checkpoints
         self._inspector = inspector
-        self._transfers = Transfers(scheduler.placement, turns.max_model_len)
+        self._session_files = SessionFiles(scheduler.placement, turns.max_model_len)
 
     @property
     def sequences(self) -> Collection[Sequence]:
@@ -89,9 +89,9 @@ class CommandHandler:
             case Cancel():
                 return self._turns.cancel(sessions.find(command.session), command)
             case Export():
-                return self._transfers.export(sessions.find_resting(command.session), command)
+                return self._session_files.export(sessions.find_resting(command.session), command)
             case Import():
-                return self._transfers.import_(command)
+                return self._session_files.import_(command)
             case Close():
                 return [*sessions.close(command), Done(command.ticket)]
             case Open():
@@ -141,8 +141,8 @@ class CommandHandler:
         self._phases.tick()
         events: list[Event] = []
         if move.kind in (MoveKind.EXPORT, MoveKind.IMPORT):
-            events, imported = self._transfers.finish(move, report)
+            events, imported = self._session_files.finish(move, report)
             if imported is not None:
                 self._sessions.add(imported)
-        self._transfers.go_on(move.session)
+        self._session_files.continue_exports(move.session)
         return events

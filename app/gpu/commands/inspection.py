@@ -1,4 +1,4 @@
-"""What the engine says of its memory."""
+"""The engine's memory map."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.gpu.state.sequence import Sequence
 
 
 class Inspector:
-    """Reads the engine's book-keeping; changes nothing. Sizes in bytes."""
+    """Reads the engine's book-keeping. Sizes in bytes."""
 
     def __init__(self, scheduler: Scheduler, text: Callable[[], TextUse], steps: Callable[[], StepCounts]) -> None:
         self._scheduler = scheduler

@@ -15,7 +15,7 @@ from app.gpu.state.sequence import Sequence as EngineSequence
 
 @dataclass(frozen=True, slots=True)
 class SavedKV:
-    """What a file says of itself: the tokens that it was written with, and how many of them have KV."""
+    """Header of a file: its tokens, and the number of them that have KV."""
 
     token_ids: Sequence[int]
     computed: int
@@ -24,14 +24,14 @@ class SavedKV:
 
 @dataclass(frozen=True, slots=True)
 class FilesFound:
-    """What was in the folder at the start; `refused` are files that are damaged or of another model."""
+    """The files in the folder at the start; `refused` are damaged or of another model."""
 
     saved: Mapping[SessionId, SavedKV] = field(default_factory=dict)
     refused: Collection[SessionId] = ()
 
 
 class SavedFiles:
-    """Files that have no session yet. Nothing is deleted before every session has had its chance to claim one."""
+    """Files that have no session yet. None is deleted before every session has been opened and could claim its own."""
 
     def __init__(self, placement: Placement, found: FilesFound) -> None:
         self._placement = placement
@@ -39,21 +39,19 @@ class SavedFiles:
         self._refused = found.refused
 
     def claim(self, sequence: EngineSequence) -> None:
-        """Give a session that has just been opened the KV in its file, as far as the two have the same tokens."""
+        """Give a session that has just been opened the KV in its file, up to the first token that differs."""
         saved = self._files.pop(sequence.session, None)
         if saved is None:
             return
         same = common_prefix(tuple(sequence.tokens), tuple(saved.token_ids))
-        if (
-            saved.namespace == file_namespace(sequence, saved.computed) and same
-        ):  # what was imported stays apart from others
+        if same and saved.namespace == file_namespace(sequence, saved.computed):  # imported KV stays apart
             blocks = self._placement.tiers.cache.host.blocks_for(saved.computed)
             self._placement.lower.adopt(sequence, min(same, saved.computed), blocks)
         else:
             self._placement.tiers.files.delete(sequence)
 
     def delete_rest(self) -> None:
-        """No more sessions come back."""
+        """Delete the files that no session has claimed, as every session has been opened."""
         for session in (*self._files, *self._refused):
             self._placement.tiers.files.delete(EngineSequence(session, b""))
         self._placement.count_disk_failures(len(self._refused))

@@ -1,4 +1,4 @@
-"""Sessions that leave as a file, or come as one."""
+"""Exporting sessions to files and importing them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from app.gpu.state.sequence import Sequence
 from app.messages import Done, Event, Export, ExportedKV, Failed, Import, ImportedKV
 
 
-class Transfers:
+class SessionFiles:
     """Exports and imports under way. An export first brings the KV to the host, if there is room for it."""
 
     def __init__(self, placement: Placement, max_model_len: int) -> None:
         self._placement = placement
         self._tiers = placement.tiers
         self._max_model_len = max_model_len
-        self._gathering: dict[SessionId, list[tuple[Export, Sequence]]] = {}
+        self._waiting: dict[SessionId, list[tuple[Export, Sequence]]] = {}
         self._writing: dict[int, Export] = {}
         self._reading: dict[int, tuple[Import, Sequence]] = {}
 
     def export(self, sequence: Sequence, command: Export) -> list[Event]:
         """Begin to write the session's file; `finish` answers."""
-        self._gathering.setdefault(command.session, []).append((command, sequence))
-        self.go_on(command.session)
+        self._waiting.setdefault(command.session, []).append((command, sequence))
+        self.continue_exports(command.session)
         return []
 
     def import_(self, command: Import) -> list[Event]:
@@ -35,25 +35,25 @@ class Transfers:
         self._reading[move.number] = command, sequence
         return []
 
-    def go_on(self, session: SessionId) -> None:
-        """Write the exports of a session whose KV has come to the host, or cannot come."""
-        for command, sequence in self._gathering.pop(session, []):
-            if self._gather(sequence):
+    def continue_exports(self, session: SessionId) -> None:
+        """Write the exports of a session if its KV has come to the host, or will not come."""
+        for command, sequence in self._waiting.pop(session, []):
+            if self._bring_to_host(sequence):
                 move = self._tiers.files.export(sequence, command.path, command.about)
                 self._writing[move.number] = command
             else:
-                self._gathering.setdefault(session, []).append((command, sequence))
+                self._waiting.setdefault(session, []).append((command, sequence))
 
     def finish(self, move: Move, report: Moved) -> tuple[list[Event], Sequence | None]:
-        """Answer the command whose move has ended; an import also gives its sequence."""
+        """Answer the command whose move has ended; a valid import also returns its sequence."""
         if move.kind is MoveKind.EXPORT:
             command = self._writing.pop(move.number)
             if report.error is not None:
-                return [Failed(command.ticket, EngineError(f"the export could not be written: {report.error}"))], None
+                return [Failed(command.ticket, EngineError(f"the export failed: {report.error}"))], None
             return [Done(command.ticket, ExportedKV(len(move.token_ids), move.computed))], None
         asked, sequence = self._reading.pop(move.number)
         if report.error is not None:
-            return [Failed(asked.ticket, BadExport(f"the file cannot be used: {report.error}"))], None
+            return [Failed(asked.ticket, BadExport(f"the import failed: {report.error}"))], None
         if len(report.token_ids) > self._max_model_len:
             self._tiers.files.delete(sequence)
             message = f"the file has {len(report.token_ids)} tokens; at most {self._max_model_len} fit"
@@ -64,8 +64,8 @@ class Transfers:
         self._placement.lower.adopt(sequence, report.computed, blocks)
         return [Done(asked.ticket, ImportedKV(report.token_ids, report.about))], sequence
 
-    def _gather(self, sequence: Sequence) -> bool:
-        """Whether the host has all that it can have of the session's KV; if not, copies are on their way."""
+    def _bring_to_host(self, sequence: Sequence) -> bool:
+        """Whether the host has as much of the session's KV as it can get; if not, copies are on their way."""
         if sequence.busy:
             return True
         if sequence.tier is Tier.DISK:

@@ -51,7 +51,7 @@ class TurnHandler:
         return []
 
     def cancel(self, sequence: Sequence, command: Cancel) -> list[Event]:
-        """End the turn, or cut what it has left if it has just ended by itself."""
+        """End the turn. If it has just ended by itself, only cut the history."""
         if sequence.turn is not None and sequence.turn.ticket == command.turn:
             self._keep(sequence, sequence.turn.prompt_tokens, command.keep)
             return [self._turns.end(sequence, command.reason), Done(command.ticket, len(sequence.tokens))]

@@ -107,5 +107,5 @@ def allocating(name: str, nbytes: int) -> Iterator[None]:
         yield
     except (MemoryError, OSError, torch.OutOfMemoryError) as error:
         free = size(read_host_memory().free_bytes)
-        message = f"{name}: {size(nbytes)} cannot be had ({error}); {free} of host memory are free"
+        message = f"{name}: no memory for {size(nbytes)} ({error}); {free} of host memory are free"
         raise FieldOutOfRange(message, param=name) from error

@@ -1,4 +1,4 @@
-"""What becomes of KV that has arrived: it counts only where it still is what the sequence wants."""
+"""Accounting for KV that has arrived: it counts only if the sequence still wants it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Arrivals:
     def book(self, sequence: Sequence, move: Move, *, arrived: bool) -> bool:
         """Account for the end of one move whose blocks are still held.
 
-        False if what it leaves is worth nothing: the session's file, or for a move towards the device its KV.
+        False if its result is useless: the session's file, or the KV of a move towards the device.
         """
         match move.kind:
             case MoveKind.OUT:
@@ -32,7 +32,7 @@ class Arrivals:
         return True
 
     def _on_host(self, sequence: Sequence, move: Move, arrived: bool) -> None:
-        """Full blocks are what their hashes say; the last one only if nothing has been computed since."""
+        """Keep the full blocks, and the last one if nothing has been computed since the copy."""
         host, current = self._cache.host, sequence.outgoing is move
         if current:
             sequence.outgoing = None

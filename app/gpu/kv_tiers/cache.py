@@ -1,6 +1,6 @@
-"""What a sequence does with its blocks: find a prefix, reserve room to write, publish what is full, fork, cut, drop.
+"""Operations on a sequence's blocks: find a prefix, reserve room to write, publish full blocks, fork, cut, drop.
 
-Nothing here may be done to a sequence whose KV is moving: `KVTiers` sees to that.
+None is allowed while the sequence's KV moves: `KVTiers` takes care of that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class KVCache:
     def match_prefix(self, sequence: Sequence) -> None:
         """Give a sequence that holds no blocks the longest published prefix of its history.
 
-        At least one token is always left to compute: the step needs its logits. So is every token that a breakpoint
-        waits for. The prefix has been computed with the same edits as the sequence would be.
+        At least one token is always left to compute: the step needs its logits. Every token that a breakpoint waits
+        for is left too. The prefix has been computed with the edits that the sequence would get.
         """
         size = self.pool.block_size
         parent, (edits, limit) = sequence.namespace, expected_edits(sequence)
@@ -41,7 +41,7 @@ class KVCache:
         sequence.computed = len(sequence.blocks) * size
 
     def accept_prefix(self, sequence: Sequence) -> None:
-        """The sequence goes on from the prefix that was found: it has been computed with the edits that were wanted."""
+        """Go on from the prefix that was found, and record the edits that it was computed with."""
         if sequence.watched and sequence.computed > sequence.reached:
             edits, _ = expected_edits(sequence)
             for made in edits.within(sequence.reached, sequence.computed):
@@ -56,8 +56,8 @@ class KVCache:
     def reserve(self, sequence: Sequence, length: int) -> list[tuple[BlockId, BlockId]]:
         """Make room to write the next `length` tokens; the caller has checked that `missing` blocks are available.
 
-        Returns block copies (source, target) to make before the step: a block that is not full, or that a paused pass
-        has begun to write, is copied if another sequence holds it too.
+        Returns block copies (source, target) to make before the step. A block that the next tokens are written to is
+        copied if another sequence holds it too.
         """
         copies = []
         first = sequence.computed // self.pool.block_size
@@ -91,7 +91,7 @@ class KVCache:
             sequence.hashes.append(self._hash(sequence, index, parent, sequence.interventions))
 
     def trim(self, sequence: Sequence) -> None:
-        """Give up the blocks that were reserved for tokens which have not been computed and will not be."""
+        """Give up blocks that were reserved for tokens which will not be computed."""
         self.release_blocks(sequence, self.pool.blocks_for(sequence.computed))
 
     def uncompute(self, sequence: Sequence, length: int) -> None:
@@ -128,7 +128,7 @@ class KVCache:
         )
 
     def shrink(self, count: int, sequences: Iterable[Sequence]) -> list[tuple[BlockId, BlockId]] | None:
-        """Give up the top `count` device blocks. `sequences` are all that hold any, and no move does.
+        """Give up the top `count` device blocks. `sequences` are all that hold blocks; no move holds one of these.
 
         Returns block copies (source, target) to make before anything else. None if too many blocks are owned.
         """

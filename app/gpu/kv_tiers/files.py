@@ -1,4 +1,4 @@
-"""KV in files: each session's own in the disk tier, and those that clients take away and bring."""
+"""KV in files: each session's own file in the disk tier, and files that clients export and import."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from app.gpu.state.sequence import Sequence
 
 
 class KVFiles:
-    """Orders what is to be written, read and deleted. See `KVTiers` for what moves are."""
+    """Orders files to be written, read and deleted."""
 
     def __init__(self, cache: KVCache, ledger: MoveLedger) -> None:
         self._cache = cache
         self._ledger = ledger
 
     def save(self, sequence: Sequence) -> None:
-        """Move the KV of whole passes, and there must be no other, from the host to the session's file, unless the file
-        has it already.
+        """Move the KV from the host to the session's file, unless the file has it already. There must be no KV of a
+        half pass.
         """
         sequence.require_tier(Tier.HOST)
-        sequence.incoming = None  # what is still on its way up no longer counts
+        sequence.incoming = None  # a restore under way no longer counts
         if sequence.disk_tokens >= sequence.computed:
             self._cache.release_copies(sequence, 0)
             return
@@ -61,7 +61,7 @@ class KVFiles:
         self._ledger.order(sequence, MoveKind.DELETE)
 
     def export(self, sequence: Sequence, path: str, about: str) -> Move:
-        """Write the history, and as much of the KV of whole passes as the host has, to a file of the client's."""
+        """Write the history, and the KV of whole passes that the host has, to the client's file `path`."""
         host = self._cache.host
         computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
         blocks = sequence.host_blocks[: host.blocks_for(computed)]
@@ -77,17 +77,15 @@ class KVFiles:
         )
 
     def import_file(self, sequence: Sequence, path: str) -> Move:
-        """Make a client's file, if it is whole, the file of a new session."""
+        """Make a client's file the file of a new session, if it is valid."""
         return self._ledger.order(sequence, MoveKind.IMPORT, path=path)
 
     def adopt(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
-        """The session's file holds the KV of the first `computed` tokens of its history, and there is no other KV."""
+        """Note that the session's file holds the KV of the first `computed` tokens, and that there is no other KV."""
         sequence.disk_blocks = file_blocks
         sequence.disk_tokens = sequence.computed = computed
 
 
 def file_namespace(sequence: Sequence, computed: int) -> BlockHash:
-    """What a file's KV of the first `computed` tokens is kept under: the session's namespace, and its interventions if
-    it has any.
-    """
+    """Namespace of a file with the KV of the first `computed` tokens: the session's own, and its interventions."""
     return sequence.namespace + sequence.interventions.fingerprint(0, computed)

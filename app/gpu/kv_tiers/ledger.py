@@ -1,7 +1,4 @@
-"""The moves in flight, and the rates of those that are over.
-
-Each move holds a reference to its blocks until it ends.
-"""
+"""The moves in flight, and the measured speed of past ones."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from app.gpu.state.sequence import Sequence
 
 
 class MoveLedger:
-    """Numbers moves and keeps their blocks alive. `orders` are for the mover, in this order."""
+    """Numbers moves, and holds a reference to the blocks of each until it ends. `orders` are for the mover."""
 
     def __init__(self, device: BlockPool, host: BlockPool) -> None:
         self.orders: list[Move] = []
@@ -45,7 +42,7 @@ class MoveLedger:
         return self.in_flight[number], self._sequences[number]
 
     def close(self, move: Move) -> None:
-        """The move has ended, and what it brought has been shared: let go of its blocks."""
+        """Release the blocks of a move that has ended; its sequence already shares those that it wants."""
         del self.in_flight[move.number], self._sequences[move.number]
         for pool, blocks in self._held_by(move):
             pool.release(blocks)
@@ -66,7 +63,7 @@ class MoveLedger:
 
 
 FIRST_GUESS_BYTES_PER_S = {MoveKind.OUT: 4e9, MoveKind.IN: 4e9, MoveKind.TO_DISK: 5e8, MoveKind.FROM_DISK: 5e8}
-"""Bandwidths until a move has been measured: what a slow bus and a slow solid-state disk do."""
+"""Bandwidths until a move has been measured: those of a slow bus and of a slow solid-state disk."""
 
 
 class MoveMeter:
@@ -77,7 +74,7 @@ class MoveMeter:
         self._totals = {kind: MoveTotals() for kind in FIRST_GUESS_BYTES_PER_S}
 
     def add(self, move: Move, report: Moved) -> None:
-        """Count a move that has ended. Early ones say nothing of the link: they get what time the model leaves."""
+        """Count a move that has ended. Early copies do not count: they run only in the time that the model leaves."""
         if move.kind in self._totals and not move.early and report.error is None:
             before = self._totals[move.kind]
             moved = max(len(move.source), len(move.target)) * self._block_bytes
@@ -86,7 +83,7 @@ class MoveMeter:
             )
 
     def seconds(self, kind: MoveKind, blocks: int) -> float:
-        """How long a move of so many blocks takes, by what has been seen."""
+        """Estimated seconds of a move of so many blocks."""
         seen = self._totals[kind]
         speed = seen.bytes / seen.seconds if seen.seconds else FIRST_GUESS_BYTES_PER_S[kind]
         return blocks * self._block_bytes / speed

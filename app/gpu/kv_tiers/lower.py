@@ -1,4 +1,4 @@
-"""Room in host memory and on disk: which sessions' KV goes one tier down, and which is lost when there is none."""
+"""Room in host memory and on disk: which sessions' KV goes one tier down, and which is lost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.state.sequence import Sequence
 
 DISK_REST_S = 10.0
-"""How long nothing is written after a write has failed: a full disk does not empty itself in a step."""
+"""How long no file is written after a write has failed: a full disk does not empty itself in a step."""
 
 
 class LowerTiers:
-    """Sessions without a turn whose KV is off the device, longest away first, and every session that has a file.
-
-    Files come and go nowhere else, but for those that no session has claimed yet.
-    """
+    """Sessions without a turn whose KV is off the device, longest away first, and every session that has a file."""
 
     def __init__(self, tiers: KVTiers, disk_blocks: int, clock: Callable[[], float]) -> None:
         self.tiers = tiers
@@ -36,17 +33,17 @@ class LowerTiers:
 
     @property
     def host_is_emptying(self) -> bool:
-        """Whether moves under way will free host blocks, or make them mere copies of what is on the device."""
+        """Whether moves under way will free host blocks, or turn them into copies of device blocks."""
         return any(s.moving in (Tier.TO_DISK, Tier.TO_DEVICE) for s in self.tiers.ledger.moving)
 
     def make_host_room(
         self, needed: int, copied: Iterable[Sequence], queued: Iterable[Sequence], keep: Collection[Sequence]
     ) -> bool:
-        """Whether `needed` host blocks are available. If not, frees some, or starts to: ask again later.
+        """Whether `needed` host blocks are available now. If not, this frees some, or begins to: ask again later.
 
-        The copies of sessions that are on the device too (`copied`) go first, then the session that has been away
-        longest moves to disk, and last those whose turn waits for room on the device (`queued`). Nothing is taken from
-        those in `keep`, nor anything at all if it would not be enough.
+        First go the copies of sessions that are on the device too (`copied`). Then sessions move to disk: the longest
+        away first, and last those whose turn waits for room on the device (`queued`). Sessions in `keep` lose nothing.
+        If all that would not be enough, no session loses anything.
         """
         host = self.tiers.cache.host
         saving = sum(len(s.host_blocks) for s in self.tiers.ledger.moving if s.moving is Tier.TO_DISK)
@@ -68,13 +65,13 @@ class LowerTiers:
         return host.available >= needed
 
     def save_failed(self) -> None:
-        """The disk could not be written: leave it alone for a while."""
+        """Write no file for `DISK_REST_S` seconds, as a write has failed."""
         self._writable_at = self._clock() + DISK_REST_S
 
     def save(self, sequence: Sequence, keep: Collection[Sequence] = ()) -> bool:
-        """Move a session from host to disk. False if it does not fit beside the files of `keep`, or the disk rests.
+        """Move a session from host to disk. False if it does not fit beside the files of `keep`, or no file is written.
 
-        A file holds whole passes only: that of a paused turn is computed again up to its boundary.
+        A file holds whole passes only: the pass of a paused turn is computed again up to its boundary.
         """
         self.tiers.forget_half_pass(sequence)
         if not sequence.host_blocks:
@@ -91,9 +88,9 @@ class LowerTiers:
         return True
 
     def adopt(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
-        """Count a file that is there already as the session's, for the first `computed` tokens of its history.
+        """Take a file as the session's own, for the first `computed` tokens of its history.
 
-        It goes if it does not fit, or has nothing of use in it.
+        It is deleted if it does not fit, or if `computed` is 0.
         """
         if not computed:
             self.tiers.files.delete(sequence)
@@ -105,7 +102,7 @@ class LowerTiers:
             self.tiers.files.delete(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """No tier has room for the session's KV: it is lost."""
+        """Lose the session's KV, as no tier has room for it."""
         self.dropped += 1
         self.free(sequence)
 

@@ -1,12 +1,12 @@
-"""Moving one session's KV between device, host and disk: what each move needs, holds while it runs, and leaves.
+"""Moving one session's KV between device, host and disk.
 
     device --park--> to_host --> host --save--> to_disk --> disk
     device <-- to_device <--restore-- host <-- to_host <--load-- disk
 
-`KVFiles` orders what goes to disk and comes from there. Pure book-keeping: a move is data that a mover carries out, and
-`complete` is called when it has. Until then the move holds a reference to each of its blocks, so nothing that is being
-read or written can be given to anyone else. A move that has been overtaken by a new signal is turned round: the session
-is back where it came from at once, and what arrives later counts only where it still fits.
+`KVFiles` orders the moves to and from disk. Pure book-keeping: a move is data that a mover carries out, and `complete`
+accounts for its end. Until then the move holds a reference to each of its blocks, so no other session gets a block
+that is being read or written. A new signal turns a move round: the KV counts as back at its source at once, and the
+result of the move counts only if the sequence still wants it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class KVTiers:
         return sum(self._freed_by_park(s) for s in self.ledger.moving if s.moving is Tier.TO_HOST)
 
     def park(self, sequence: Sequence) -> bool:
-        """Move the KV from the device to the host; blocks that have their copy already cost nothing.
+        """Move the KV from the device to the host; clean blocks cost nothing.
 
-        False, and it stays, if the host has no room for the others.
+        False, and the KV stays, if the host has no room for the others.
         """
         sequence.require_tier(Tier.DEVICE)
         self.cache.release_blocks(sequence, self.cache.pool.blocks_for(sequence.written))
@@ -49,7 +49,7 @@ class KVTiers:
         return sequence.tier is not Tier.DEVICE
 
     def copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
-        """Give the first `end` blocks of a session on the device their host copies; it stays. False: no room."""
+        """Copy the first `end` blocks of a session to the host; it stays on the device. False: no room."""
         sequence.require_tier(Tier.DEVICE)
         return sequence.outgoing is not None or self._copy_out(sequence, end, early=early)
 
@@ -64,7 +64,7 @@ class KVTiers:
     def restore(self, sequence: Sequence) -> bool:
         """Move the KV from the host to the device. False, and nothing is changed, if too few blocks are available.
 
-        Blocks that the device still has, or has for another session, are not copied.
+        Blocks whose content the device still has are not copied.
         """
         if self.restore_need(sequence) > self.cache.pool.available:
             return False
@@ -75,7 +75,7 @@ class KVTiers:
         return True
 
     def turn_round(self, sequence: Sequence) -> None:
-        """Give up the move that is under way, if any: the KV is at once where it came from."""
+        """Give up the move that is under way, if any: the KV is back at its source at once."""
         if sequence.moving is not None:
             self.turned_round += 1
             sequence.moving = None
@@ -86,7 +86,7 @@ class KVTiers:
             self.turn_round(sequence)
 
     def cut(self, sequence: Sequence, length: int) -> None:
-        """Forget the KV from position `length` on, in every tier; whatever is under way no longer counts."""
+        """Forget the KV from position `length` on, in every tier; moves under way no longer count."""
         if length < sequence.computed:
             self._detach(sequence)
             self.cache.uncompute(sequence, length)
@@ -105,7 +105,7 @@ class KVTiers:
             self.cache.uncompute(sequence, sequence.computed)
 
     def end_pass(self, sequence: Sequence) -> None:
-        """Copies that are under way were read while a paused pass had half-written its blocks: they do not count."""
+        """Discard copies under way: they read blocks that a paused pass had half written."""
         sequence.outgoing = None
 
     def drop(self, sequence: Sequence) -> None:
@@ -115,7 +115,7 @@ class KVTiers:
         self.files.forget(sequence)
 
     def complete(self, report: Moved) -> tuple[Move, Sequence]:
-        """Account for a move that has ended, well or not; returns it and the sequence that it was for."""
+        """Account for a move that has ended or failed; returns it and its sequence."""
         move, sequence = self.ledger.find(report.number)
         worth = self._arrivals.book(sequence, move, arrived=report.error is None)
         self.ledger.close(move)
@@ -132,7 +132,7 @@ class KVTiers:
         sequence.outgoing = sequence.incoming = None
 
     def _copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
-        """Order copies of the blocks before index `end` that have none; those that the host has already are shared."""
+        """Order copies of the blocks before index `end` that have none. Content that the host already has is shared."""
         host = self.cache.host
         while len(sequence.host_blocks) < min(end, len(sequence.hashes)):
             found = host.find(sequence.hashes[len(sequence.host_blocks)])
@@ -159,7 +159,7 @@ class KVTiers:
         return True
 
     def _end_park(self, sequence: Sequence) -> None:
-        """Go on with a park: copy what has no copy yet; once every block has one, the device blocks are free."""
+        """Go on with a park: copy blocks without a copy; once every block has one, free the device blocks."""
         if sequence.outgoing is not None:
             return
         if not self._copy_out(sequence, len(sequence.blocks)):

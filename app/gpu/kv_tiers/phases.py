@@ -1,4 +1,4 @@
-"""What clients say of their sessions, and the moves that follow: away while a tool runs, back before it returns."""
+"""Clients signal the phases of their sessions: KV is offloaded while a tool runs and prefetched before it returns."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.moves import MoveKind
 from app.gpu.kv_tiers.placement import Placement
-from app.gpu.kv_tiers.prefetch import Returns
+from app.gpu.kv_tiers.prefetch import PrefetchOrder
 from app.gpu.state.sequence import Sequence
 
 RETRY_S = 0.1
-"""How often those who wait for room try again though nothing was said to have changed: a session that does not return
-when it said, and a disk that may be written again, give room by the mere passing of time.
+"""How often sessions that wait for room try again although nothing has changed. Time alone can give room: a session is
+overdue, or a disk may be written again.
 """
 
 
 class Phases:
-    """Sessions without a turn that are on their way out (`leaving`) or wanted back, and when others will be."""
+    """Sessions without a turn: those to offload (`leaving`), to prefetch now (`wanted`), and to prefetch later."""
 
     def __init__(self, placement: Placement, headroom: Callable[[], int]) -> None:
         """`headroom` is how many device blocks the sessions that run will still need: a prefetch leaves them alone."""
@@ -29,19 +29,19 @@ class Phases:
         self._clock = placement.clock
         self._leaving: OrderedDict[SessionId, Sequence] = OrderedDict()
         self._wanted: OrderedDict[SessionId, Sequence] = OrderedDict()
-        self._returns = Returns(self._way_back_s, placement.margin)
+        self._prefetch_order = PrefetchOrder(self._restore_s, placement.margin)
         self._listens = placement.policy is KVPolicy.SIGNAL
         self._retry_at = math.inf
 
     def signal(self, sequence: Sequence, phase: Phase, resume_in_s: float | None) -> None:
-        """Note what the client says of a session without a turn, and start to move its KV if the policy listens."""
+        """Note the phase of a session without a turn. With policy `signal` its KV begins to move."""
         sequence.phase = phase
         if phase is Phase.READY:
             resume_in_s = 0.0
         sequence.resume_at = None if resume_in_s is None else self._clock() + resume_in_s
         if not self._listens or sequence.tier is None:
             return
-        self._returns.remove(sequence)
+        self._prefetch_order.remove(sequence)
         if phase in (Phase.READY, Phase.COMPUTE):
             self._want(sequence)
         else:
@@ -51,11 +51,11 @@ class Phases:
                 self._tiers.turn_round(sequence)
             self._leaving[sequence.session] = sequence
             if sequence.resume_at is not None:
-                self._returns.add(sequence)
+                self._prefetch_order.add(sequence)
         self._go_on()
 
     def repeat(self, sequence: Sequence) -> None:
-        """Go on with what the client has said last, after the session's KV has been changed."""
+        """Signal the session's last phase again, after its KV has changed."""
         resume_in_s = None if sequence.resume_at is None else max(0.0, sequence.resume_at - self._clock())
         if sequence.phase is not Phase.COMPUTE:
             self.signal(sequence, sequence.phase, resume_in_s)
@@ -64,24 +64,24 @@ class Phases:
         """The session gets a turn, or is closed."""
         self._leaving.pop(sequence.session, None)
         self._wanted.pop(sequence.session, None)
-        self._returns.remove(sequence)
+        self._prefetch_order.remove(sequence)
 
     def tick(self) -> None:
-        """Go on with everything that waits for its time or for room. Costs nothing while neither has come."""
-        if self._placement.changed or self._clock() >= min(self._returns.next_start, self._retry_at):
+        """Go on with every session that waits for its time or for room. Costs nothing while neither has come."""
+        if self._placement.changed or self._clock() >= min(self._prefetch_order.next_start, self._retry_at):
             self._go_on()
 
     def next_alarm(self) -> float | None:
-        """When `tick` must be called again even if nothing else happens, on the clock."""
+        """When `tick` must be called again even if nothing else happens; a time of the clock, None: never."""
         if self._placement.changed and (self._leaving or self._wanted):
             return self._clock()
-        return None if self._returns.next_start == math.inf else self._returns.next_start
+        return None if self._prefetch_order.next_start == math.inf else self._prefetch_order.next_start
 
     def _go_on(self) -> None:
         now = self._clock()
         self._placement.changed = False
-        busy_s = sum(self._way_back_s(sequence) for sequence in self._wanted.values())
-        for sequence in self._returns.take_due(now, busy_s, self._longest_s()):
+        busy_s = sum(self._restore_s(sequence) for sequence in self._wanted.values())
+        for sequence in self._prefetch_order.take_due(now, busy_s, self._restore_all_s()):
             self._want(sequence)
         for sequence in list(self._leaving.values()):
             self._send_away(sequence, now)
@@ -96,7 +96,7 @@ class Phases:
             self._wanted[sequence.session] = sequence
 
     def _send_away(self, sequence: Sequence, now: float) -> None:
-        """One step on the way down for a session that waits: to the host, and from there to disk if it is `idle`."""
+        """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`."""
         gap_s = sequence.return_time - now
         if sequence.tier is Tier.DEVICE:
             if gap_s < self._seconds(sequence, MoveKind.OUT, MoveKind.IN):
@@ -115,7 +115,7 @@ class Phases:
             del self._leaving[sequence.session]
 
     def _prefetch(self, sequence: Sequence) -> None:
-        """One step on the way up for a session that is about to return."""
+        """Move the KV of a session that is about to return up by one tier."""
         placement = self._placement
         if sequence.tier is Tier.HOST:
             needed = self._tiers.restore_need(sequence) + self._headroom()
@@ -130,8 +130,8 @@ class Phases:
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.pop(sequence.session, None)
 
-    def _way_back_s(self, sequence: Sequence) -> float:
-        """How long the link is busy until the session's KV is on the device; with its file, if it must be read."""
+    def _restore_s(self, sequence: Sequence) -> float:
+        """How long a restore keeps the link busy, with the time to read the session's file if its KV is there."""
         tier = sequence.tier
         if tier is Tier.DEVICE and sequence.session not in self._leaving:
             return 0.0
@@ -139,8 +139,8 @@ class Phases:
             return self._seconds(sequence, MoveKind.FROM_DISK, MoveKind.IN)
         return self._seconds(sequence, MoveKind.IN)
 
-    def _longest_s(self) -> float:
-        """How long it would take to bring back all that the lower tiers can hold."""
+    def _restore_all_s(self) -> float:
+        """How long it would take to restore all that the lower tiers can hold."""
         seconds, on_disk = self._placement.meter.seconds, self._placement.lower.disk_blocks
         all_blocks = self._tiers.cache.host.num_blocks + on_disk
         return seconds(MoveKind.FROM_DISK, on_disk) + seconds(MoveKind.IN, all_blocks)

@@ -1,7 +1,7 @@
-"""Whose KV is where, and when it moves: what clients signal, what pressure demands, and what each policy makes of both.
+"""Placement of KV under pressure: which session gives way, and in which order.
 
-`signal` moves KV out when its session says that it waits, and back before it returns; `lru` moves it out only when
-others need the room, longest idle first; `none` drops it then. Planning only: time comes from the clock it is given.
+The policy decides. `signal` also offloads KV when its session says that it waits (`Phases`). `lru` offloads only when
+others need the room, longest idle first. `none` drops KV instead. Planning only: time comes from a clock argument.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from app.gpu.kv_tiers.prefetch import PrefetchMargin
 from app.gpu.state.sequence import Sequence
 
 WRITE_BEHIND_BLOCKS = 8
-"""Blocks in one early copy: few enough that a park which comes meanwhile hardly waits for it."""
+"""Blocks in one early copy: so few that a park hardly waits for it."""
 LAPSE_S = 30.0
-"""How long a session that has not returned when it said is still expected any moment."""
+"""How long a session that is late is still expected at any moment."""
 _EVICTED_FIRST = {Phase.IDLE: 0, Phase.IO_WAIT: 1, Phase.COMPUTE: 2, Phase.READY: 3}
 
 
 class Placement:
-    """Places the KV of sessions that have no turn, and finds room for those that have one.
+    """Places the KV of sessions without a turn, and finds room for those that have one.
 
-    Such a session is `resident` while it holds device blocks and `lower.away` while its KV is elsewhere.
+    A session without a turn is `resident` while it holds device blocks, and in `lower.away` while its KV is elsewhere.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Placement:
         clock: Callable[[], float],
         borrow: Callable[[int], int],
     ) -> None:
-        """`borrow` gets at least so many device blocks more from weights: how many, 0 if there are not so many."""
+        """`borrow` gets at least so many device blocks from weights and returns how many; 0: weights have too few."""
         self.tiers = tiers
         self.policy = policy
         self.lower = LowerTiers(tiers, disk_blocks, clock)
@@ -60,7 +60,7 @@ class Placement:
         self._early_bytes = self._disk_failures = self._late = 0
 
     def begin_turn(self, sequence: Sequence) -> None:
-        """A turn has come: the session is no longer ours to place, and its KV should be on the device."""
+        """Note that the session has a turn: its KV is wanted on the device."""
         assert sequence.turn is not None
         self._take_out(sequence)
         sequence.phase, sequence.resume_at = Phase.COMPUTE, None
@@ -71,7 +71,7 @@ class Placement:
         self._late += sequence.tier not in (Tier.DEVICE, None)
 
     def end_turn(self, sequence: Sequence) -> None:
-        """The session has no turn, or has just been opened with KV."""
+        """Note that the session has no turn, or has just been opened."""
         self._take_out(sequence)
         self.note_placed(sequence)
         if sequence.blocks:
@@ -90,7 +90,7 @@ class Placement:
         self.lower.free(sequence)
 
     def note_placed(self, sequence: Sequence) -> None:
-        """The session's KV has changed its place or size."""
+        """Note that the session's KV has changed its place or size."""
         self._placed[sequence.session] = sequence
 
     def take_placed(self) -> list[Sequence]:
@@ -130,7 +130,7 @@ class Placement:
         return sum(s.disk_blocks for s in self.tiers.ledger.moving if s.moving is Tier.TO_HOST and not s.blocks)
 
     def load(self, sequence: Sequence) -> None:
-        """Begin to read the file of a session that has a turn, or wait for room; without any hope of it the KV goes."""
+        """Begin to read the file of a session that has a turn. Its KV is lost if the host will have no room."""
         if self.tiers.files.load(sequence):
             return
         loading = self.make_host_room(sequence.disk_blocks, sequence) and self.tiers.files.load(sequence)
@@ -138,11 +138,12 @@ class Placement:
             self.lower.drop(sequence)
 
     def make_room(self, needed: int, for_sequence: Sequence, *, prefetch: bool = False, or_some: bool = False) -> bool:
-        """Whether `needed` device blocks are available for a session now, after others without a turn have given way.
+        """Evict sessions without a turn until `needed` device blocks are available; returns whether they are now.
 
-        Some may only be on their way out then: ask again when a move has ended. A `prefetch` sends nobody away who
-        returns before it. Where they are too few, weights make up for it, but not for a `prefetch`. Where there cannot
-        be that many nobody gives way, except with `or_some`. Nothing is taken from the session itself in any tier.
+        - Evicted blocks may still be on their way out: ask again when a move has ended.
+        - A `prefetch` evicts no session that returns before its own, and borrows nothing from weights.
+        - If there cannot be that many blocks, no session is evicted, except with `or_some`.
+        - `for_sequence` itself loses nothing in any tier.
         """
         if self._pool.available >= needed:
             return True
@@ -157,9 +158,9 @@ class Placement:
         return self._pool.available >= needed
 
     def evict(self, sequence: Sequence, for_sequence: Sequence) -> bool:
-        """Take a session's KV off the device for another, or begin to; one that has nowhere to go loses it.
+        """Take a session's KV off the device for another, or begin to. The KV is lost if no lower tier has room.
 
-        False while room for it is still being made on the host.
+        False while the host still makes room for it.
         """
         if self.policy is KVPolicy.NONE:
             self.lower.drop(sequence)
@@ -171,14 +172,12 @@ class Placement:
         return sequence.tier is not Tier.DEVICE
 
     def make_host_room(self, needed: int, *keep: Sequence) -> bool:
-        """Whether `needed` host blocks are available, after others than `keep` have given way; see `LowerTiers`."""
+        """`LowerTiers.make_host_room`, with the sessions that may lose host blocks."""
         copied = [s for s in (*self.active.values(), *self.resident.values()) if s.blocks]
         return self.lower.make_host_room(needed, copied, reversed(self.active.values()), keep)
 
     def write_behind(self, running: Iterable[Sequence]) -> None:
-        """While the link is idle, copy full blocks of one running session to the host, so that a park finds less to
-        do.
-        """
+        """While the link is idle, copy full blocks of one running session to the host: its next park is shorter."""
         if self.policy is not KVPolicy.SIGNAL or self.tiers.ledger.in_flight:
             return
         host = self.tiers.cache.host
@@ -195,11 +194,11 @@ class Placement:
         self.changed |= self.margin.seconds > before_s
 
     def count_disk_failures(self, files: int) -> None:
-        """So many files could not be written or read."""
+        """Count files that could not be written or read."""
         self._disk_failures += files
 
     def counts(self) -> TierCounts:
-        """What has happened so far."""
+        """Counts since the start."""
         return TierCounts(
             write_behind_bytes=self._early_bytes,
             turned_round=self.tiers.turned_round,
@@ -209,7 +208,7 @@ class Placement:
         )
 
     def _take_out(self, sequence: Sequence) -> None:
-        """Take the session out of the lists of where KV is; what it gives up others may have."""
+        """Take the session out of every list; others may have the room that it gives up."""
         self.changed = True
         self.active.pop(sequence.session, None)
         self.resident.pop(sequence.session, None)
@@ -221,7 +220,7 @@ class Placement:
         return borrowed > 0
 
     def _victims(self, for_sequence: Sequence | None) -> list[Sequence]:
-        """Residents that may give way, in this order."""
+        """Residents that may be evicted, in this order."""
         movable = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
         if self.policy is not KVPolicy.SIGNAL:
             return movable
@@ -233,18 +232,18 @@ class Placement:
         return sorted(movable, key=lambda s: ranks[s.session])
 
     def _rank(self, sequence: Sequence, now: float) -> tuple[int, float]:
-        """Smaller gives way earlier: by phase, then the furthest return, negated; equals in the order of their last
-        use. Nobody knows when one returns who has not come when it said.
+        """The smaller rank is evicted first: by phase, then by the negated return time. Equals keep the order of their
+        last use. The return of a session that is long overdue is unknown.
         """
         overdue_s = now - sequence.return_time
-        if -2 * self.margin.seconds <= overdue_s < LAPSE_S:  # it may have been fetched already
+        if -2 * self.margin.seconds <= overdue_s < LAPSE_S:  # it may have been prefetched already
             return _EVICTED_FIRST[Phase.READY], 0.0
         if overdue_s >= LAPSE_S:
             return _EVICTED_FIRST[Phase.COMPUTE], -math.inf
         return _EVICTED_FIRST[sequence.phase], -sequence.return_time
 
     def refile(self, sequence: Sequence) -> None:
-        """Keep a session without a turn in the list that its KV belongs to."""
+        """Move a session without a turn to the list that fits the place of its KV."""
         self.note_placed(sequence)
         session = sequence.session
         if session in self.resident and not sequence.blocks:

@@ -18,7 +18,7 @@ from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
 
 HOST_SHARE = 0.25
-"""Default share of the free host memory: it is also everyone else's. On a CPU device and host get as much each."""
+"""Default share of the free host memory, which other programs need too. On a CPU, device and host get as much each."""
 DISK_SHARE = 0.1
 """Default share of the free disk."""
 
@@ -33,11 +33,11 @@ class TierBlocks:
 
 
 def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int | None) -> TierBlocks:
-    """Blocks of `block_bytes` bytes for each tier: what the settings say, or else what there is.
+    """Blocks of `block_bytes` bytes for each tier, by the settings or else by the free memory.
 
-    `device_room` is what a GPU has for KV, in bytes; None on a CPU, where the device's memory is the host's. Raises
-    `FieldOutOfRange` unless the device gets at least one block. Where KV never leaves the device (policy `none`) the
-    lower tiers get none by default.
+    `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. Raises
+    `FieldOutOfRange` unless the device gets at least one block. With policy `none` KV never leaves the device, so the
+    lower tiers get no blocks.
     """
 
     def blocks(asked: KVBudget | None, default_bytes: float) -> int:
@@ -74,18 +74,16 @@ def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of the device's memory that nobody has."""
+    """Free bytes of the device's memory."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_host_memory().free_bytes
 
 
 def check_weights_fit(model: ResolvedModel, needed: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `FieldOutOfRange` if `needed` bytes of weights, all of them or the part that is to be on `device`, are more
-    than is free there.
-    """
+    """Raise `FieldOutOfRange` if fewer than `needed` bytes are free on `device`, where these weights are kept."""
     free = free_bytes(device)
     if needed > free:
         raise FieldOutOfRange(
             f"the weights of {model.name} need {size(needed)} as {dtype_name(dtype)}; "
-            f"{size(free)} are free on {device}. Llama-like models and GPT-2 do with less: see weights_device",
+            f"{size(free)} are free on {device}. Llama-like models and GPT-2 need less: see weights_device",
             param="weights_device",
         )

@@ -73,7 +73,7 @@ def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
 def build_engine(
     model: ResolvedModel, loaded: LoadedModel, settings: EngineSettings, recorder: Recorder | None = None
 ) -> Engine:
-    """An engine around a loaded model. `recorder` records decode steps; None: what device and settings ask for."""
+    """An engine around a loaded model. `recorder` records decode steps; None: chosen by device and settings."""
     stack = loaded.stack
     recorder = recorder or choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
     layout = KVLayout(stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, dtype_name(stack.dtype))
@@ -113,7 +113,7 @@ def build_engine(
 def _allocate_device(
     loaded: LoadedModel, blocks: int, block_size: int, block_bytes: int
 ) -> tuple[KVPool, Borrower | None]:
-    """KV's memory: its own, or beside weights that lend theirs to it."""
+    """The pool of KV: its own memory, or memory beside weights that lend theirs."""
     if loaded.streamed is None:
         with allocating("kv_device", blocks * block_bytes):
             return KVPool(loaded.stack, blocks, block_size), None
@@ -125,7 +125,7 @@ def _allocate_device(
 def _make_scheduler(
     stack: LayerStack, settings: EngineSettings, budgets: TierBlocks, block_bytes: int, borrower: Borrower | None
 ) -> Scheduler:
-    """With the pools of blocks that it plans with."""
+    """The scheduler, with the placement and the block pools that it plans with."""
     cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
     borrow = lend_nothing if borrower is None else borrower.borrow
     return Scheduler(
@@ -158,7 +158,7 @@ def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_le
 
 
 def _find_files(disk: DiskStore | None) -> FilesFound:
-    """What an earlier server has left on disk."""
+    """The KV files of an earlier server."""
     if disk is None:
         return FilesFound()
     index = disk.index()
@@ -173,8 +173,8 @@ def _find_files(disk: DiskStore | None) -> FilesFound:
 
 @torch.inference_mode()
 def _warm_up(stack: LayerStack, block_size: int) -> None:
-    """Run a decode row and a prompt through one layer, so that no client waits for kernels to be compiled, and nobody
-    takes the memory of a kernel that is loaded for that of a step or a graph.
+    """Run a decode row and a prompt through one layer. Then no client waits for kernels to be compiled, and the memory
+    of loaded kernels is not counted as that of a step or a graph.
     """
     blocks = -(-WARM_UP_TOKENS // block_size)
     batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)

@@ -1,4 +1,4 @@
-"""What a GPU's memory is for beside weights: measured on the loaded model, before there is a KV pool."""
+"""The budget of a GPU's memory beside weights: measured on the loaded model, before there is a KV pool."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from app.settings import EngineSettings
 logger = logging.getLogger(__name__)
 
 KEPT_SHARE = 0.03
-"""Share of all memory that is left alone, for what no step here takes: fragments, edits, steering vectors, one more
-module of the driver. A step that finds too little runs in parts, so it need not cover the worst."""
+"""Share of all memory that is left free for what is not measured: fragments, edits, steering vectors, one more module
+of the driver. A step that finds too little runs in parts, so this need not cover the worst case."""
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of a GPU's memory. `kv` is what the rest leaves for KV; it may be less than nothing."""
+    """Bytes of a GPU's memory. `kv` may be negative."""
 
     total: int
     free: int
@@ -45,16 +45,16 @@ class MemoryPlan:
 
     @property
     def kept(self) -> int:
-        """What is left alone."""
+        """Bytes that are left free."""
         return int(self.total * KEPT_SHARE)
 
     @property
     def kv(self) -> int:
-        """What is left for KV."""
+        """Bytes that are left for KV."""
         return self.free - self.step - self.graphs - self.kept
 
     def check(self, pool_bytes: int) -> None:
-        """Say what a KV pool of this size means; FieldOutOfRange if there is no room for it."""
+        """Warn if a KV pool of this size leaves too little for a step. Raises FieldOutOfRange if it does not fit."""
         room = self.free - self.graphs
         left = room - pool_bytes
         if left < 0:

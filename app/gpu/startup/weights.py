@@ -41,34 +41,32 @@ class LoadedModel:
 
     stack: LayerStack
     streams: DeviceStreams
-    """Those of its device."""
+    """Streams of its device."""
     streamed: Streamed | None = None
     """None: all weights are on the device, and stay there."""
 
     def text(self) -> TextUse:
-        """What the weights take now."""
+        """Memory that the weights take now."""
         total = self.stack.parameter_bytes
         return TextUse(total, total) if self.streamed is None else self.streamed.text.use(total)
 
     def close(self) -> None:
-        """End what moves weights; nothing is computed any more."""
+        """End the threads and streams that move weights."""
         if self.streamed is not None:
             self.streamed.text.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Weights that pass through the device, and the plan that they follow. They have a place for themselves until they
-    are given one beside KV.
-    """
+    """Weights that are streamed to the device, and their plan. `share` moves them beside KV."""
 
     text: StreamedText
     plan: WeightPlan
 
     def share(self, kv_blocks: int, block_bytes: int) -> tuple[Arena, Tensor]:
-        """Move into memory that begins with so many blocks of KV: its layout, and the memory itself, uint8.
+        """Move into memory that begins with so many blocks of KV. Returns its layout and the memory itself, uint8.
 
-        Raises FieldOutOfRange if there is not so much, `WeightsLost`.
+        Raises FieldOutOfRange if there is too little, `WeightsLost`.
         """
         arena = lay_out(self.plan, kv_blocks, block_bytes)
         self.text.vacate()
@@ -82,7 +80,7 @@ class Streamed:
 def load_model(
     model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype, attention: Attention
 ) -> LoadedModel:
-    """Load the weights as `settings.weights_device` has it. Takes seconds; raises FieldOutOfRange if they do not fit,
+    """Load the weights as `settings.weights_device` says. Takes seconds; raises FieldOutOfRange if they do not fit,
     BrokenModel and `WeightsLost` if they cannot be read.
     """
     needed, free = weight_bytes(model, device, dtype), free_bytes(device)
@@ -113,7 +111,7 @@ def _stream(
     dtype: torch.dtype,
     attention: Attention,
 ) -> LoadedModel:
-    """Keep what `budget` bytes allow. Whatever does not fit together is refused before a weight is read."""
+    """Keep as many bundles as `budget` bytes allow. Settings that do not fit are refused before a weight is read."""
     if settings.batch_invariant:
         require_row_by_row(model, device)
     linear = linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant)
@@ -136,8 +134,8 @@ def _stream(
 
 def _log_plan(plan: WeightPlan) -> None:
     logger.info(
-        "weights: %d of %d parts stay on the device, %s; the others, %s, pass through a ring of %s each step. A prompt "
-        "of up to max_step_tokens tokens takes one step",
+        "weights: %d of %d bundles stay on the device, %s; the others, %s, pass through a ring of %s each step. A "
+        "prompt of up to max_step_tokens tokens takes one step",
         len(plan.kept),
         len(plan.sizes),
         size(plan.kept_bytes),

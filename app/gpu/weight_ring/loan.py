@@ -1,8 +1,8 @@
 """Weights that lend their memory to KV: which bundles, when, and when they come back.
 
-A bundle that is lent costs its own bytes on the bus in every step, since it is streamed meanwhile; KV that is swapped
-costs its bytes twice. So KV of sessions without a turn gives way first, in both directions: weights lend only what the
-sessions with a turn need beside each other, and take it back from those without one.
+A bundle that is lent is streamed, so it costs its bytes on the bus in every step. KV that is swapped costs its bytes
+twice. So KV of sessions without a turn gives way first: weights lend only to sessions with a turn, and take memory back
+from sessions without one.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from app.gpu.state.sequence import Sequence as EngineSequence
 from app.gpu.weight_ring.arena import Arena
 
 PATIENCE_STEPS = 8
-"""Steps in a row that must have done without a bundle's memory before it is taken back. Bringing it back costs as much
-as one step without it: whatever the load does, that is at most an eighth of a bundle per step.
+"""Steps in a row that did not need a bundle's memory before it is taken back. Loading it costs as much as one step
+without it, so under any load this is at most an eighth of a bundle per step.
 """
 
 
 class Lender(Protocol):
-    """Weights, some of which are kept on the device in their places in the arena."""
+    """Weights; some bundles are kept on the device, in their places in the arena."""
 
     def lend(self, bundle: int) -> None:
-        """Stream a bundle that is kept. Its place is KV's at once: for what is launched from now on."""
+        """Stream a kept bundle from now on. KV has its place in all that is launched after this."""
         ...
 
     def take_back(self, bundle: int) -> None:
-        """Load a bundle that was lent into its place, behind all that has been launched, and keep it there."""
+        """Load a bundle that was lent into its place, behind all launched work, and keep it there."""
         ...
 
 
 class LoanBook:
-    """How many of the arena's bundles are lent. Always the first ones, so that KV has one run of memory."""
+    """Counts the bundles that are lent: always the first of the arena, so that KV has one run of memory."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self.lent = 0
         self._steps_without = 0
-        """Steps in a row that the bundle lent last was not needed in."""
+        """Steps in a row that did not need the bundle lent last."""
 
     @property
     def blocks(self) -> int:
@@ -49,7 +49,7 @@ class LoanBook:
         return self._arena.blocks(self.lent)
 
     def lend(self, missing: int) -> Sequence[int]:
-        """Bundles to lend, from now on lent, so that KV has at least `missing` blocks more; none if it cannot be."""
+        """Lend bundles, the result, so that KV has at least `missing` blocks more; none if there are too few."""
         for lent in range(self.lent + 1, len(self._arena.lendable) + 1):
             if self._arena.blocks(lent) - self.blocks >= missing:
                 bundles = self._arena.lendable[self.lent : lent]
@@ -58,9 +58,9 @@ class LoanBook:
         return ()
 
     def surplus(self, needed: int, *, idle: bool) -> int | None:
-        """Blocks that KV should give up so that the bundle that was lent last, there must be one, can come back.
+        """Blocks that KV should give up so that the bundle lent last can come back; there must be one. None: not now.
 
-        None: not now. Called once a step with the blocks that KV needs. An `idle` engine has nothing else to copy.
+        Called once a step with the blocks that KV needs. An `idle` engine has nothing else to copy.
         """
         left = self._arena.blocks(self.lent - 1)
         self._steps_without = self._steps_without + 1 if needed <= left else 0
@@ -68,7 +68,7 @@ class LoanBook:
         return self.blocks - left if due else None
 
     def take_back(self) -> int:
-        """The bundle that was lent last is not lent any more."""
+        """Mark the bundle lent last as returned; this is the result."""
         self.lent -= 1
         return self._arena.lendable[self.lent]
 
@@ -89,7 +89,7 @@ class Borrower:
 
 
 def lend_nothing(missing: int) -> int:
-    """What `Borrower.borrow` comes to where all weights stay on the device."""
+    """`Borrower.borrow` where all weights stay on the device."""
     return 0
 
 
@@ -113,10 +113,10 @@ class KVLoans:
         self._copy_blocks = copy_blocks
         self._cache = placement.tiers.cache
         self._weights = EngineSequence(SessionId("weights"), b"", resume_at=0.0)
-        """In whose name sessions without a turn give way: one that is due, so those that are due too stay."""
+        """Sessions without a turn are evicted for this one. It is due now, so sessions that are due too stay."""
 
     def settle(self, *, idle: bool) -> bool:
-        """Take one bundle back if its memory is not needed, and return whether one has come.
+        """Take one bundle back if KV does not need its memory; returns whether one has come.
 
         Called before each step; and while there is none, `idle`, for as long as it returns True.
         """
@@ -126,7 +126,7 @@ class KVLoans:
         surplus = self._book.surplus(self._needed(), idle=idle)
         if surplus is None:
             return False
-        # While no step runs, a bundle that is lent costs nothing: nobody has to give way to it.
+        # While no step runs, a bundle that is lent costs nothing: no session has to give way to it.
         if pool.available < surplus and (idle or not placement.make_room(surplus, self._weights, prefetch=True)):
             return False
         end = pool.num_blocks - surplus
@@ -139,7 +139,7 @@ class KVLoans:
         return True
 
     def _needed(self) -> int:
-        """Device blocks that the sessions with a turn have and will need. Where KV cannot leave, all count."""
+        """Device blocks that the sessions with a turn have and will need; with policy `none`, all owned ones."""
         placement = self._placement
         if placement.policy is KVPolicy.NONE:
             return self._cache.pool.owned + self._headroom()

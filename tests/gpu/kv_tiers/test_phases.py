@@ -156,19 +156,19 @@ def _took(number: int, seconds: float) -> Moved:
 def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     """Whoever gives way needs the host blocks of the one that it gives way to."""
     bench = Bench(device=7, host=7, disk=2)
-    returns = bench.session(8)
-    bench.phases.signal(returns, Phase.IDLE, None)
+    returning = bench.session(8)
+    bench.phases.signal(returning, Phase.IDLE, None)
     bench.finish()
-    bench.tiers.files.load(returns)
+    bench.tiers.files.load(returning)
     bench.finish()
     stays_away = bench.session(12)
     bench.phases.signal(stays_away, Phase.IO_WAIT, None)
     bench.finish()
     gives_way = bench.session(24)
     bench.overwrite_device()
-    bench.phases.signal(returns, Phase.READY, None)
+    bench.phases.signal(returning, Phase.READY, None)
     bench.finish()
-    assert tier_of(returns) is Tier.DEVICE
+    assert tier_of(returning) is Tier.DEVICE
     assert tier_of(gives_way) is None
 
 

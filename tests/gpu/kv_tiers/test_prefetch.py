@@ -1,4 +1,4 @@
-"""When ways back begin, on a link and a disk that take their time."""
+"""When prefetches begin, on a link and a disk that take their time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_sessions_that_return_together_share_the_link_and_are_all_back_in_time()
         assert tier_of(sequence) is Tier.DEVICE
 
 
-def test_the_way_back_from_disk_begins_earlier_by_the_time_that_reading_takes() -> None:
+def test_a_prefetch_from_disk_begins_earlier_by_the_time_that_reading_takes() -> None:
     bench = Bench()
     mover = SlowMover(bench, link_s=0.1, disk_s=0.5)
     mover.measure(bench.session(12))
@@ -90,7 +90,7 @@ def test_a_gap_too_short_for_the_disk_is_spent_on_the_host() -> None:
     assert tier_of(sequence) is Tier.HOST
 
 
-def test_ways_back_begin_earlier_by_two_steps_of_the_engine_and_no_longer_when_steps_are_short_again() -> None:
+def test_prefetches_begin_earlier_by_two_steps_of_the_engine_and_no_longer_when_steps_are_short_again() -> None:
     """Between the order and the arrival the engine may be busy with a step each."""
     bench = Bench()
     mover = SlowMover(bench, link_s=0.1)

@@ -32,15 +32,15 @@ class TierMachine(PlanningMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ordered: list[Move] = []
-        self.transfers: set[Ticket] = set()
+        self.files_under_way: set[Ticket] = set()
 
     def collect(self) -> None:
         self.ordered += self.placement.take_orders()
 
     def take(self, events: Iterable[Event]) -> None:
         for event in events:
-            if isinstance(event, Done | Failed) and event.ticket in self.transfers:
-                self.transfers.remove(event.ticket)
+            if isinstance(event, Done | Failed) and event.ticket in self.files_under_way:
+                self.files_under_way.remove(event.ticket)
             else:
                 super().take([event])
 
@@ -78,7 +78,7 @@ class TierMachine(PlanningMachine):
         if self.ticket_of(session) is not None:
             return multiple()
         ticket = next(self.tickets)
-        self.transfers.add(ticket)
+        self.files_under_way.add(ticket)
         self.take(self.handler.handle(Export(ticket, session, f"{ticket}.kv")))
         self.collect()
         return f"{ticket}.kv"
@@ -87,7 +87,7 @@ class TierMachine(PlanningMachine):
     def import_(self, path: str) -> SessionId | MultipleResults[SessionId]:
         """It ends at once: until then nobody knows the session. A file that has not been written is an error."""
         session, ticket = next(self.names), next(self.tickets)
-        self.transfers.add(ticket)
+        self.files_under_way.add(ticket)
         self.handler.handle(Import(ticket, session, path, namespace=session))
         self.collect()
         [move] = [move for move in self.ordered if move.kind is MoveKind.IMPORT]
@@ -136,7 +136,7 @@ class TierMachine(PlanningMachine):
     def teardown(self) -> None:
         super().teardown()
         assert not self.model.files, "files are left of sessions that are closed"
-        assert not self.transfers, "an export or import has not been answered"
+        assert not self.files_under_way, "an export or import has not been answered"
 
     @invariant()
     def the_disk_holds_no_more_than_its_budget(self) -> None:

@@ -44,7 +44,7 @@ class _Client:
 
 
 class Play:
-    """Runs an engine until every script has ended. Stands in for the queue of its inbox and for its mover."""
+    """Runs an engine until every script has ended. Stands in for its message queue and for its mover."""
 
     def __init__(self, engine: Engine, scripts: Iterable[Script], seed: int) -> None:
         self._engine = engine
@@ -61,7 +61,7 @@ class Play:
         """Messages that the engine has handled while its device ran a step."""
         self._handle = engine.handle
         engine.handle = self._check_and_handle  # type: ignore[method-assign, assignment]
-        engine._inbox._queue = cast("queue.SimpleQueue[Any]", self)
+        engine._messages._queue = cast("queue.SimpleQueue[Any]", self)
         engine._mover = cast("KVMover", self)
 
     def run(self) -> None:

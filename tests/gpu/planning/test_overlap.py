@@ -224,7 +224,7 @@ def test_an_engine_that_stops_waits_for_what_runs(torch_gpt2: TinyModel, monkeyp
         play_one(torch_gpt2, monkeypatch, stop)
     assert engines
     assert engines[0]._step is None
-    assert engines[0]._following is None
+    assert engines[0]._overlapped is None
 
 
 def test_nothing_is_reserved_where_no_step_follows(torch_gpt2: TinyModel) -> None:

@@ -84,7 +84,7 @@ def test_more_memory_than_is_free_is_refused_before_it_is_taken(monkeypatch: pyt
     contents = Model([large], []).contents
     free = psutil.virtual_memory()._replace(available=2 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    with pytest.raises(FieldOutOfRange, match=r"3\.0 GiB cannot be had .* 2\.0 GiB of host memory are free") as refused:
+    with pytest.raises(FieldOutOfRange, match=r"no memory for 3\.0 GiB .* 2\.0 GiB of host memory are free") as refused:
         PinnedStore(contents.layouts, (), streams, 1000)
     assert refused.value.param == "weights_device"
     assert streams.slabs == []
