@@ -148,11 +148,7 @@ class Engine:
             logger.exception("a step could not be planned")
             busy = [sequence for sequence in self._handler.sequences if sequence.busy]
             return self._accounting.fail(busy, EngineError(f"the step could not be planned: {error}"))
-        events: list[Event] = [
-            Started(sequence.turn.ticket, sequence.turn.cached_tokens or 0, sequence.turn.restore_ms)
-            for sequence in plan.started
-            if sequence.turn is not None
-        ]
+        events: list[Event] = [Started(turn.ticket, turn.cached_tokens or 0, turn.restore_ms) for turn in plan.started]
         try:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
@@ -204,7 +200,7 @@ class Engine:
         return events
 
     def _order_moves(self) -> None:
-        self._placement.write_behind(self._scheduler.running.values())
+        self._placement.write_behind(active.sequence for active in self._scheduler.running.values())
         self._mover.submit(self._placement.take_orders())
 
     @property
@@ -250,4 +246,4 @@ class Engine:
 
 
 def _requests(rows: Sequence[Row]) -> list[SampleRequest]:
-    return [sample_request(row.sequence, row.end) for row in rows if row.samples]
+    return [sample_request(row) for row in rows if row.samples]

@@ -111,8 +111,9 @@ class CheckpointHandler:
 
 
 def _arm(sequence: Sequence, command: Arm) -> None:
-    running = sequence.busy and sequence.turn is not None and not sequence.turn.pausable
-    if command.breakpoint.action is Action.PAUSE and running:
+    turn = sequence.turn
+    cannot_pause = turn is not None and not turn.paused and not turn.pausable
+    if command.breakpoint.action is Action.PAUSE and cannot_pause:
         raise WrongState(f"session {command.session} is running a turn of an API that cannot tell of a pause")
     sequence.breakpoints[command.breakpoint.id] = command.breakpoint
 

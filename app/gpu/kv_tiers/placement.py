@@ -18,6 +18,7 @@ from app.gpu.kv_tiers.lower import LowerTiers
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 WRITE_BEHIND_BLOCKS = 8
 """Blocks in one early copy: few enough that a park which comes meanwhile hardly waits for it."""
@@ -52,14 +53,13 @@ class Placement:
         self._ordered_at: dict[int, float] = {}
         self._early_bytes = self._disk_failures = self._late = 0
 
-    def begin_turn(self, sequence: Sequence) -> None:
+    def begin_turn(self, sequence: Sequence, turn: TurnState) -> None:
         """A turn has come: the session is no longer ours to place, and its KV should be on the device."""
-        assert sequence.turn is not None
         self.phases.forget(sequence)
         self._take_out(sequence)
         sequence.phase, sequence.resume_at = Phase.COMPUTE, None
         self.tiers.head_back(sequence)
-        sequence.turn.begun_at = self._clock()
+        turn.begun_at = self._clock()
         self.note_change(sequence)
         self.active[sequence.session] = sequence
         self._late += sequence.tier not in (Tier.DEVICE, None)

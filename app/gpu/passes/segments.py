@@ -12,17 +12,20 @@ from itertools import pairwise
 
 from app.gpu.passes.ways import PassPlan
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One sequence's part of a step: `length` tokens from position `first`, through the layers that `way` says.
+    """One sequence's part of a step, for its `turn`: `length` tokens from position `first`, through the layers that
+    `way` says.
 
     `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted.
     Where memory is too short for a row, it runs in parts; the row is accounted for when the last of them has run.
     """
 
     sequence: Sequence
+    turn: TurnState
     first: int
     length: int
     way: PassPlan

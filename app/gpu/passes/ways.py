@@ -13,8 +13,10 @@ from operator import attrgetter
 
 from app.domain.breakpoints import Action, Breakpoint, Intervention
 from app.gpu.passes.conditions import Span, may_meet, met, select
+from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.interventions import InterventionLog, clip
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 NO_EDITS = InterventionLog()
 
@@ -64,22 +66,21 @@ class PassPlan:
     """Breakpoints that act once, and have."""
 
 
-def plan_pass(sequence: Sequence, length: int, num_layers: int) -> PassPlan:
+def plan_pass(sequence: Sequence, turn: TurnState, length: int, num_layers: int) -> PassPlan:
     """How the next `length` tokens of a sequence run. They are all new, or have all been computed before."""
     span = (sequence.computed, sequence.computed + length)
-    if sequence.is_mid_pass:
-        return _plan_rest(sequence, num_layers)
+    paused = sequence.paused_pass
+    if paused is not None:
+        return _plan_rest(sequence, turn, paused, num_layers)
     if sequence.computed < sequence.reached:
         return PassPlan(0, num_layers, _marks(sequence.interventions.within(*span)))
-    return _plan_new(sequence, span, 0, num_layers)
+    return _plan_new(sequence, turn, span, 0, num_layers)
 
 
-def runs_plainly(sequence: Sequence, position: int) -> bool:
+def runs_plainly(sequence: Sequence, turn: TurnState, position: int) -> bool:
     """Whether a token that is decoded at `position`, whichever it will be, runs all layers with nothing to do on the
     way.
     """
-    turn = sequence.turn
-    assert turn is not None
     stops = turn.pause_at is not None and turn.pause_at[1] == position
     met_by_any = any(may_meet(each.when, position) for each in sequence.breakpoints.values())
     return sequence.checkpoint is None and not stops and not met_by_any
@@ -89,10 +90,10 @@ def row_limit(sequence: Sequence, max_step_tokens: int) -> int:
     """Most tokens of a sequence with breakpoints in one row: parts of prompts depend on nobody else's load, and
     positions that are new and that are not are never in one row.
     """
-    checkpoint = sequence.checkpoint
-    if checkpoint is not None and sequence.is_mid_pass:
-        return checkpoint.length
-    end = len(sequence.tokens) if checkpoint is None else checkpoint.first
+    paused = sequence.paused_pass
+    if paused is not None:
+        return paused.length
+    end = len(sequence.tokens) if sequence.checkpoint is None else sequence.checkpoint.first
     if sequence.computed < sequence.reached:
         end = min(end, sequence.reached)
     return min(end - sequence.computed, max_step_tokens)
@@ -135,21 +136,19 @@ def _clip_step(step: Step, first: int, end: int) -> Step | None:
             return step
 
 
-def _plan_rest(sequence: Sequence, num_layers: int) -> PassPlan:
+def _plan_rest(sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, num_layers: int) -> PassPlan:
     """The rest of a pass that was paused; if the KV below has been lost, all of it with the checkpoint in its place."""
-    checkpoint = sequence.checkpoint
-    assert checkpoint is not None
     span = (checkpoint.first, checkpoint.end)
-    plan = _plan_new(sequence, span, checkpoint.boundary, num_layers)
+    plan = _plan_new(sequence, turn, span, checkpoint.boundary, num_layers)
     if checkpoint.held:
         return plan
     below = [made for made in sequence.interventions.within(*span) if made.boundary < checkpoint.boundary]
     return replace(plan, lo=0, marks=(*_marks([*below, Reinstate(checkpoint.boundary)]), *plan.marks))
 
 
-def _plan_new(sequence: Sequence, span: Span, lo: int, num_layers: int) -> PassPlan:
+def _plan_new(sequence: Sequence, turn: TurnState, span: Span, lo: int, num_layers: int) -> PassPlan:
     meetings = _meetings(sequence, span)
-    stop = _first_pause(sequence, meetings, span, lo)
+    stop = _first_pause(turn, meetings, span, lo)
     if stop is None and not meetings:
         return PassPlan(lo, num_layers)
     hi, stopped_by = (num_layers, None) if stop is None else stop
@@ -167,10 +166,8 @@ def _plan_new(sequence: Sequence, span: Span, lo: int, num_layers: int) -> PassP
     )
 
 
-def _first_pause(sequence: Sequence, meetings: list[Meeting], span: Span, lo: int) -> tuple[int, str | None] | None:
+def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, lo: int) -> tuple[int, str | None] | None:
     """The lowest boundary above `lo` at which the row pauses, and the breakpoint it does so for."""
-    turn = sequence.turn
-    assert turn is not None
     stops: list[tuple[int, str | None]] = []
     if turn.pausable and not turn.to_end:
         pauses = (each for each, _ in meetings if each.action is Action.PAUSE)

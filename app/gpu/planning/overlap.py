@@ -15,7 +15,6 @@ from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import runs_plainly
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import looks_back
-from app.gpu.state.sequence import Sequence
 
 
 def plan_following(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> list[Row]:
@@ -27,8 +26,8 @@ def plan_following(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> 
     """
     if not all(row.is_plain(scheduler.num_layers) and not row.scores_prompt for row in rows):
         return []
-    going_on = [row for row in rows if not row.sequence.is_full(max_model_len, ahead=1)]
-    if not all(_is_predictable(row.sequence) for row in going_on):
+    going_on = [row for row in rows if not row.turn.is_full(len(row.sequence.tokens) + 1, max_model_len)]
+    if not all(_is_predictable(row) for row in going_on):
         return []
     cache = scheduler.cache
     if sum(cache.missing(row.sequence, 2) for row in going_on) > cache.pool.available:
@@ -39,8 +38,6 @@ def plan_following(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> 
     return [replace(row, first=row.end) for row in going_on]
 
 
-def _is_predictable(sequence: Sequence) -> bool:
-    """Whether the next row but one is known without its token."""
-    turn = sequence.turn
-    assert turn is not None
-    return not looks_back(turn.sampling) and runs_plainly(sequence, len(sequence.tokens))
+def _is_predictable(row: Row) -> bool:
+    """Whether the row after this one's next is known without its token."""
+    return not looks_back(row.turn.sampling) and runs_plainly(row.sequence, row.turn, len(row.sequence.tokens))

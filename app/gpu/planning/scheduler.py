@@ -20,6 +20,25 @@ from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import PassPlan, plan_pass, row_limit
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActiveTurn:
+    """A turn that waits or runs, and its sequence."""
+
+    sequence: Sequence
+    turn: TurnState
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the turn still needs logits of prompt tokens, which only computing them gives."""
+        turn = self.turn
+        return turn.sampling.prompt_logprobs is not None and len(turn.prompt_logprobs) < turn.prompt_tokens - 1
+
+    def samples_at(self, end: int) -> bool:
+        """Whether a row that ends before position `end` yields the next token."""
+        return end == len(self.sequence.tokens) and self.turn.stop.max_tokens > 0
 
 
 @dataclass(slots=True)
@@ -28,8 +47,8 @@ class StepPlan:
 
     rows: list[Row] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
-    started: list[Sequence] = field(default_factory=list)
-    """Sequences whose turn has left the queue, for the first time or since it was resumed."""
+    started: list[TurnState] = field(default_factory=list)
+    """Turns that have left the queue, for the first time or since they were resumed."""
     gave_way: bool = False
     """Whether a sequence was put back: then nobody was admitted, and the next plan may find room for somebody."""
 
@@ -45,8 +64,8 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
         self._whole_pass = PassPlan(0, num_layers)
-        self.waiting: OrderedDict[SessionId, Sequence] = OrderedDict()
-        self.running: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self.waiting: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
+        self.running: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
         """Oldest first."""
 
     @property
@@ -54,21 +73,21 @@ class Scheduler:
         """Whether any turn waits or runs."""
         return bool(self.waiting or self.running)
 
-    def enqueue(self, sequence: Sequence) -> None:
-        """Put a sequence that has just got a turn at the end of the queue, with at least one token left to compute: the
-        last of the context, which meets the breakpoints that are armed now.
+    def enqueue(self, sequence: Sequence, turn: TurnState) -> None:
+        """Put a turn that has just begun at the end of the queue, with at least one token left to compute: the last of
+        the context, which meets the breakpoints that are armed now.
         """
         last = len(sequence.tokens) - 1
         self.placement.tiers.cut(sequence, last)
         sequence.reached = min(sequence.reached, last)
         sequence.interventions.truncate(sequence.reached)
-        self.placement.begin_turn(sequence)
-        self.waiting[sequence.session] = sequence
+        self.placement.begin_turn(sequence, turn)
+        self.waiting[sequence.session] = ActiveTurn(sequence, turn)
 
-    def requeue(self, sequence: Sequence) -> None:
-        """Put a sequence whose turn is resumed at the front of the queue: it has had its place in it."""
-        self.placement.begin_turn(sequence)
-        self.waiting[sequence.session] = sequence
+    def requeue(self, sequence: Sequence, turn: TurnState) -> None:
+        """Put a turn that is resumed at the front of the queue: it has had its place in it."""
+        self.placement.begin_turn(sequence, turn)
+        self.waiting[sequence.session] = ActiveTurn(sequence, turn)
         self.waiting.move_to_end(sequence.session, last=False)
 
     def retire(self, sequence: Sequence) -> None:
@@ -88,15 +107,15 @@ class Scheduler:
         """
         plan = StepPlan()
         budget, queued = self.max_step_tokens, len(self.waiting)
-        for sequence in sorted(self.running.values(), key=lambda running: running.pending > 1):
-            if budget > 0 and sequence.session in self.running:  # an earlier one may have put this one back
-                budget -= self._add_row(plan, sequence, budget)
+        for active in sorted(self.running.values(), key=lambda running: running.sequence.pending > 1):
+            if budget > 0 and active.sequence.session in self.running:  # an earlier one may have put this one back
+                budget -= self._add_row(plan, active, budget)
         plan.gave_way = len(self.waiting) > queued
-        for sequence in [] if plan.gave_way else list(self.waiting.values()):
-            if budget <= 0 or len(self.running) >= self.max_running or self._blocks(plan, sequence):
+        for active in [] if plan.gave_way else list(self.waiting.values()):
+            if budget <= 0 or len(self.running) >= self.max_running or self._blocks(plan, active):
                 break
-            if sequence.session in self.running:
-                budget -= self._add_row(plan, sequence, budget)
+            if active.sequence.session in self.running:
+                budget -= self._add_row(plan, active, budget)
         live = [row for row in plan.rows if row.sequence.session in self.running]
         plan.rows[:] = sorted(live, key=lambda row: row.length > 1)
         return plan
@@ -106,27 +125,29 @@ class Scheduler:
         for row in rows:
             self.cache.release_blocks(row.sequence, self.cache.pool.blocks_for(row.first))
 
-    def _add_row(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Plan the sequence's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.
+    def _add_row(self, plan: StepPlan, active: ActiveTurn, budget: int) -> int:
+        """Plan the turn's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.
 
         A row with breakpoints is cut by nobody else's load, so it can exceed the budget once in a step.
         """
+        sequence, turn = active.sequence, active.turn
         watched = sequence.watched
         length = row_limit(sequence, self.max_step_tokens) if watched else min(sequence.pending, budget)
         if not self._has_room(sequence, self.cache.missing(sequence, length)):
             return 0
-        if sequence.is_mid_pass:
+        if sequence.paused_pass is not None:
             self.placement.tiers.end_pass(sequence)
         plan.copies.extend(self.cache.reserve(sequence, length))
         first = sequence.computed
-        way = plan_pass(sequence, length, self.num_layers) if watched else self._whole_pass
-        samples = not way.pauses and _samples(sequence, first + length)
-        scores = not way.pauses and _wants_prompt_scored(sequence)
-        plan.rows.append(Row(sequence, first, length, way, samples, scores))
+        way = plan_pass(sequence, turn, length, self.num_layers) if watched else self._whole_pass
+        samples = not way.pauses and active.samples_at(first + length)
+        scores = not way.pauses and active.scores_prompt
+        plan.rows.append(Row(sequence, turn, first, length, way, samples, scores))
         return length
 
-    def _blocks(self, plan: StepPlan, sequence: Sequence) -> bool:
-        """Take a waiting sequence one step nearer to running. True if it blocks the queue: it has to wait for room."""
+    def _blocks(self, plan: StepPlan, active: ActiveTurn) -> bool:
+        """Take a waiting turn one step nearer to running. True if it blocks the queue: it has to wait for room."""
+        sequence = active.sequence
         tiers = self.placement.tiers
         headroom = self._growth()
         if sequence.tier is Tier.DISK:
@@ -147,7 +168,7 @@ class Scheduler:
                 return True
             if _is_coming(sequence):
                 return False
-        found = sequence.tier is None and not _wants_prompt_scored(sequence)
+        found = sequence.tier is None and not active.scores_prompt
         if found:
             self.cache.match_prefix(sequence)
         if not self._admits(sequence, self.cache.missing(sequence, sequence.pending) + headroom):
@@ -158,8 +179,8 @@ class Scheduler:
             self.cache.accept_prefix(sequence)
         tiers.turn_round(sequence)
         del self.waiting[sequence.session]
-        self.running[sequence.session] = sequence
-        self._note_start(plan, sequence)
+        self.running[sequence.session] = active
+        self._note_start(plan, active)
         return False
 
     def _admits(self, sequence: Sequence, needed: int) -> bool:
@@ -171,19 +192,19 @@ class Scheduler:
     def _growth(self) -> int:
         """Blocks that the sequences that run need for the rest of their tokens and one more."""
         blocks_for = self.cache.pool.blocks_for
-        return sum(max(0, blocks_for(len(s.tokens) + 1) - len(s.blocks)) for s in self.running.values())
+        sequences = (active.sequence for active in self.running.values())
+        return sum(max(0, blocks_for(len(each.tokens) + 1) - len(each.blocks)) for each in sequences)
 
-    def _note_start(self, plan: StepPlan, sequence: Sequence) -> None:
-        turn = sequence.turn
-        assert turn is not None
-        if _wants_prompt_scored(sequence):
+    def _note_start(self, plan: StepPlan, active: ActiveTurn) -> None:
+        sequence, turn = active.sequence, active.turn
+        if active.scores_prompt:
             del turn.prompt_logprobs[sequence.computed :]  # it may have lost its KV halfway
         turn.tokens_recomputed += max(0, min(sequence.reached, len(sequence.tokens) - 1) - sequence.computed)
         if turn.cached_tokens is None:
             turn.cached_tokens = sequence.computed
         if not turn.announced:
             turn.announced = True
-            plan.started.append(sequence)
+            plan.started.append(turn)
 
     def _has_room(self, sequence: Sequence, needed: int) -> bool:
         """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
@@ -204,43 +225,34 @@ class Scheduler:
 
         It may be the one that asks, unless nobody else is left.
         """
-        holders = [w for w in self.waiting.values() if w.tier is Tier.DEVICE and w is not asking and not w.guaranteed]
+        waiting = (active.sequence for active in self.waiting.values())
+        holders = [w for w in waiting if w.tier is Tier.DEVICE and w is not asking and not w.guaranteed]
         if holders:
             return holders[-1]
-        running = [r for r in self.running.values() if r is asking or not r.guaranteed]
+        sequences = (active.sequence for active in self.running.values())
+        running = [r for r in sequences if r is asking or not r.guaranteed]
         return None if running in ([], [asking]) else running[-1]
 
     def _put_back(self, sequence: Sequence) -> None:
         """A sequence that runs goes to the front of the queue."""
-        if self.running.pop(sequence.session, None) is not None:
-            self.waiting[sequence.session] = sequence
+        active = self.running.pop(sequence.session, None)
+        if active is not None:
+            self.waiting[sequence.session] = active
             self.waiting.move_to_end(sequence.session, last=False)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if a sequence is in two lists, or one at rest is busy, or a busy one has nothing to do."""
-        placed = self.placement.resident | self.placement.lower.away
-        groups = (self.waiting, self.running, self.placement.resident, self.placement.lower.away)
+        resident, away = self.placement.resident, self.placement.lower.away
+        groups = [set(group) for group in (self.waiting, self.running, resident, away)]
         if len(set().union(*groups)) != sum(map(len, groups)):
             raise RuntimeError("a session is in two lists")
-        if any(sequence.busy for sequence in placed.values()):
+        if any(sequence.busy for sequence in (*resident.values(), *away.values())):
             raise RuntimeError("a session that is placed has a turn that is not paused")
-        if any(not s.busy or not s.pending for s in [*self.waiting.values(), *self.running.values()]):
+        active = [each.sequence for each in (*self.waiting.values(), *self.running.values())]
+        if any(not sequence.busy or not sequence.pending for sequence in active):
             raise RuntimeError("a waiting or running session has no turn, or nothing to compute")
 
 
 def _is_coming(sequence: Sequence) -> bool:
     """Whether the sequence's KV is on its way to the device, or to the host from disk."""
     return sequence.moving is Tier.TO_DEVICE or (sequence.moving is Tier.TO_HOST and not sequence.blocks)
-
-
-def _wants_prompt_scored(sequence: Sequence) -> bool:
-    """Whether the turn still needs logits of prompt tokens, which only computing them gives."""
-    turn = sequence.turn
-    assert turn is not None
-    return turn.sampling.prompt_logprobs is not None and len(turn.prompt_logprobs) < turn.prompt_tokens - 1
-
-
-def _samples(sequence: Sequence, last: int) -> bool:
-    """Whether a row that ends before position `last` yields the next token."""
-    assert sequence.turn is not None
-    return last == len(sequence.tokens) and sequence.turn.stop.max_tokens > 0

@@ -128,9 +128,8 @@ def _following(row: Row) -> list[int]:
 
 
 def _score(row: Row, logits: Tensor, following: Tensor, download: Download) -> Report | None:
-    count, turn = len(following), row.sequence.turn
-    assert turn is not None
+    count = len(following)
     if not count:
         return None
-    tops = [turn.sampling.prompt_logprobs or 0] * count
+    tops = [row.turn.sampling.prompt_logprobs or 0] * count
     return Report(log_probabilities(logits[:count]), following, tops, download)

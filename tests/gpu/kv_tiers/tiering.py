@@ -43,9 +43,11 @@ class Bench:
         self.placement.end_turn(sequence)
         return sequence
 
-    def begin_turn(self, sequence: Sequence) -> None:
-        sequence.turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)
-        self.placement.begin_turn(sequence)
+    def begin_turn(self, sequence: Sequence) -> TurnState:
+        turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)
+        sequence.turn = turn
+        self.placement.begin_turn(sequence, turn)
+        return turn
 
     def orders(self) -> list[Move]:
         return self.placement.take_orders()

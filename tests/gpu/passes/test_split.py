@@ -8,18 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.breakpoints import Edit, EditOp, Intervention
-from app.domain.values import SessionId
+from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.passes.segments import Row
 from app.gpu.passes.split import GROW_AFTER, PartSize, take_part
 from app.gpu.passes.ways import Mark, PassPlan, Record, Reinstate
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 WAY = PassPlan(0, 4)
 
 
 def make_row(number: int, first: int, length: int, way: PassPlan = WAY) -> Row:
     sequence = Sequence(SessionId(f"s{number}"), b"", tokens=[0] * (first + length))
-    return Row(sequence, first, length, way, samples=True, scores_prompt=False)
+    turn = TurnState(Ticket(number), SamplingParams(seed=0), StopRule(1), first + length, 0)
+    return Row(sequence, turn, first, length, way, samples=True, scores_prompt=False)
 
 
 def all_parts(rows: list[Row], limit: int) -> list[list[Row]]:

@@ -167,7 +167,7 @@ class PlanningMachine(RuleBasedStateMachine):
         if not self.scheduler.has_work:
             return
         plan = self.scheduler.plan()
-        self.placement.write_behind(self.scheduler.running.values())
+        self.placement.write_behind(active.sequence for active in self.scheduler.running.values())
         # Making room can cost a step, when the sequence that it was for gave way to disk itself; but never two.
         plan = plan if plan.rows or self.ledger.in_flight else self.scheduler.plan()
         assert plan.rows or self.ledger.in_flight, "work waits, yet the step is empty"
@@ -178,9 +178,9 @@ class PlanningMachine(RuleBasedStateMachine):
         self.model.run(plan)
         rows = plan.rows
         while rows:
-            going_on = follow and not plan.gave_way and all(row.sequence.turn is not None for row in rows)
+            going_on = follow and not plan.gave_way and all(row.sequence.turn is row.turn for row in rows)
             following = self.launch_following(rows, token) if going_on else []
-            self.account([row for row in rows if row.sequence.turn is not None], token)
+            self.account([row for row in rows if row.sequence.turn is row.turn], token)
             self.every_block_is_accounted_for()
             rows, follow = following, follow - 1
 
