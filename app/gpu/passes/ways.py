@@ -31,13 +31,13 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Reinstate:
+class LoadCheckpoint:
     """Put the sequence's checkpoint in the place of what was computed again."""
 
     boundary: int
 
 
-Step = Intervention | Record | Reinstate
+Step = Intervention | Record | LoadCheckpoint
 Meeting = tuple[Breakpoint, list[Span]]
 """A breakpoint, and the positions of a row that it is for: at least one."""
 
@@ -132,7 +132,7 @@ def _clip_step(step: Step, first: int, end: int) -> Step | None:
             spans = ((max(first, start), min(end, stop)) for start, stop in step.spans)
             inside = tuple(span for span in spans if span[0] < span[1])
             return replace(step, spans=inside) if inside else None
-        case Reinstate():
+        case LoadCheckpoint():
             return step
 
 
@@ -143,7 +143,7 @@ def _plan_rest(sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, num_
     if checkpoint.held:
         return plan
     below = [made for made in sequence.interventions.within(*span) if made.boundary < checkpoint.boundary]
-    return replace(plan, lo=0, marks=(*_marks([*below, Reinstate(checkpoint.boundary)]), *plan.marks))
+    return replace(plan, lo=0, marks=(*_marks([*below, LoadCheckpoint(checkpoint.boundary)]), *plan.marks))
 
 
 def _plan_new(sequence: Sequence, turn: TurnState, span: Span, lo: int, num_layers: int) -> PassPlan:

@@ -16,7 +16,7 @@ from app.gpu.device.streams import DeviceStreams
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.passes.segments import Row, Segment, cut_segments
-from app.gpu.passes.ways import Mark, Record, Reinstate
+from app.gpu.passes.ways import LoadCheckpoint, Mark, Record
 from app.gpu.state.checkpoints import Captured
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.edits import DeviceVectors, apply_edit
@@ -66,7 +66,7 @@ class Walk:
         self.hidden = self._stack.embed(self._token_ids, self._positions)
         for row in self._rows:
             if row.way.lo:
-                self._reinstate(row)
+                self._load_checkpoint(row)
         for place in self._places:
             self._run_segment(*place)
         if not len(self._outputs):
@@ -117,7 +117,7 @@ class Walk:
             return slice(first, end)
         return put(np.array([self._starts[row] + offset for row in members for offset in range(row.length)], np.int64))
 
-    def _reinstate(self, row: Row) -> None:
+    def _load_checkpoint(self, row: Row) -> None:
         checkpoint = row.sequence.checkpoint
         assert checkpoint is not None
         assert isinstance(checkpoint.hidden, HostTensor)
@@ -133,8 +133,8 @@ class Walk:
                     apply_edit(hidden[step.first - row.first : step.end - row.first], step.edit, self._vectors.place)
                 case Record():
                     self.captured.setdefault(row, []).append(self._capture(row, step, hidden))
-                case Reinstate():
-                    self._reinstate(row)
+                case LoadCheckpoint():
+                    self._load_checkpoint(row)
 
     def _capture(self, row: Row, record: Record, hidden: Tensor) -> Captured:
         positions = tuple(position for first, end in record.spans for position in range(first, end))

@@ -11,7 +11,7 @@ from app.domain.breakpoints import Edit, EditOp, Intervention
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.passes.segments import Row
 from app.gpu.passes.split import GROW_AFTER, PartSize, take_part
-from app.gpu.passes.ways import Mark, PassPlan, Record, Reinstate
+from app.gpu.passes.ways import LoadCheckpoint, Mark, PassPlan, Record
 from app.gpu.state.sequence import Sequence
 from app.gpu.state.turn import TurnState
 
@@ -74,7 +74,7 @@ def test_what_happens_to_a_row_happens_to_its_parts_where_it_should() -> None:
     edit = Edit(EditOp.SCALE, factor=2.0)
     marks = (
         Mark(1, (Intervention(10, 16, 1, edit), Record(1, "a", ((11, 13), (14, 15))))),
-        Mark(2, (Reinstate(2),)),
+        Mark(2, (LoadCheckpoint(2),)),
         Mark(3, (Record(3, "b", ((10, 11),)),)),
     )
     row = make_row(0, 10, 6, PassPlan(0, 3, marks, pauses=True, breakpoint="c", spent=("a",)))
@@ -82,13 +82,13 @@ def test_what_happens_to_a_row_happens_to_its_parts_where_it_should() -> None:
     assert [step for mark in left.way.marks for step in mark.steps] == [
         Intervention(10, 13, 1, edit),
         Record(1, "a", ((11, 13),)),
-        Reinstate(2),
+        LoadCheckpoint(2),
         Record(3, "b", ((10, 11),)),
     ]
     assert [step for mark in right.way.marks for step in mark.steps] == [
         Intervention(13, 16, 1, edit),
         Record(1, "a", ((14, 15),)),
-        Reinstate(2),
+        LoadCheckpoint(2),
     ]
     assert all(part.way.pauses and part.way.hi == 3 for part in (left, right))
 
