@@ -15,7 +15,7 @@ from app.gpu.commands.message_queue import Inbox, Message
 from app.gpu.kv.moves import Moved
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.passes.segments import Row
-from app.gpu.planning.overlap import plan_following
+from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns, sample_request
 from app.gpu.sampling.requests import SampleRequest
@@ -56,7 +56,7 @@ class Engine:
         self._inbox = Inbox()
         self._step: LaunchedStep | None = None
         """The step that the device runs."""
-        self._following: LaunchedStep | None = None
+        self._overlapped: LaunchedStep | None = None
         """The one that it runs after that, if it has been given one."""
         self._began_at = 0.0
         """On the clock of `time.perf_counter`, for the step that the device runs."""
@@ -108,7 +108,7 @@ class Engine:
             if runs_beside:
                 self._inbox.drain()
                 events += self._handle_messages()
-                events += self.follow()
+                events += self.overlap()
                 events = tell(events)
             events += self.collect()
             events += self._handler.placed()
@@ -161,7 +161,7 @@ class Engine:
         return events
 
     @torch.inference_mode()
-    def follow(self) -> list[Event]:
+    def overlap(self) -> list[Event]:
         """Give the device the step after the one that runs, if that is known before this one's tokens are. It is not if
         a message waits, or another plan might run other rows; streamed weights and KV change places between steps.
         """
@@ -171,21 +171,21 @@ class Engine:
             return []
         rows = step.rows
         try:
-            rows = plan_following(self._scheduler, step.rows, self._max_model_len)
+            rows = plan_overlapped(self._scheduler, step.rows, self._max_model_len)
             if not rows:
                 return []
             self._order_moves()
-            self._following = self._runner.follow(step, rows, _requests(rows))
+            self._overlapped = self._runner.launch_overlapped(step, rows, _requests(rows))
         except Exception as error:
             return [*self.collect(), *self._accounting.fail_step(rows, error)]
-        if self._following is None:  # memory is too short, also for what was reserved
+        if self._overlapped is None:  # memory is too short, also for what was reserved
             self._scheduler.give_up(rows)
         return []
 
     @torch.inference_mode()
     def collect(self) -> list[Event]:
         """Wait for the step that runs, if there is one, and account for its rows."""
-        step, self._step, self._following = self._step, self._following, None
+        step, self._step, self._overlapped = self._step, self._overlapped, None
         events: list[Event] = []
         if step is None:
             return events

@@ -21,7 +21,7 @@ class Row:
     `way` says.
 
     `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted.
-    Where memory is too short for a row, it runs in parts; the row is accounted for when the last of them has run.
+    Where memory is too short for a row it is split; the row is accounted for when the last of its cuts has run.
     """
 
     sequence: Sequence
@@ -31,13 +31,13 @@ class Row:
     way: PassPlan
     samples: bool
     scores_prompt: bool
-    part_of: Row | None = None
-    """The row that this is a part of."""
+    split_from: Row | None = None
+    """The planned row that this one was cut from."""
 
     @property
     def whole(self) -> Row:
         """The row as it was planned."""
-        return self if self.part_of is None else self.part_of
+        return self if self.split_from is None else self.split_from
 
     @property
     def end(self) -> int:

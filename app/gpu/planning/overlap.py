@@ -17,7 +17,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import looks_back
 
 
-def plan_following(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> list[Row]:
+def plan_overlapped(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> list[Row]:
     """Rows for the token after the one that each of `rows`, the step that runs, is about to sample; blocks to write to
     are reserved. Rows that sample their turn's last token have none.
 

@@ -69,8 +69,10 @@ class Sampling:
         return sampled
 
 
-class Outcome:
-    """Made before its step is launched: `put` takes to the device what `launch` needs there."""
+class PendingResult:
+    """The result of a step that still runs. Made before the step is launched: `put` takes to the device what `launch`
+    needs there.
+    """
 
     def __init__(
         self, rows: Seq[Row], requests: Seq[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put
@@ -82,7 +84,7 @@ class Outcome:
         last = [self._spans[row].stop - 1 for row in rows if row.samples]
         self._sampling = Sampling(requests, None if len(last) == ends[-1] else last, vocab_size, put)
         self._edited = [row for row in rows if row.outputs and (row.way.new_edits or row.sequence.interventions)]
-        self._following = {row: put(np.array(_following(row), np.int64)) for row in rows if row.scores_prompt}
+        self._next_tokens = {row: put(np.array(_next_tokens(row), np.int64)) for row in rows if row.scores_prompt}
         self._scores: dict[Row, Report | None] = {}
 
     def launch(self, logits: Tensor) -> None:
@@ -91,11 +93,11 @@ class Outcome:
         if self._edited:
             finite = [torch.isfinite(logits[self._spans[row]]).all() for row in self._edited]
             self._finite = download.fetch(torch.stack(finite))
-        for row, following in self._following.items():
-            self._scores[row] = _score(row, logits[self._spans[row]], following, download)
+        for row, next_tokens in self._next_tokens.items():
+            self._scores[row] = _score(row, logits[self._spans[row]], next_tokens, download)
         if self._requests:
             self._sampling.launch(logits, download, on_host=self._streams.on_host)
-        if self._edited or self._following or self._requests:
+        if self._edited or self._next_tokens or self._requests:
             self._done = download.finish()
 
     @property
@@ -122,14 +124,14 @@ class Outcome:
         return result
 
 
-def _following(row: Row) -> list[int]:
+def _next_tokens(row: Row) -> list[int]:
     """The tokens that follow each of the row's in its history; the last of the history has none."""
     return row.sequence.tokens[row.first + 1 : row.first + row.length + 1]
 
 
-def _score(row: Row, logits: Tensor, following: Tensor, download: Download) -> Report | None:
-    count = len(following)
+def _score(row: Row, logits: Tensor, next_tokens: Tensor, download: Download) -> Report | None:
+    count = len(next_tokens)
     if not count:
         return None
     tops = [row.turn.sampling.prompt_logprobs or 0] * count
-    return Report(log_probabilities(logits[:count]), following, tops, download)
+    return Report(log_probabilities(logits[:count]), next_tokens, tops, download)
