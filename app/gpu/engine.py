@@ -200,7 +200,7 @@ class Engine:
         return events
 
     def _order_moves(self) -> None:
-        self._placement.write_behind(active.sequence for active in self._scheduler.running.values())
+        self._placement.write_behind(active.sequence for active in self._scheduler.queue.running.values())
         self._mover.submit(self._placement.take_orders())
 
     @property

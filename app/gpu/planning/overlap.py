@@ -1,9 +1,9 @@
 """The step after one that still runs, planned before that one's tokens are known. Pure planning: no tensors.
 
-A device waits while the host reads tokens, accounts for them, tells them and plans. So while nothing but decoding goes
-on, the next step is given to it beside the one that runs, and each row takes its token where that one samples it
-(vLLM's asynchronous scheduling, SGLang's overlap scheduler). What may end a turn in between is a stop token, or that
-it fails: then the row has been computed in vain, and its result is passed over.
+A device waits while the host reads tokens, accounts for them, tells of them and plans. So while all rows only decode,
+the device is given the next step beside the one that runs. Each row takes its token where that step samples it (vLLM's
+asynchronous scheduling, SGLang's overlap scheduler). A stop token or a failure may end a turn in between: then its row
+has been computed in vain, and the result is passed over.
 """
 
 from __future__ import annotations

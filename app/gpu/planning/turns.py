@@ -20,7 +20,7 @@ from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Tok
 
 
 class Turns:
-    """Changes sequences as their turns go, and says so in events."""
+    """Changes sequences as their turns begin, advance, pause and end, and tells of it in events."""
 
     def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
         self._scheduler = scheduler
@@ -134,7 +134,7 @@ class Turns:
         return Failed(turn.ticket, error)
 
     def _note_pass(self, row: Row) -> Iterator[Event]:
-        """Account for what breakpoints have done to the row."""
+        """Note the edits that breakpoints have made in the row, and those of them that are spent."""
         sequence = row.sequence
         for made in row.way.new_edits:
             sequence.interventions.add(made)
@@ -143,7 +143,7 @@ class Turns:
                 yield Spent(sequence.session, spent)
 
     def _drop_checkpoint(self, sequence: Sequence) -> None:
-        """Free what a pass has left that will not go on."""
+        """Free the checkpoint, and the KV of its pass, which will not go on."""
         self._tiers.forget_half_pass(sequence)
         sequence.checkpoint = None
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))

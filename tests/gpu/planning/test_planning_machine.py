@@ -167,7 +167,7 @@ class PlanningMachine(RuleBasedStateMachine):
         if not self.scheduler.has_work:
             return
         plan = self.scheduler.plan()
-        self.placement.write_behind(active.sequence for active in self.scheduler.running.values())
+        self.placement.write_behind(active.sequence for active in self.scheduler.queue.running.values())
         # Making room can cost a step, when the sequence that it was for gave way to disk itself; but never two.
         plan = plan if plan.rows or self.ledger.in_flight else self.scheduler.plan()
         assert plan.rows or self.ledger.in_flight, "work waits, yet the step is empty"
