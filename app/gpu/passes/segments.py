@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
 
-from app.gpu.passes.ways import PassPlan
+from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.state.sequence import Sequence
 from app.gpu.state.turn import TurnState
 

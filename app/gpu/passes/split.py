@@ -6,8 +6,8 @@ import sys
 from collections import deque
 from dataclasses import replace
 
+from app.gpu.passes.pass_plan import clip_way
 from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import clip_way
 
 GROW_AFTER = 32
 """Pieces that have to fit before a larger one is tried. One that does not fit costs its own time once more, so this

@@ -1,4 +1,4 @@
-"""What happens to one row on its way up the layers: which breakpoints its positions meet, and where it stops.
+"""Planning one row's way up the layers: which breakpoints its positions meet, and where it stops.
 
 Positions that have had their KV before (`reached`) are computed again exactly as they were, from the log of
 interventions; only new positions meet breakpoints.
@@ -6,64 +6,19 @@ interventions; only new positions meet breakpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import attrgetter
+from dataclasses import replace
 
 from app.domain.breakpoints import Action, Breakpoint, Intervention
 from app.gpu.passes.conditions import Span, may_meet, met, select
+from app.gpu.passes.pass_plan import LoadCheckpoint, PassPlan, Record, marks_of
 from app.gpu.state.checkpoints import Checkpoint
-from app.gpu.state.interventions import InterventionLog, clip
+from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import Sequence
 from app.gpu.state.turn import TurnState
 
 NO_EDITS = InterventionLog()
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Keep the residual stream at these spans for the breakpoint."""
-
-    boundary: int
-    breakpoint: str
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCheckpoint:
-    """Put the sequence's checkpoint in the place of what was computed again."""
-
-    boundary: int
-
-
-Step = Intervention | Record | LoadCheckpoint
 Meeting = tuple[Breakpoint, list[Span]]
 """A breakpoint, and the positions of a row that it is for: at least one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What to do at `boundary`, in this order, before the row goes on or stops."""
-
-    boundary: int
-    steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PassPlan:
-    """A row's layers `[lo, hi)` and the marks on the way. A row that `pauses` leaves its checkpoint at `hi`."""
-
-    lo: int
-    hi: int
-    marks: tuple[Mark, ...] = ()
-    pauses: bool = False
-    breakpoint: str | None = None
-    """The one that it pauses for."""
-    new_edits: tuple[Intervention, ...] = ()
-    """Those of `marks` that the log does not have yet."""
-    spent: tuple[str, ...] = ()
-    """Breakpoints that act once, and have."""
 
 
 def plan_pass(sequence: Sequence, turn: TurnState, length: int, num_layers: int) -> PassPlan:
@@ -73,7 +28,7 @@ def plan_pass(sequence: Sequence, turn: TurnState, length: int, num_layers: int)
     if paused is not None:
         return _plan_rest(sequence, turn, paused, num_layers)
     if sequence.computed < sequence.reached:
-        return PassPlan(0, num_layers, _marks(sequence.interventions.within(*span)))
+        return PassPlan(0, num_layers, marks_of(sequence.interventions.within(*span)))
     return _plan_new(sequence, turn, span, 0, num_layers)
 
 
@@ -99,14 +54,6 @@ def row_limit(sequence: Sequence, max_step_tokens: int) -> int:
     return min(end - sequence.computed, max_step_tokens)
 
 
-def clip_way(way: PassPlan, first: int, end: int) -> PassPlan:
-    """The way of positions `[first, end)` of a row: what happens to them, at the same boundaries."""
-    if not way.marks:
-        return way
-    steps = (_clip_step(step, first, end) for mark in way.marks for step in mark.steps)
-    return replace(way, marks=_marks(step for step in steps if step is not None))
-
-
 def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
     """The interventions that the sequence's context will be computed with, and up to which position that is certain:
     from there on a breakpoint wants the pass to be run.
@@ -123,19 +70,6 @@ def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
     return InterventionLog([*known, *(step for _, step in acts if isinstance(step, Intervention))]), limit
 
 
-def _clip_step(step: Step, first: int, end: int) -> Step | None:
-    """The part of a step that concerns positions `[first, end)`, if there is one."""
-    match step:
-        case Intervention():
-            return clip(step, first, end) if step.first < end and first < step.end else None
-        case Record():
-            spans = ((max(first, start), min(end, stop)) for start, stop in step.spans)
-            inside = tuple(span for span in spans if span[0] < span[1])
-            return replace(step, spans=inside) if inside else None
-        case LoadCheckpoint():
-            return step
-
-
 def _plan_rest(sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, num_layers: int) -> PassPlan:
     """The rest of a pass that was paused; if the KV below has been lost, all of it with the checkpoint in its place."""
     span = (checkpoint.first, checkpoint.end)
@@ -143,7 +77,7 @@ def _plan_rest(sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, num_
     if checkpoint.held:
         return plan
     below = [made for made in sequence.interventions.within(*span) if made.boundary < checkpoint.boundary]
-    return replace(plan, lo=0, marks=(*_marks([*below, LoadCheckpoint(checkpoint.boundary)]), *plan.marks))
+    return replace(plan, lo=0, marks=(*marks_of([*below, LoadCheckpoint(checkpoint.boundary)]), *plan.marks))
 
 
 def _plan_new(sequence: Sequence, turn: TurnState, span: Span, lo: int, num_layers: int) -> PassPlan:
@@ -158,7 +92,7 @@ def _plan_new(sequence: Sequence, turn: TurnState, span: Span, lo: int, num_laye
     return PassPlan(
         lo,
         hi,
-        _marks(steps),
+        marks_of(steps),
         pauses=stop is not None,
         breakpoint=stopped_by,
         new_edits=tuple(step for step in steps if isinstance(step, Intervention)),
@@ -203,9 +137,3 @@ def _meetings(sequence: Sequence, span: Span) -> list[Meeting]:
 def _must_run(each: Breakpoint) -> bool:
     """Whether the pass has to be run where the breakpoint meets it: what an edit makes can also be in the cache."""
     return each.action is not Action.EDIT or each.once
-
-
-def _marks(steps: Iterable[Step]) -> tuple[Mark, ...]:
-    """Lowest boundary first; steps at one boundary keep their order."""
-    boundary = attrgetter("boundary")
-    return tuple(Mark(at, tuple(found)) for at, found in groupby(sorted(steps, key=boundary), key=boundary))

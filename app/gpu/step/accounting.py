@@ -1,4 +1,4 @@
-"""What a step that has ended, or failed, comes to for the turns of its rows."""
+"""Accounting for a step that has ended or failed: its turns advance, pause, end or fail."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from app.gpu.passes.pass_plan import Record
 from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import Record
 from app.gpu.state.checkpoints import Captured
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.results import PendingResult, StepResult
@@ -25,12 +25,13 @@ class LaunchedStep(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether `collect` would not wait."""
+        """Whether `collect` would return at once."""
         ...
 
     @property
     def tokens(self) -> Tensor | None:
-        """What its rows that sample have been given, `[rows]` int64 on the device, for whatever is launched after it.
+        """The tokens that its rows sample, `[rows]` int64 on the device, for the step that is launched after it.
+
         None if the step was split.
         """
         ...

@@ -1,6 +1,6 @@
-"""What a step's logits are wanted for: next tokens, prompt scores, and whether edits have left them finite.
+"""Results of a step's logits: next tokens, prompt scores, and whether edits have left them finite.
 
-All of it is computed where the logits are, and read on the host when the step is over.
+They are computed on the device of the logits, and read on the host when the step is over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from app.gpu.step.activations import HostTensor
 
 @dataclass(slots=True)
 class StepResult:
-    """What the rows of a step have come to. A row whose logits are not finite is `broken`, whatever else it has."""
+    """Results of a step's rows. A row whose logits are not finite is `broken`, whatever else it has."""
 
     sampled: dict[Row, Sampled] = field(default_factory=dict)
     scores: dict[Row, list[TokenLogprobs]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class StepResult:
     stopped: dict[Row, HostTensor] = field(default_factory=dict)
     """The residual stream of each row that pauses, where it stopped."""
     captured: dict[Row, list[Captured]] = field(default_factory=dict)
-    """What breakpoints have recorded, lowest boundary first."""
+    """Captures of breakpoints, lowest boundary first."""
     broken: set[Row] = field(default_factory=set)
     unfit: set[Row] = field(default_factory=set)
     """Rows that memory was too short for, one token at a time."""
@@ -88,7 +88,7 @@ class PendingResult:
         self._scores: dict[Row, Report | None] = {}
 
     def launch(self, logits: Tensor) -> None:
-        """Launch what is wanted of the step's logits, `[outputs, vocab_size]`; they are changed in place."""
+        """Launch the work on the step's logits, `[outputs, vocab_size]`; they are changed in place."""
         download = Download(self._streams)
         if self._edited:
             finite = [torch.isfinite(logits[self._spans[row]]).all() for row in self._edited]
@@ -102,7 +102,7 @@ class PendingResult:
 
     @property
     def done(self) -> bool:
-        """Whether `read` would not wait. So it is from the beginning for a step that nothing is wanted of."""
+        """Whether `read` would return at once. True from the beginning for a step without outputs."""
         return self._done.query()
 
     @property
@@ -111,7 +111,7 @@ class PendingResult:
         return self._sampling.chosen
 
     def read(self) -> StepResult:
-        """Wait for what has been launched."""
+        """Wait until the step is over."""
         self._done.synchronize()
         result = StepResult()
         if self._edited:

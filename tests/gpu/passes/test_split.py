@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from app.domain.breakpoints import Edit, EditOp, Intervention
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
+from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, PassPlan, Record
 from app.gpu.passes.segments import Row
 from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off
-from app.gpu.passes.ways import LoadCheckpoint, Mark, PassPlan, Record
 from app.gpu.state.sequence import Sequence
 from app.gpu.state.turn import TurnState
 
