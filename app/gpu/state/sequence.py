@@ -1,4 +1,4 @@
-"""A session as the engine sees it: its token history, the KV blocks that hold part of it, and the turn that runs."""
+"""A session as the engine sees it: its token history, its KV blocks, and its turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.gpu.state.turn import TurnState
 
 @dataclass(slots=True)
 class Traffic:
-    """What one session's KV has cost the link between device and host, in bytes; `restores` counts moves in."""
+    """Bytes of one session's KV that have crossed the link between device and host; `restores` counts moves in."""
 
     bytes_out: int = 0
     bytes_in: int = 0
@@ -69,7 +69,7 @@ class Sequence:
     """Edits that the positions before `reached`, and those of a paused pass, have been computed with."""
     captures: CaptureLog = field(default_factory=CaptureLog)
     checkpoint: Checkpoint | None = None
-    """What the turn left when it paused, until its pass has ended."""
+    """Where the turn has paused, until its pass has ended."""
     turn: TurnState | None = None
     """The turn that waits, runs or is paused; None while the session is idle."""
     last_turn: tuple[Ticket, int] | None = None

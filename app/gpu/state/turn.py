@@ -33,7 +33,7 @@ class TurnState:
     to_end: bool = False
     """Whether breakpoints that pause are passed."""
     resumed: ResumeCost | None = None
-    """What the last resume cost, until somebody has been told."""
+    """Cost of the last resume, until the client has been told."""
     announced: bool = False
     """Whether a `Started` has been sent since the turn last entered the queue."""
     cached_tokens: int | None = None
