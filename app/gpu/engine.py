@@ -16,7 +16,7 @@ from app.gpu.kv.moves import Moved
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.passes.segments import Row
-from app.gpu.planning.overlap import plan_following
+from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns, sample_request
 from app.gpu.sampling.requests import SampleRequest
@@ -148,11 +148,7 @@ class Engine:
             logger.exception("a step could not be planned")
             busy = [sequence for sequence in self._handler.sequences if sequence.busy]
             return self._accounting.fail(busy, EngineError(f"the step could not be planned: {error}"))
-        events: list[Event] = [
-            Started(sequence.turn.ticket, sequence.turn.cached_tokens or 0, sequence.turn.restore_ms)
-            for sequence in plan.started
-            if sequence.turn is not None
-        ]
+        events: list[Event] = [Started(turn.ticket, turn.cached_tokens or 0, turn.restore_ms) for turn in plan.started]
         try:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
@@ -177,11 +173,11 @@ class Engine:
             return []
         rows = step.rows
         try:
-            rows = plan_following(self._scheduler, step.rows, self._max_model_len)
+            rows = plan_overlapped(self._scheduler, step.rows, self._max_model_len)
             if not rows:
                 return []
             self._order_moves()
-            self._overlapped = self._runner.follow(step, rows, _requests(rows))
+            self._overlapped = self._runner.launch_overlapped(step, rows, _requests(rows))
         except Exception as error:
             return [*self.collect(), *self._accounting.fail_step(rows, error)]
         if self._overlapped is None:  # memory is too short for two steps: release what was reserved
@@ -206,7 +202,7 @@ class Engine:
         return events
 
     def _order_moves(self) -> None:
-        self._placement.write_behind(self._scheduler.running.values())
+        self._placement.write_behind(active.sequence for active in self._scheduler.queue.running.values())
         self._mover.submit(self._placement.take_orders())
 
     @property
@@ -253,4 +249,4 @@ class Engine:
 
 
 def _requests(rows: Sequence[Row]) -> list[SampleRequest]:
-    return [sample_request(row.sequence, row.end) for row in rows if row.samples]
+    return [sample_request(row) for row in rows if row.samples]

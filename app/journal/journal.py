@@ -13,7 +13,7 @@ from app.domain.breakpoints import TensorData
 from app.domain.errors import NotDurable
 from app.domain.values import ModelInfo, SessionId
 from app.journal.lock import FolderLock
-from app.journal.records import Batch, Entry, Key, SessionRecord, VectorKey, add_to
+from app.journal.records import Entry, Key, SessionRecord, VectorKey, WriteBatch, add_to
 from app.journal.steering import Steering
 from app.journal.store import JournalStore
 
@@ -38,7 +38,7 @@ class Journal:
             self._lock.close()
             raise
         self._wake = threading.Condition()
-        self._pending: Batch = {}
+        self._pending: WriteBatch = {}
         self._commit: Future[None] = Future()
         """Done when what is pending now has been written, or could not be."""
         self._appended = self._written = 0
@@ -100,7 +100,7 @@ class Journal:
                 appended, self._wanted, closing = self._appended, False, self._closing
             self._write(batch, appended, commit)
 
-    def _write(self, batch: Batch, appended: int, commit: Future[None]) -> None:
+    def _write(self, batch: WriteBatch, appended: int, commit: Future[None]) -> None:
         try:
             if batch:
                 self._store.apply(batch)
@@ -112,7 +112,7 @@ class Journal:
             self._written = appended
             commit.set_result(None)
 
-    def _put_back(self, batch: Batch) -> None:
+    def _put_back(self, batch: WriteBatch) -> None:
         with self._wake:
             for key, entry in self._pending.items():
                 add_to(batch, key, entry)

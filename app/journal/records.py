@@ -60,11 +60,11 @@ class VectorKey:
 Key = SessionId | VectorKey
 Entry = Change | TensorData | None
 """What is new about a session or a vector; None: it is gone."""
-Batch = dict[Key, Entry]
+WriteBatch = dict[Key, Entry]
 """What is to be written."""
 
 
-def add_to(batch: Batch, key: Key, entry: Entry) -> None:
+def add_to(batch: WriteBatch, key: Key, entry: Entry) -> None:
     """Put what happened to `key` after all that is in `batch`."""
     earlier = batch.get(key)
     if isinstance(earlier, Change) and isinstance(entry, Change):

@@ -13,7 +13,7 @@ from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables
-from app.journal.records import TOKEN_BYTES, Batch, Change, SessionRecord, VectorKey
+from app.journal.records import TOKEN_BYTES, Change, SessionRecord, VectorKey, WriteBatch
 from app.journal.steering import Steering
 
 FORMAT = 2
@@ -93,7 +93,7 @@ class JournalStore:
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from error
 
-    def apply(self, batch: Batch) -> None:
+    def apply(self, batch: WriteBatch) -> None:
         """Write all of `batch`, or on `sqlite3.Error` nothing of it."""
         with self._connection:
             for key, entry in batch.items():

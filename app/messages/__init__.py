@@ -1,4 +1,4 @@
-"""What crosses between the event loop and the engine thread: commands in, events out.
+"""Messages between the event loop and the engine thread: commands in, events out.
 
 Every command is answered by exactly one terminal event that carries its ticket: `TurnFinished` or `Paused` for a
 `Submit` or a `Resume`, `Done` for any other, `Failed` for either. `Started` and `Token` may come before the end of a

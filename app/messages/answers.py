@@ -1,4 +1,4 @@
-"""What a `Done` brings to whoever asked."""
+"""Values that a `Done` carries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExportedKV:
-    """What an export wrote: tokens of the history, and how many of them have their KV in the file."""
+    """An export has been written: tokens of the history, and how many of them have their KV in the file."""
 
     tokens: int
     computed_tokens: int
@@ -15,7 +15,7 @@ class ExportedKV:
 
 @dataclass(frozen=True, slots=True)
 class ImportedKV:
-    """What an import found: the history, and the `about` of the export."""
+    """An import has been read: the history, and the `about` of the export."""
 
     token_ids: tuple[int, ...]
     about: str

@@ -1,4 +1,4 @@
-"""Commands about breakpoints, and about what a paused turn has left."""
+"""Commands about breakpoints, captures and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.domain.values import SessionId, Ticket
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Add a breakpoint to a session, whatever it is doing. Answered by `Done(None)`.
+    """Add a breakpoint to a session in any state. Answered by `Done(None)`.
 
     Fails as `WrongState` if it pauses and a turn runs that is not `pausable`.
     """
@@ -34,7 +34,7 @@ class Disarm:
 
 @dataclass(frozen=True, slots=True)
 class ReadCaptures:
-    """Answered by `Done(Callable[[], Captures])`: the copy may be long, and is for another thread to make."""
+    """Answered by `Done(Callable[[], Captures])`: the copy may take long, so another thread makes it."""
 
     ticket: Ticket
     session: SessionId
@@ -42,7 +42,7 @@ class ReadCaptures:
 
 @dataclass(frozen=True, slots=True)
 class ClearCaptures:
-    """Forget what was captured. Answered by `Done(None)`."""
+    """Forget all captures. Answered by `Done(None)`."""
 
     ticket: Ticket
     session: SessionId
@@ -94,7 +94,7 @@ class Lens:
 
 @dataclass(frozen=True, slots=True)
 class ReadPaused:
-    """All that a paused turn needs to go on elsewhere. Answered by `Done(PausedTurn)`; `WrongState` unless paused."""
+    """Read a paused turn, to continue it elsewhere. Answered by `Done(PausedTurn)`; `WrongState` unless paused."""
 
     ticket: Ticket
     session: SessionId
@@ -102,7 +102,7 @@ class ReadPaused:
 
 @dataclass(frozen=True, slots=True)
 class Reinstate:
-    """Give a session that has just been imported what it had when it was exported; all of it has been checked.
+    """Give an imported session its breakpoints, edits and paused turn back. All of it has been checked.
 
     A `paused` turn has the ticket `turn` from now on. Answered by `Done(None)`.
     """

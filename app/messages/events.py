@@ -1,4 +1,4 @@
-"""What the engine says."""
+"""Events: all that the engine tells the event loop."""
 
 from __future__ import annotations
 
@@ -105,5 +105,5 @@ class Spent:
 
 TurnEvent = Started | PromptScored | Token | Paused | TurnFinished | Failed
 Notice = Placed | Spent
-"""What answers no command."""
+"""Events that answer no command."""
 Event = TurnEvent | Done | Notice

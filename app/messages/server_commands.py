@@ -9,7 +9,7 @@ from app.domain.values import Ticket
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Every session that survived a restart has been opened: KV files that nobody has claimed go. Answered by
+    """Say that all sessions from before a restart are open: KV files without a session are deleted. Answered by
     `Done(None)`.
     """
 

@@ -59,7 +59,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class SetPhase:
-    """Say what the session is doing, and when it will go on. Answered by `Done(None)`; `Placed` says what came of it.
+    """Say what the client is doing, and when it will go on. Answered by `Done(None)`; `Placed` tells of moves of KV.
 
     `resume_in_ms` is counted from now; None: unknown. Fails as `WrongState` while a turn is in the session.
     """
@@ -74,8 +74,8 @@ class SetPhase:
 class Export:
     """Write the session's history and KV to the file `path`. Answered by `Done(ExportedKV)` when the file is whole.
 
-    KV that cannot be had is left out: the file is then only the history. `about` is for the importer; the engine only
-    carries it. Fails as `WrongState` while a turn is in the session.
+    KV that cannot be brought to the host is left out: the file is then only the history. `about` is for the importer;
+    the engine only carries it. Fails as `WrongState` while a turn is in the session.
     """
 
     ticket: Ticket

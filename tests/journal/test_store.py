@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo, SessionId
-from app.journal.records import Batch, add_to
+from app.journal.records import WriteBatch, add_to
 from app.journal.store import JournalStore
 from tests.journal.building import FILE, change, histories, model_info, record
 
@@ -30,7 +30,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.path = Path(self.folder.name) / FILE
         self.store = JournalStore(self.path)
         self.store.load(model_info())
-        self.batch: Batch = {}
+        self.batch: WriteBatch = {}
         self.expected: dict[str, list[int]] = {}
         self.used_at: dict[str, float] = {}
         self.made = 0

@@ -1,4 +1,4 @@
-"""The tensors that describe one segment's rows to the layers: where each token is, and what it may attend to."""
+"""The tensors that describe one segment's rows to the layers: where each token is, and which keys it may attend to."""
 
 from __future__ import annotations
 

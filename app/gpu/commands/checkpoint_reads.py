@@ -11,13 +11,20 @@ from app.domain.errors import FieldOutOfRange, WrongState
 from app.gpu.passes.conditions import Span, select
 from app.gpu.state.checkpoints import Captured, Checkpoint
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
+
+
+def paused_turn_of(sequence: Sequence) -> tuple[TurnState, Checkpoint]:
+    """Its paused turn, and where that has stopped. Raises `WrongState` if it has none."""
+    turn, checkpoint = sequence.turn, sequence.checkpoint
+    if turn is None or checkpoint is None or not turn.paused:
+        raise WrongState(f"session {sequence.session} is not paused: there is no checkpoint")
+    return turn, checkpoint
 
 
 def checkpoint_of(sequence: Sequence) -> Checkpoint:
     """The checkpoint of the sequence's paused turn. Raises `WrongState` if it has none."""
-    if sequence.checkpoint is None or sequence.turn is None or not sequence.turn.paused:
-        raise WrongState(f"session {sequence.session} is not paused: there is no checkpoint")
-    return sequence.checkpoint
+    return paused_turn_of(sequence)[1]
 
 
 def chosen_span(checkpoint: Checkpoint, positions: Positions, *, param: str = "positions") -> Span:
@@ -47,8 +54,7 @@ def read_activation(sequence: Sequence, positions: Positions) -> Activation:
 
 def read_paused(sequence: Sequence) -> PausedTurn:
     """Everything that another engine needs to go on with the turn. Raises `WrongState`."""
-    checkpoint, turn = checkpoint_of(sequence), sequence.turn
-    assert turn is not None
+    turn, checkpoint = paused_turn_of(sequence)
     return PausedTurn(
         turn.sampling,
         turn.stop,

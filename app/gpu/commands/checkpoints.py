@@ -74,8 +74,9 @@ class CheckpointHandler:
 
 def arm(sequence: Sequence, command: Arm) -> None:
     """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
-    running = sequence.busy and sequence.turn is not None and not sequence.turn.pausable
-    if command.breakpoint.action is Action.PAUSE and running:
+    turn = sequence.turn
+    cannot_pause = turn is not None and not turn.paused and not turn.pausable
+    if command.breakpoint.action is Action.PAUSE and cannot_pause:
         raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
     sequence.breakpoints[command.breakpoint.id] = command.breakpoint
 

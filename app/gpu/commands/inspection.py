@@ -53,8 +53,8 @@ class Inspector:
             disk=TierUse(lower.disk_blocks * size, lower.disk_used * size),
             moves=self._placement.meter.totals(),
             counts=self._placement.counts(),
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
+            running=len(self._scheduler.queue.running),
+            waiting=len(self._scheduler.queue.waiting),
             steps=self._steps(),
             stack=_stack(sequences),
         )

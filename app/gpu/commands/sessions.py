@@ -111,7 +111,7 @@ class SessionHandler:
         sequence = self.find(command.session)
         events: list[Event] = []
         if sequence.turn is not None:
-            events.append(self._turns.end(sequence, FinishReason.CANCELLED))
+            events.append(self._turns.end(sequence, sequence.turn, FinishReason.CANCELLED))
         self._phases.forget(sequence)
         self._placement.close(sequence)
         del self._sequences[command.session]

@@ -41,21 +41,22 @@ class TurnHandler:
 
     def resume(self, sequence: Sequence, command: Resume) -> list[Event]:
         """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange`."""
-        if sequence.turn is None or not sequence.turn.paused:
+        turn, checkpoint = sequence.turn, sequence.checkpoint
+        if turn is None or checkpoint is None or not turn.paused:
             raise WrongState(f"session {command.session} is not paused")
         began = time.perf_counter()
-        self._turns.resume(sequence, command.ticket, command.until)
+        self._turns.resume(sequence, turn, checkpoint, command.ticket, command.until)
         self._phases.forget(sequence)
-        if sequence.checkpoint is not None:
-            sequence.checkpoint.dispatch_ms = (time.perf_counter() - began) * 1000
+        checkpoint.dispatch_ms = (time.perf_counter() - began) * 1000
         return []
 
     def cancel(self, sequence: Sequence, command: Cancel) -> list[Event]:
         """End the turn. If it has just ended by itself, only cut the history."""
-        if sequence.turn is not None and sequence.turn.ticket == command.turn:
-            self._keep(sequence, sequence.turn.prompt_tokens, command.keep)
-            return [self._turns.end(sequence, command.reason), Done(command.ticket, len(sequence.tokens))]
-        if sequence.turn is None and sequence.last_turn is not None and sequence.last_turn[0] == command.turn:
+        turn = sequence.turn
+        if turn is not None and turn.ticket == command.turn:
+            self._keep(sequence, turn.prompt_tokens, command.keep)
+            return [self._turns.end(sequence, turn, command.reason), Done(command.ticket, len(sequence.tokens))]
+        if turn is None and sequence.last_turn is not None and sequence.last_turn[0] == command.turn:
             self._keep(sequence, sequence.last_turn[1], command.keep)
             self._scheduler.retire(sequence)
         return [Done(command.ticket, len(sequence.tokens))]

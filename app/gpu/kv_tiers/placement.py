@@ -18,6 +18,7 @@ from app.gpu.kv_tiers.lower import LowerTiers
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.prefetch import PrefetchMargin
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 WRITE_BEHIND_BLOCKS = 8
 """Blocks in one early copy: so few that a park hardly waits for it."""
@@ -59,13 +60,12 @@ class Placement:
         self._ordered_at: dict[int, float] = {}
         self._early_bytes = self._disk_failures = self._late = 0
 
-    def begin_turn(self, sequence: Sequence) -> None:
+    def begin_turn(self, sequence: Sequence, turn: TurnState) -> None:
         """Note that the session has a turn: its KV is wanted on the device."""
-        assert sequence.turn is not None
         self._take_out(sequence)
         sequence.phase, sequence.resume_at = Phase.COMPUTE, None
         self.tiers.head_back(sequence)
-        sequence.turn.begun_at = self.clock()
+        turn.begun_at = self.clock()
         self.note_placed(sequence)
         self.active[sequence.session] = sequence
         self._late += sequence.tier not in (Tier.DEVICE, None)

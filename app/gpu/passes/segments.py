@@ -10,31 +10,34 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
 
-from app.gpu.passes.ways import PassPlan
+from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One sequence's part of a step: `length` tokens from position `first`, through the layers that `way` says.
+    """One sequence's part of a step, for its `turn`: `length` tokens from position `first`, through the layers that
+    `way` says.
 
     `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted.
-    Where memory is too short for a row, it runs in parts; the row is accounted for when the last of them has run.
+    Where memory is too short for a row it is split; the row is accounted for when the last of its cuts has run.
     """
 
     sequence: Sequence
+    turn: TurnState
     first: int
     length: int
     way: PassPlan
     samples: bool
     scores_prompt: bool
-    part_of: Row | None = None
-    """The row that this is a part of."""
+    split_from: Row | None = None
+    """The planned row that this one was cut from."""
 
     @property
     def whole(self) -> Row:
         """The row as it was planned."""
-        return self if self.part_of is None else self.part_of
+        return self if self.split_from is None else self.split_from
 
     @property
     def end(self) -> int:

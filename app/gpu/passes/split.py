@@ -1,4 +1,4 @@
-"""A step in parts, where memory is too short for all of its rows at once. Pure planning: no tensors."""
+"""Splitting a step where memory is too short for all of its rows at once. Pure planning: no tensors."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ import sys
 from collections import deque
 from dataclasses import replace
 
+from app.gpu.passes.pass_plan import clip_way
 from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import clip_way
 
 GROW_AFTER = 32
-"""Parts that have to fit before a larger one is tried. One that does not fit costs its own time once more, so this
-bounds what trying costs to a few percent."""
+"""Pieces that have to fit before a larger one is tried. One that does not fit costs its own time once more, so this
+bounds the cost of trying to a few percent."""
 
 
-class PartSize:
-    """How many tokens are computed at once, at most `limit`: any number, until a part has not fitted."""
+class SplitSize:
+    """How many tokens are computed at once, at most `limit`: any number, until a piece has not fitted."""
 
     def __init__(self) -> None:
         self.limit = sys.maxsize
         self._fitted = 0
 
     def shrink(self, tokens: int) -> None:
-        """A part of so many tokens, more than one, has not fitted."""
+        """A piece of so many tokens, more than one, has not fitted."""
         self.limit = tokens // 2
         self._fitted = 0
 
     def note_fit(self) -> None:
-        """A part has fitted. After some of them the limit doubles."""
+        """A piece has fitted. After some of them the limit doubles."""
         self._fitted += 1
         if self._fitted == GROW_AFTER:
             self.limit = min(2 * self.limit, sys.maxsize)
             self._fitted = 0
 
 
-def take_part(rows: deque[Row], limit: int) -> list[Row]:
-    """Take the rows of the next part off the front: as many as have `limit` tokens together, which keeps rows of one
-    token first. A row that has more than that alone is cut, and what is taken of it is a part by itself. Two pieces of
-    one row, which may lie in front of each other since an attempt that did not fit, are never in one part.
+def split_off(rows: deque[Row], limit: int) -> list[Row]:
+    """Take the next piece of a step off the front: as many rows as have `limit` tokens together, which keeps rows of
+    one token first. A row that alone has more is cut, and its front is a piece by itself. Two cuts of one row may lie
+    one behind the other since an attempt that did not fit; they are never in one piece.
     """
     if rows[0].length > limit:
         row = rows.popleft()
         rows.appendleft(_cut(row, row.first + limit, row.end))
         return [_cut(row, row.first, row.first + limit)]
-    part, left = list[Row](), limit
-    while rows and rows[0].length <= left and not (part and rows[0].whole is part[-1].whole):
+    piece, left = list[Row](), limit
+    while rows and rows[0].length <= left and not (piece and rows[0].whole is piece[-1].whole):
         left -= rows[0].length
-        part.append(rows.popleft())
-    return part
+        piece.append(rows.popleft())
+    return piece
 
 
 def _cut(row: Row, first: int, end: int) -> Row:
@@ -58,5 +58,5 @@ def _cut(row: Row, first: int, end: int) -> Row:
         length=end - first,
         way=clip_way(row.way, first, end),
         samples=row.samples and end == row.end,
-        part_of=row.whole,
+        split_from=row.whole,
     )

@@ -1,4 +1,4 @@
-"""What happens to one row on its way up the layers: which breakpoints its positions meet, and where it stops.
+"""Planning one row's way up the layers: which breakpoints its positions meet, and where it stops.
 
 Positions that have had their KV before (`reached`) are computed again exactly as they were, from the log of
 interventions; only new positions meet breakpoints.
@@ -6,80 +6,36 @@ interventions; only new positions meet breakpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import attrgetter
+from dataclasses import replace
 
 from app.domain.breakpoints import Action, Breakpoint, Intervention
 from app.gpu.passes.conditions import Span, may_meet, met, select
-from app.gpu.state.interventions import InterventionLog, clip
+from app.gpu.passes.pass_plan import LoadCheckpoint, PassPlan, Record, marks_of
+from app.gpu.state.checkpoints import Checkpoint
+from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 NO_EDITS = InterventionLog()
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Keep the residual stream at these spans for the breakpoint."""
-
-    boundary: int
-    breakpoint: str
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reinstate:
-    """Put the sequence's checkpoint in the place of what was computed again."""
-
-    boundary: int
-
-
-Step = Intervention | Record | Reinstate
 Meeting = tuple[Breakpoint, list[Span]]
 """A breakpoint, and the positions of a row that it is for: at least one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What to do at `boundary`, in this order, before the row goes on or stops."""
-
-    boundary: int
-    steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PassPlan:
-    """A row's layers `[lo, hi)` and the marks on the way. A row that `pauses` leaves its checkpoint at `hi`."""
-
-    lo: int
-    hi: int
-    marks: tuple[Mark, ...] = ()
-    pauses: bool = False
-    breakpoint: str | None = None
-    """The one that it pauses for."""
-    new_edits: tuple[Intervention, ...] = ()
-    """Those of `marks` that the log does not have yet."""
-    spent: tuple[str, ...] = ()
-    """Breakpoints that act once, and have."""
-
-
-def plan_pass(sequence: Sequence, length: int, num_layers: int) -> PassPlan:
+def plan_pass(sequence: Sequence, turn: TurnState, length: int, num_layers: int) -> PassPlan:
     """How the next `length` tokens of a sequence run. They are all new, or have all been computed before."""
     span = (sequence.computed, sequence.computed + length)
-    if sequence.is_mid_pass:
-        return _plan_rest(sequence, num_layers)
+    paused = sequence.paused_pass
+    if paused is not None:
+        return _plan_rest(sequence, turn, paused, num_layers)
     if sequence.computed < sequence.reached:
-        return PassPlan(0, num_layers, _marks(sequence.interventions.within(*span)))
-    return _plan_new(sequence, span, 0, num_layers)
+        return PassPlan(0, num_layers, marks_of(sequence.interventions.within(*span)))
+    return _plan_new(sequence, turn, span, 0, num_layers)
 
 
-def runs_plainly(sequence: Sequence, position: int) -> bool:
+def runs_plainly(sequence: Sequence, turn: TurnState, position: int) -> bool:
     """Whether a token that is decoded at `position`, whichever it will be, runs all layers with nothing to do on the
     way.
     """
-    turn = sequence.turn
-    assert turn is not None
     stops = turn.pause_at is not None and turn.pause_at[1] == position
     met_by_any = any(may_meet(each.when, position) for each in sequence.breakpoints.values())
     return sequence.checkpoint is None and not stops and not met_by_any
@@ -89,21 +45,13 @@ def row_limit(sequence: Sequence, max_step_tokens: int) -> int:
     """Most tokens of a sequence with breakpoints in one row: parts of prompts depend on nobody else's load, and
     positions that are new and that are not are never in one row.
     """
-    checkpoint = sequence.checkpoint
-    if checkpoint is not None and sequence.is_mid_pass:
-        return checkpoint.length
-    end = len(sequence.tokens) if checkpoint is None else checkpoint.first
+    paused = sequence.paused_pass
+    if paused is not None:
+        return paused.length
+    end = len(sequence.tokens) if sequence.checkpoint is None else sequence.checkpoint.first
     if sequence.computed < sequence.reached:
         end = min(end, sequence.reached)
     return min(end - sequence.computed, max_step_tokens)
-
-
-def clip_way(way: PassPlan, first: int, end: int) -> PassPlan:
-    """The way of positions `[first, end)` of a row: what happens to them, at the same boundaries."""
-    if not way.marks:
-        return way
-    steps = (_clip_step(step, first, end) for mark in way.marks for step in mark.steps)
-    return replace(way, marks=_marks(step for step in steps if step is not None))
 
 
 def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
@@ -122,34 +70,19 @@ def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
     return InterventionLog([*known, *(step for _, step in acts if isinstance(step, Intervention))]), limit
 
 
-def _clip_step(step: Step, first: int, end: int) -> Step | None:
-    """The part of a step that concerns positions `[first, end)`, if there is one."""
-    match step:
-        case Intervention():
-            return clip(step, first, end) if step.first < end and first < step.end else None
-        case Record():
-            spans = ((max(first, start), min(end, stop)) for start, stop in step.spans)
-            inside = tuple(span for span in spans if span[0] < span[1])
-            return replace(step, spans=inside) if inside else None
-        case Reinstate():
-            return step
-
-
-def _plan_rest(sequence: Sequence, num_layers: int) -> PassPlan:
+def _plan_rest(sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, num_layers: int) -> PassPlan:
     """The rest of a pass that was paused; if the KV below has been lost, all of it with the checkpoint in its place."""
-    checkpoint = sequence.checkpoint
-    assert checkpoint is not None
     span = (checkpoint.first, checkpoint.end)
-    plan = _plan_new(sequence, span, checkpoint.boundary, num_layers)
+    plan = _plan_new(sequence, turn, span, checkpoint.boundary, num_layers)
     if checkpoint.held:
         return plan
     below = [made for made in sequence.interventions.within(*span) if made.boundary < checkpoint.boundary]
-    return replace(plan, lo=0, marks=(*_marks([*below, Reinstate(checkpoint.boundary)]), *plan.marks))
+    return replace(plan, lo=0, marks=(*marks_of([*below, LoadCheckpoint(checkpoint.boundary)]), *plan.marks))
 
 
-def _plan_new(sequence: Sequence, span: Span, lo: int, num_layers: int) -> PassPlan:
+def _plan_new(sequence: Sequence, turn: TurnState, span: Span, lo: int, num_layers: int) -> PassPlan:
     meetings = _meetings(sequence, span)
-    stop = _first_pause(sequence, meetings, span, lo)
+    stop = _first_pause(turn, meetings, span, lo)
     if stop is None and not meetings:
         return PassPlan(lo, num_layers)
     hi, stopped_by = (num_layers, None) if stop is None else stop
@@ -159,7 +92,7 @@ def _plan_new(sequence: Sequence, span: Span, lo: int, num_layers: int) -> PassP
     return PassPlan(
         lo,
         hi,
-        _marks(steps),
+        marks_of(steps),
         pauses=stop is not None,
         breakpoint=stopped_by,
         new_edits=tuple(step for step in steps if isinstance(step, Intervention)),
@@ -167,10 +100,8 @@ def _plan_new(sequence: Sequence, span: Span, lo: int, num_layers: int) -> PassP
     )
 
 
-def _first_pause(sequence: Sequence, meetings: list[Meeting], span: Span, lo: int) -> tuple[int, str | None] | None:
+def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, lo: int) -> tuple[int, str | None] | None:
     """The lowest boundary above `lo` at which the row pauses, and the breakpoint it does so for."""
-    turn = sequence.turn
-    assert turn is not None
     stops: list[tuple[int, str | None]] = []
     if turn.pausable and not turn.to_end:
         pauses = (each for each, _ in meetings if each.action is Action.PAUSE)
@@ -206,9 +137,3 @@ def _meetings(sequence: Sequence, span: Span) -> list[Meeting]:
 def _must_run(each: Breakpoint) -> bool:
     """Whether the pass has to be run where the breakpoint meets it: what an edit makes can also be in the cache."""
     return each.action is not Action.EDIT or each.once
-
-
-def _marks(steps: Iterable[Step]) -> tuple[Mark, ...]:
-    """Lowest boundary first; steps at one boundary keep their order."""
-    boundary = attrgetter("boundary")
-    return tuple(Mark(at, tuple(found)) for at, found in groupby(sorted(steps, key=boundary), key=boundary))

@@ -1,1 +1,1 @@
-"""Which rows run in the next step, and the life of a turn."""
+"""The queue of turns, the rows of the next step, and the life of a turn."""

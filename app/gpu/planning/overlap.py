@@ -1,9 +1,9 @@
 """The step after one that still runs, planned before that one's tokens are known. Pure planning: no tensors.
 
-A device waits while the host reads tokens, accounts for them, tells them and plans. So while nothing but decoding goes
-on, the next step is given to it beside the one that runs, and each row takes its token where that one samples it
-(vLLM's asynchronous scheduling, SGLang's overlap scheduler). What may end a turn in between is a stop token, or that
-it fails: then the row has been computed in vain, and its result is passed over.
+A device waits while the host reads tokens, accounts for them, tells of them and plans. So while all rows only decode,
+the device is given the next step beside the one that runs. Each row takes its token where that step samples it (vLLM's
+asynchronous scheduling, SGLang's overlap scheduler). A stop token or a failure may end a turn in between: then its row
+has been computed in vain, and the result is passed over.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import runs_plainly
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import looks_back
-from app.gpu.state.sequence import Sequence
 
 
-def plan_following(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> list[Row]:
+def plan_overlapped(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> list[Row]:
     """Rows for the token after the one that each of `rows`, the step that runs, is about to sample; blocks to write to
     are reserved. Rows that sample their turn's last token have none.
 
@@ -27,8 +26,8 @@ def plan_following(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> 
     """
     if not all(row.is_plain(scheduler.num_layers) and not row.scores_prompt for row in rows):
         return []
-    going_on = [row for row in rows if not row.sequence.is_full(max_model_len, ahead=1)]
-    if not all(_is_predictable(row.sequence) for row in going_on):
+    going_on = [row for row in rows if not row.turn.is_full(len(row.sequence.tokens) + 1, max_model_len)]
+    if not all(_is_predictable(row) for row in going_on):
         return []
     cache = scheduler.cache
     if sum(cache.missing(row.sequence, 2) for row in going_on) > cache.pool.available:
@@ -39,8 +38,6 @@ def plan_following(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> 
     return [replace(row, first=row.end) for row in going_on]
 
 
-def _is_predictable(sequence: Sequence) -> bool:
-    """Whether the next row but one is known without its token."""
-    turn = sequence.turn
-    assert turn is not None
-    return not looks_back(turn.sampling) and runs_plainly(sequence, len(sequence.tokens))
+def _is_predictable(row: Row) -> bool:
+    """Whether the row after this one's next is known without its token."""
+    return not looks_back(row.turn.sampling) and runs_plainly(row.sequence, row.turn, len(row.sequence.tokens))

@@ -1,25 +1,31 @@
 """Which rows run in the next step. Pure planning: no tensors.
 
-Sequences with a turn are `waiting` (first come, first served) or `running`; `Placement` has those without one. A step
-takes the next token of every sequence that decodes, then as much of the prompts as the token budget allows, then admits
-from the queue; a sequence whose KV is on its way back to the device is passed by those behind it. When blocks run
-short, the KV of a session without a turn goes first, then that of the last in the queue, then the youngest running
-sequence goes back to the front of the queue: swapped out, or where there is no lower tier computed again later. The
-oldest running sequence is never put back and can have the whole pool, so every turn ends.
+A step takes the next token of every sequence that decodes, then as much of the prompts as the token budget allows, then
+admits from the queue. A sequence whose KV is on its way back to the device is passed by those behind it. When blocks
+run short, KV gives way in this order:
+
+- KV of sessions without a turn, which `Placement` has;
+- KV of the last in the queue;
+- the youngest running sequence, which goes back to the front of the queue: swapped out, or computed again later where
+  there is no lower tier.
+
+The oldest running sequence is never preempted and can have the whole pool, so every turn ends.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from app.domain.values import SessionId, Tier
 from app.gpu.kv.blocks import BlockId
 from app.gpu.kv_tiers.placement import Placement
+from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import PassPlan, plan_pass, row_limit
+from app.gpu.passes.ways import plan_pass, row_limit
+from app.gpu.planning.admission import Admission, Admitted
+from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 
 @dataclass(slots=True)
@@ -28,14 +34,14 @@ class StepPlan:
 
     rows: list[Row] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
-    started: list[Sequence] = field(default_factory=list)
-    """Sequences whose turn has left the queue, for the first time or since it was resumed."""
+    started: list[TurnState] = field(default_factory=list)
+    """Turns that have left the queue, for the first time or since they were resumed."""
     gave_way: bool = False
-    """Whether a sequence was put back: then nobody was admitted, and the next plan may find room for somebody."""
+    """Whether a turn was preempted: then none was admitted, and the next plan may find room for one."""
 
 
 class Scheduler:
-    """Owns the queue and the running set, and decides whose work gives way."""
+    """Owns the queue of turns, and plans their steps."""
 
     def __init__(self, placement: Placement, *, num_layers: int, max_step_tokens: int, max_running: int) -> None:
         self.placement = placement
@@ -44,31 +50,29 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
         self._whole_pass = PassPlan(0, num_layers)
-        self.waiting: OrderedDict[SessionId, Sequence] = OrderedDict()
-        self.running: OrderedDict[SessionId, Sequence] = OrderedDict()
-        """Oldest first."""
+        self.queue = TurnQueue()
+        self._admission = Admission(placement, self.queue)
 
     @property
     def has_work(self) -> bool:
         """Whether any turn waits or runs."""
-        return bool(self.waiting or self.running)
+        return bool(self.queue.waiting or self.queue.running)
 
-    def enqueue(self, sequence: Sequence) -> None:
-        """Put a sequence that has just got a turn at the end of the queue, with at least one token left to compute: the
-        last of the context, which meets the breakpoints that are armed now.
+    def enqueue(self, sequence: Sequence, turn: TurnState) -> None:
+        """Put a turn that has just begun at the end of the queue, with at least one token left to compute: the last of
+        the context, which meets the breakpoints that are armed now.
         """
         last = len(sequence.tokens) - 1
         self.placement.tiers.cut(sequence, last)
         sequence.reached = min(sequence.reached, last)
         sequence.interventions.truncate(sequence.reached)
-        self.placement.begin_turn(sequence)
-        self.waiting[sequence.session] = sequence
+        self.placement.begin_turn(sequence, turn)
+        self.queue.append(ActiveTurn(sequence, turn))
 
-    def requeue(self, sequence: Sequence) -> None:
-        """Put a sequence whose turn is resumed at the front of the queue: it has had its place in it."""
-        self.placement.begin_turn(sequence)
-        self.waiting[sequence.session] = sequence
-        self.waiting.move_to_end(sequence.session, last=False)
+    def requeue(self, sequence: Sequence, turn: TurnState) -> None:
+        """Put a turn that is resumed at the front of the queue: it has had its place in it."""
+        self.placement.begin_turn(sequence, turn)
+        self.queue.prepend(ActiveTurn(sequence, turn))
 
     def retire(self, sequence: Sequence) -> None:
         """Take a sequence whose turn has ended or paused out of the queue; it keeps its KV."""
@@ -77,8 +81,7 @@ class Scheduler:
 
     def forget(self, sequence: Sequence) -> None:
         """Take a sequence out of the queue and the running set."""
-        self.waiting.pop(sequence.session, None)
-        self.running.pop(sequence.session, None)
+        self.queue.remove(sequence)
 
     def plan(self) -> StepPlan:
         """Choose the rows of the next step and give them the blocks that they write to.
@@ -86,17 +89,10 @@ class Scheduler:
         No rows although there is work: everything waits for moves that are under way.
         """
         plan = StepPlan()
-        budget, queued = self.max_step_tokens, len(self.waiting)
-        for sequence in sorted(self.running.values(), key=lambda running: running.pending > 1):
-            if budget > 0 and sequence.session in self.running:  # an earlier one may have put this one back
-                budget -= self._add_row(plan, sequence, budget)
-        plan.gave_way = len(self.waiting) > queued
-        for sequence in [] if plan.gave_way else list(self.waiting.values()):
-            if budget <= 0 or len(self.running) >= self.max_running or self._blocks(plan, sequence):
-                break
-            if sequence.session in self.running:
-                budget -= self._add_row(plan, sequence, budget)
-        live = [row for row in plan.rows if row.sequence.session in self.running]
+        budget = self._plan_running(plan, self.max_step_tokens)
+        if not plan.gave_way:
+            self._plan_waiting(plan, budget)
+        live = [row for row in plan.rows if row.sequence.session in self.queue.running]
         plan.rows[:] = sorted(live, key=lambda row: row.length > 1)
         return plan
 
@@ -108,138 +104,69 @@ class Scheduler:
     def headroom(self) -> int:
         """Blocks that the sequences that run need for the rest of their tokens and one more."""
         blocks_for = self.cache.pool.blocks_for
-        return sum(max(0, blocks_for(len(s.tokens) + 1) - len(s.blocks)) for s in self.running.values())
+        sequences = (active.sequence for active in self.queue.running.values())
+        return sum(max(0, blocks_for(len(each.tokens) + 1) - len(each.blocks)) for each in sequences)
 
-    def _add_row(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Plan the sequence's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.
+    def _plan_running(self, plan: StepPlan, budget: int) -> int:
+        """Plan rows of turns that run, those that decode first; returns the tokens that are left of `budget`."""
+        running, queued = self.queue.running, len(self.queue.waiting)
+        for active in sorted(running.values(), key=lambda each: each.sequence.pending > 1):
+            if budget > 0 and active.sequence.session in running:  # an earlier one may have preempted this one
+                budget -= self._add_row(plan, active, budget)
+        plan.gave_way = len(self.queue.waiting) > queued
+        return budget
+
+    def _plan_waiting(self, plan: StepPlan, budget: int) -> None:
+        """Admit turns from the queue, and plan their rows."""
+        for active in list(self.queue.waiting.values()):
+            if budget <= 0 or len(self.queue.running) >= self.max_running:
+                break
+            admitted = self._admission.admit(active, self.headroom())
+            if admitted is Admitted.NO_ROOM:
+                break
+            if admitted is Admitted.YES:
+                self._note_start(plan, active)
+                budget -= self._add_row(plan, active, budget)
+
+    def _add_row(self, plan: StepPlan, active: ActiveTurn, budget: int) -> int:
+        """Plan the turn's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.
 
         A row with breakpoints is cut by nobody else's load, so it can exceed the budget once in a step.
         """
+        sequence, turn = active.sequence, active.turn
         watched = sequence.watched
         length = row_limit(sequence, self.max_step_tokens) if watched else min(sequence.pending, budget)
-        if not self._has_room(sequence, self.cache.missing(sequence, length)):
+        if not self._admission.make_room(self.cache.missing(sequence, length), sequence):
             return 0
-        if sequence.is_mid_pass:
+        if sequence.paused_pass is not None:
             self.placement.tiers.end_pass(sequence)
         plan.copies.extend(self.cache.reserve(sequence, length))
         first = sequence.computed
-        way = plan_pass(sequence, length, self.num_layers) if watched else self._whole_pass
-        samples = not way.pauses and _samples(sequence, first + length)
-        scores = not way.pauses and _wants_prompt_scored(sequence)
-        plan.rows.append(Row(sequence, first, length, way, samples, scores))
+        way = plan_pass(sequence, turn, length, self.num_layers) if watched else self._whole_pass
+        samples = not way.pauses and active.samples_at(first + length)
+        scores = not way.pauses and active.scores_prompt
+        plan.rows.append(Row(sequence, turn, first, length, way, samples, scores))
         return length
 
-    def _blocks(self, plan: StepPlan, sequence: Sequence) -> bool:
-        """Take a waiting sequence one step nearer to running. True if it blocks the queue: it has to wait for room."""
-        tiers = self.placement.tiers
-        headroom = self.headroom()
-        if sequence.tier is Tier.DISK:
-            # What waits on the host for room on the device would keep others from leaving the device.
-            needed = self.cache.pool.blocks_for(len(sequence.tokens)) + self.placement.loading + headroom
-            if not self._admits(sequence, needed):
-                return True
-            self.placement.load(sequence)
-        if sequence.tier is Tier.DISK or _is_coming(sequence):
-            return False
-        growth = self.cache.pool.blocks_for(len(sequence.tokens)) - self.cache.pool.blocks_for(sequence.written)
-        if sequence.tier in (Tier.HOST, Tier.TO_DISK):
-            if not self._admits(sequence, len(sequence.host_blocks) + growth + headroom):
-                return True
-            tiers.head_back(sequence)
-            # Making room may have cost the sequence its own on the host, or blocks that it shared with who gave way.
-            if sequence.tier is not Tier.HOST or not tiers.restore(sequence):
-                return True
-            if _is_coming(sequence):
-                return False
-        found = sequence.tier is None and not _wants_prompt_scored(sequence)
-        if found:
-            self.cache.match_prefix(sequence)
-        if not self._admits(sequence, self.cache.missing(sequence, sequence.pending) + headroom):
-            if found:
-                self.cache.uncompute(sequence, 0)
-            return True
-        if found:
-            self.cache.accept_prefix(sequence)
-        tiers.turn_round(sequence)
-        del self.waiting[sequence.session]
-        self.running[sequence.session] = sequence
-        self._note_start(plan, sequence)
-        return False
-
-    def _admits(self, sequence: Sequence, needed: int) -> bool:
-        """Whether a waiting sequence gets its blocks. While others run, only sessions without a turn give way to it."""
-        if self.running:
-            return self.placement.make_room(needed, sequence)
-        return self._has_room(sequence, needed)
-
-    def _note_start(self, plan: StepPlan, sequence: Sequence) -> None:
-        turn = sequence.turn
-        assert turn is not None
-        if _wants_prompt_scored(sequence):
+    def _note_start(self, plan: StepPlan, active: ActiveTurn) -> None:
+        sequence, turn = active.sequence, active.turn
+        if active.scores_prompt:
             del turn.prompt_logprobs[sequence.computed :]  # it may have lost its KV halfway
         turn.tokens_recomputed += max(0, min(sequence.reached, len(sequence.tokens) - 1) - sequence.computed)
         if turn.cached_tokens is None:
             turn.cached_tokens = sequence.computed
         if not turn.announced:
             turn.announced = True
-            plan.started.append(sequence)
-
-    def _has_room(self, sequence: Sequence, needed: int) -> bool:
-        """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
-        pool, tiers = self.cache.pool, self.placement.tiers
-        if self.placement.make_room(needed, sequence, or_some=True):
-            return True
-        while pool.available + tiers.freeing < needed:
-            victim = self._weakest(sequence)
-            if victim is None:
-                break
-            self._put_back(victim)
-            if victim is sequence or not self.placement.evict(victim, sequence):
-                break
-        return pool.available >= needed
-
-    def _weakest(self, asking: Sequence) -> Sequence | None:
-        """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs.
-
-        It may be the one that asks, unless nobody else is left.
-        """
-        holders = [w for w in self.waiting.values() if w.tier is Tier.DEVICE and w is not asking and not w.guaranteed]
-        if holders:
-            return holders[-1]
-        running = [r for r in self.running.values() if r is asking or not r.guaranteed]
-        return None if running in ([], [asking]) else running[-1]
-
-    def _put_back(self, sequence: Sequence) -> None:
-        """A sequence that runs goes to the front of the queue."""
-        if self.running.pop(sequence.session, None) is not None:
-            self.waiting[sequence.session] = sequence
-            self.waiting.move_to_end(sequence.session, last=False)
+            plan.started.append(turn)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if a sequence is in two lists, or one at rest is busy, or a busy one has nothing to do."""
-        placed = self.placement.resident | self.placement.lower.away
-        groups = (self.waiting, self.running, self.placement.resident, self.placement.lower.away)
+        resident, away = self.placement.resident, self.placement.lower.away
+        groups = [set(group) for group in (self.queue.waiting, self.queue.running, resident, away)]
         if len(set().union(*groups)) != sum(map(len, groups)):
             raise RuntimeError("a session is in two lists")
-        if any(sequence.busy for sequence in placed.values()):
+        if any(sequence.busy for sequence in (*resident.values(), *away.values())):
             raise RuntimeError("a session that is placed has a turn that is not paused")
-        if any(not s.busy or not s.pending for s in [*self.waiting.values(), *self.running.values()]):
+        active = [each.sequence for each in (*self.queue.waiting.values(), *self.queue.running.values())]
+        if any(not sequence.busy or not sequence.pending for sequence in active):
             raise RuntimeError("a waiting or running session has no turn, or nothing to compute")
-
-
-def _is_coming(sequence: Sequence) -> bool:
-    """Whether the sequence's KV is on its way to the device, or to the host from disk."""
-    return sequence.moving is Tier.TO_DEVICE or (sequence.moving is Tier.TO_HOST and not sequence.blocks)
-
-
-def _wants_prompt_scored(sequence: Sequence) -> bool:
-    """Whether the turn still needs logits of prompt tokens, which only computing them gives."""
-    turn = sequence.turn
-    assert turn is not None
-    return turn.sampling.prompt_logprobs is not None and len(turn.prompt_logprobs) < turn.prompt_tokens - 1
-
-
-def _samples(sequence: Sequence, last: int) -> bool:
-    """Whether a row that ends before position `last` yields the next token."""
-    assert sequence.turn is not None
-    return last == len(sequence.tokens) and sequence.turn.stop.max_tokens > 0

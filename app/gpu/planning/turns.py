@@ -20,7 +20,7 @@ from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Tok
 
 
 class Turns:
-    """Changes sequences as their turns go, and says so in events."""
+    """Changes sequences as their turns begin, advance, pause and end, and tells of it in events."""
 
     def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
         self._scheduler = scheduler
@@ -35,7 +35,7 @@ class Turns:
         self._tiers.truncate(sequence, keep)
         sequence.tokens.extend(command.token_ids[keep:] if command.replace else command.token_ids)
         context = len(sequence.tokens)
-        sequence.turn = TurnState(
+        turn = sequence.turn = TurnState(
             command.ticket,
             command.sampling,
             command.stop,
@@ -46,40 +46,36 @@ class Turns:
         )
         if command.sampling.prompt_logprobs is not None:
             self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
-        self._scheduler.enqueue(sequence)
+        self._scheduler.enqueue(sequence, turn)
 
     def score(self, row: Row, logprobs: Seq[TokenLogprobs]) -> Iterator[Event]:
         """Take the log-probabilities of the prompt tokens that the row's logits predict."""
-        turn = row.sequence.turn
-        assert turn is not None
+        turn = row.turn
         turn.prompt_logprobs.extend(logprobs)
         if len(turn.prompt_logprobs) == turn.prompt_tokens - 1:
             yield PromptScored(turn.ticket, tuple(turn.prompt_logprobs))
 
     def advance(self, row: Row, sampled: Sampled | None) -> Iterator[Event]:
         """Account for a row that has run all layers; `sampled` is its next token, None while its prompt goes on."""
-        sequence = row.sequence
-        turn = sequence.turn
-        assert turn is not None
+        sequence, turn = row.sequence, row.turn
         yield from self._note_pass(row)
-        if sequence.checkpoint is not None and sequence.is_mid_pass:
-            turn.resumed = sequence.checkpoint.cost()
+        resumed = sequence.paused_pass
+        if resumed is not None:
+            turn.resumed = resumed.cost()
             sequence.checkpoint = None
         self._scheduler.cache.commit(sequence, row.first + row.length)
         if sampled is not None:
             sequence.tokens.append(sampled.token_id)
             yield Token(turn.ticket, sampled.token_id, sampled.logprobs)
         if not sequence.pending or sampled is not None:
-            reason = sequence.finish_reason(self.max_model_len)
+            reason = turn.finish_reason(sequence.tokens, self.max_model_len)
             if reason is not None:
                 self._scheduler.cache.trim(sequence)
-                yield self.end(sequence, reason)
+                yield self.end(sequence, turn, reason)
 
     def pause(self, row: Row, hidden: StoredTensor) -> Iterator[Event]:
         """Stop the turn where its row has stopped, with the residual stream that it had there."""
-        sequence = row.sequence
-        turn = sequence.turn
-        assert turn is not None
+        sequence, turn = row.sequence, row.turn
         yield from self._note_pass(row)
         resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
         sequence.checkpoint = Checkpoint(
@@ -93,14 +89,13 @@ class Turns:
         )
         turn.paused, turn.pause_at, turn.announced = True, None, False
         self._scheduler.retire(sequence)
-        yield Paused(turn.ticket, sequence.checkpoint.info(), sequence.usage(), resumed or turn.resumed)
+        yield Paused(turn.ticket, sequence.checkpoint.info(), turn.usage(len(sequence.tokens)), resumed or turn.resumed)
         turn.resumed = None
 
-    def resume(self, sequence: Sequence, ticket: Ticket, until: Until) -> None:
-        """Let a paused turn go on, under another ticket. Raises `FieldOutOfRange` for a layer that it has passed."""
-        turn, checkpoint = sequence.turn, sequence.checkpoint
-        assert turn is not None
-        assert checkpoint is not None
+    def resume(self, sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, ticket: Ticket, until: Until) -> None:
+        """Let a turn that is paused at `checkpoint` go on, under another ticket. Raises `FieldOutOfRange` for a layer
+        that it has passed.
+        """
         if until.layer is not None and not checkpoint.boundary <= until.layer < self._scheduler.num_layers:
             raise FieldOutOfRange(
                 f"until.layer must be from {checkpoint.boundary} to {self._scheduler.num_layers - 1}: the session is "
@@ -112,25 +107,22 @@ class Turns:
         elif until.next_token:
             turn.pause_at = checkpoint.boundary, len(sequence.tokens)
         turn.ticket, turn.paused, turn.to_end = ticket, False, until.end
-        self._scheduler.requeue(sequence)
+        self._scheduler.requeue(sequence, turn)
 
-    def end(self, sequence: Sequence, reason: FinishReason) -> TurnFinished:
-        """End the running or paused turn; the sequence keeps its history and the KV of whole passes."""
-        turn = sequence.turn
-        assert turn is not None
+    def end(self, sequence: Sequence, turn: TurnState, reason: FinishReason) -> TurnFinished:
+        """End the sequence's turn; the sequence keeps its history and the KV of whole passes."""
         self._drop_checkpoint(sequence)
         made = sequence.interventions.snapshot()
         changed = None if made == turn.interventions else made
-        finished = TurnFinished(turn.ticket, reason, sequence.usage(), len(sequence.tokens), changed, turn.resumed)
+        length = len(sequence.tokens)
+        finished = TurnFinished(turn.ticket, reason, turn.usage(length), length, changed, turn.resumed)
         sequence.last_turn = (turn.ticket, turn.prompt_tokens)
         sequence.turn = None
         self._scheduler.retire(sequence)
         return finished
 
-    def fail(self, sequence: Sequence, error: DjinnError) -> Failed:
-        """End the running turn with an error: the history is as before it; the KV may be half written, so it goes."""
-        turn = sequence.turn
-        assert turn is not None
+    def fail(self, sequence: Sequence, turn: TurnState, error: DjinnError) -> Failed:
+        """End the sequence's turn with an error. The history is as before it; the KV goes: it may be half written."""
         self._drop_checkpoint(sequence)
         sequence.turn = None
         self._tiers.drop(sequence)
@@ -142,7 +134,7 @@ class Turns:
         return Failed(turn.ticket, error)
 
     def _note_pass(self, row: Row) -> Iterator[Event]:
-        """Account for what breakpoints have done to the row."""
+        """Note the edits that breakpoints have made in the row, and those of them that are spent."""
         sequence = row.sequence
         for made in row.way.new_edits:
             sequence.interventions.add(made)
@@ -151,16 +143,15 @@ class Turns:
                 yield Spent(sequence.session, spent)
 
     def _drop_checkpoint(self, sequence: Sequence) -> None:
-        """Free what a pass has left that will not go on."""
+        """Free the checkpoint, and the KV of its pass, which will not go on."""
         self._tiers.forget_half_pass(sequence)
         sequence.checkpoint = None
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
 
 
-def sample_request(sequence: Sequence, position: int) -> SampleRequest:
-    """What the sampler needs to choose the sequence's token at `position`."""
-    turn = sequence.turn
-    assert turn is not None
+def sample_request(row: Row) -> SampleRequest:
+    """What the sampler needs to choose the token after the row's last."""
+    turn, position = row.turn, row.end
     too_short = position + 1 - turn.prompt_tokens < turn.stop.min_tokens
     forbidden = turn.stop.stop_token_ids if too_short else frozenset[int]()
-    return SampleRequest(turn.sampling, sequence.tokens, turn.prompt_tokens, forbidden, position)
+    return SampleRequest(turn.sampling, row.sequence.tokens, turn.prompt_tokens, forbidden, position)

@@ -1,4 +1,4 @@
-"""What the sampler reads on the device: the requests of a step as arrays, so that they go up with its other inputs.
+"""The requests of a step as arrays for the sampler, which go to the device with the step's other inputs.
 
 Tokens are addressed as `row * vocab_size + token`, into the flattened logits of the rows that sample.
 """
@@ -45,7 +45,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """The requests of a step. What no row asks for is None."""
+    """The requests of a step. A field that no row asks for is None."""
 
     bias: Change | None
     forbidden: Change | None

@@ -1,4 +1,4 @@
-"""What the sampler is asked, and what it answers. No torch, so that planning can use both."""
+"""Requests to the sampler, and its answers. No torch, so that planning can use both."""
 
 from __future__ import annotations
 

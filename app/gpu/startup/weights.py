@@ -19,7 +19,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
 from app.gpu.weight_ring.arena import Arena, lay_out
 from app.gpu.weight_ring.host_copy import make_host_copy
-from app.gpu.weight_ring.plan import WeightPlan, plan_weights
+from app.gpu.weight_ring.residency import WeightPlan, plan_weights
 from app.gpu.weight_ring.streamed import StreamedText
 from app.gpu.weight_ring.survey import MetaWeights, survey
 from app.gpu.weights.source import weights_of

@@ -1,1 +1,1 @@
-"""A session as the engine sees it: tokens, blocks, its turn, its edits, what a pause has left."""
+"""A session as the engine sees it: tokens, blocks, its turn, its edits, checkpoints and captures."""

@@ -1,4 +1,4 @@
-"""What a paused pass has left, and what was captured on the way. Planning only: the tensors are behind a protocol."""
+"""Checkpoints of paused passes, and captures. Planning only: the tensors are behind a protocol."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Checkpoint:
         return self.first + self.length
 
     def cost(self) -> ResumeCost:
-        """What it took to go on from here."""
+        """How long it took to go on from here."""
         return ResumeCost(self.dispatch_ms, self.restore_ms)
 
     def info(self) -> CheckpointInfo:
-        """What a client is told of it."""
+        """The checkpoint as a client sees it."""
         return CheckpointInfo(
             layer=self.boundary - 1,
             first=self.first,
@@ -80,7 +80,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What one `capture` breakpoint has seen in one pass."""
+    """The residual stream that one `capture` breakpoint has recorded in one pass."""
 
     breakpoint: str
     layer: int
@@ -90,7 +90,7 @@ class Captured:
 
 
 MAX_CAPTURE_BYTES = 64 << 20
-"""What one session may keep of captures in host memory."""
+"""Most bytes of captures that one session may keep in host memory."""
 
 
 @dataclass(slots=True)

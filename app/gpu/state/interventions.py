@@ -1,5 +1,5 @@
-"""What the KV of a session has been computed with: the edits at each position, for computing it again, and for keeping
-it apart from KV that was computed with others.
+"""The edits that a session's KV was computed with, by position. With them KV is computed again, and kept apart from KV
+that was computed with other edits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InterventionLog:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of tensors with a row for each position: what clients have written."""
+        """Bytes of tensors with a row for each position: clients have written them."""
         vectors = (each.edit.vector for each in self.snapshot() if _has_rows(each))
         return sum(len(vector.data) for vector in vectors if vector is not None)
 

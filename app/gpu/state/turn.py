@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.domain.activations import ResumeCost
 from app.domain.breakpoints import Intervention
-from app.domain.values import SamplingParams, StopRule, Ticket, TokenLogprobs
+from app.domain.values import FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class TurnState:
     to_end: bool = False
     """Whether breakpoints that pause are passed."""
     resumed: ResumeCost | None = None
-    """What the last resume cost, until somebody has been told."""
+    """Cost of the last resume, until the client has been told."""
     announced: bool = False
     """Whether a `Started` has been sent since the turn last entered the queue."""
     cached_tokens: int | None = None
@@ -43,3 +44,27 @@ class TurnState:
     """On the engine's clock."""
     restore_ms: float = 0.0
     """How long the turn has waited for KV that was not on the device."""
+
+    def generated(self, history_tokens: int) -> int:
+        """Tokens generated so far, given the history's length."""
+        return history_tokens - self.prompt_tokens
+
+    def usage(self, history_tokens: int) -> TurnUsage:
+        """What the turn has cost so far, given the history's length."""
+        return TurnUsage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens or 0,
+            completion_tokens=self.generated(history_tokens),
+            tokens_recomputed=self.tokens_recomputed,
+        )
+
+    def is_full(self, history_tokens: int, max_model_len: int) -> bool:
+        """Whether the turn has all the tokens that it may have, once the history has so many."""
+        return self.generated(history_tokens) >= self.stop.max_tokens or history_tokens >= max_model_len
+
+    def finish_reason(self, history: Sequence[int], max_model_len: int) -> FinishReason | None:
+        """Why the turn must end now, judged after each token of `history`; None while it may go on."""
+        generated, stop = self.generated(len(history)), self.stop
+        if generated > 0 and history[-1] in stop.stop_token_ids and generated >= stop.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.is_full(len(history), max_model_len) else None

@@ -1,4 +1,4 @@
-"""What a step that has ended, or failed, comes to for the turns of its rows."""
+"""Accounting for a step that has ended or failed: its turns advance, pause, end or fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Accounting:
             if row not in result.broken | result.unfit:
                 yield from self._turns.score(row, scores)
         for row in rows:
-            if row.sequence.turn is not None:
+            if row.sequence.turn is row.turn:
                 yield from self._finish_row(row, result)
 
     def fail_step(self, rows: Seq[Row], error: Exception) -> list[Event]:
@@ -46,16 +46,16 @@ class Accounting:
 
     def fail(self, sequences: Iterable[Sequence], error: DjinnError) -> list[Event]:
         """End the turns that these sequences have."""
-        return [self._turns.fail(sequence, error) for sequence in sequences if sequence.turn is not None]
+        return [self._turns.fail(each, each.turn, error) for each in sequences if each.turn is not None]
 
     def _finish_row(self, row: Row, result: StepResult) -> Iterator[Event]:
         stopped = result.stopped.get(row)
         if row in result.broken:
             message = "what the edits made of the residual stream led to logits that are not finite numbers"
-            yield self._turns.fail(row.sequence, FieldOutOfRange(message, param="edits"))
+            yield self._turns.fail(row.sequence, row.turn, FieldOutOfRange(message, param="edits"))
         elif row in result.unfit:
             message = f"memory is too short for one token of a session of {len(row.sequence.tokens)} tokens"
-            yield self._turns.fail(row.sequence, EngineError(message))
+            yield self._turns.fail(row.sequence, row.turn, EngineError(message))
         elif stopped is not None:
             yield from self._turns.pause(row, stopped)
         else:

@@ -29,8 +29,8 @@ class HostTensor:
 
     @classmethod
     def save(cls, hidden: Tensor, streams: DeviceStreams) -> HostTensor:
-        """Copy a part of the residual stream, `[positions, hidden_size]`, behind what computes it and beside what comes
-        next; nothing may write to it any more.
+        """Copy a part of the residual stream, `[positions, hidden_size]`, once it is computed and beside the work that
+        comes next; nothing may write to it any more.
         """
         began = time.perf_counter()
         saved = streams.host_tensor(tuple(hidden.shape), hidden.dtype)
@@ -40,7 +40,7 @@ class HostTensor:
 
     @classmethod
     def of(cls, data: TensorData, streams: DeviceStreams) -> HostTensor:
-        """What has come from outside."""
+        """A tensor that a client has sent."""
         brought = as_tensor(data)
         return cls(_copy(brought, streams), streams)
 

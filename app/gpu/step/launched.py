@@ -1,4 +1,4 @@
-"""A step that the device may still be running: at once, or in parts where memory was too short for that."""
+"""A step that the device may still be running: whole, or split where memory was too short for that."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from app.gpu.passes.pass_plan import Record
 from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import Record
 from app.gpu.state.checkpoints import Captured
 from app.gpu.step.activations import HostTensor
-from app.gpu.step.results import Outcome, StepResult
+from app.gpu.step.results import PendingResult, StepResult
 
 
 class LaunchedStep(Protocol):
@@ -25,13 +25,14 @@ class LaunchedStep(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether `collect` would not wait."""
+        """Whether `collect` would return at once."""
         ...
 
     @property
     def tokens(self) -> Tensor | None:
-        """What its rows that sample have been given, `[rows]` int64 on the device, for whatever is launched after it.
-        None if the step runs in parts.
+        """The tokens that its rows sample, `[rows]` int64 on the device, for the step that is launched after it.
+
+        None if the step was split.
         """
         ...
 
@@ -45,42 +46,42 @@ class WholeStep:
     """See `LaunchedStep`: all rows at once."""
 
     rows: list[Row]
-    outcome: Outcome
+    pending: PendingResult
     stopped: dict[Row, HostTensor] = field(default_factory=dict)
     captured: dict[Row, list[Captured]] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
         """See `LaunchedStep.done`."""
-        return self.outcome.done
+        return self.pending.done
 
     @property
     def tokens(self) -> Tensor | None:
         """See `LaunchedStep.tokens`."""
-        return self.outcome.tokens
+        return self.pending.tokens
 
     def collect(self) -> StepResult:
         """See `LaunchedStep.collect`."""
-        result = self.outcome.read()
+        result = self.pending.read()
         result.stopped.update(self.stopped)
         result.captured.update(self.captured)
         return result
 
 
 @dataclass(frozen=True, slots=True)
-class PartedStep:
-    """See `LaunchedStep`: one part after the other, with rows that may be parts of `rows`. Of the `unfit` rows not even
+class SplitStep:
+    """See `LaunchedStep`: one piece after the other, whose rows may be cut from `rows`. Of the `unfit` rows not even
     one token has fitted.
     """
 
     rows: list[Row]
-    parts: list[WholeStep]
+    pieces: list[WholeStep]
     unfit: set[Row]
 
     @property
     def done(self) -> bool:
         """See `LaunchedStep.done`."""
-        return all(part.done for part in self.parts)
+        return all(piece.done for piece in self.pieces)
 
     @property
     def tokens(self) -> Tensor | None:
@@ -91,7 +92,7 @@ class PartedStep:
         """See `LaunchedStep.collect`: the results of whole rows."""
         joined = StepResult(unfit=self.unfit)
         stopped: dict[Row, list[HostTensor]] = {}
-        for result in [part.collect() for part in self.parts]:
+        for result in [piece.collect() for piece in self.pieces]:
             joined.sampled.update((row.whole, sampled) for row, sampled in result.sampled.items())
             joined.broken.update(row.whole for row in result.broken)
             for row, scores in result.scores.items():
@@ -106,7 +107,7 @@ class PartedStep:
 
 
 def _join_captures(row: Row, captured: Seq[Captured]) -> list[Captured]:
-    """One for each `Record` of the row, in their order, from those of its parts."""
+    """One for each `Record` of the row, in their order, from those of its cuts."""
     found: dict[tuple[str, int], list[Captured]] = {}
     for each in captured:
         found.setdefault((each.breakpoint, each.layer), []).append(each)
@@ -115,11 +116,11 @@ def _join_captures(row: Row, captured: Seq[Captured]) -> list[Captured]:
     return [_join(found[key]) for key in wanted if key in found]
 
 
-def _join(parts: Seq[Captured]) -> Captured:
+def _join(cuts: Seq[Captured]) -> Captured:
     return Captured(
-        parts[0].breakpoint,
-        parts[0].layer,
-        tuple(position for part in parts for position in part.positions),
-        tuple(token for part in parts for token in part.token_ids),
-        HostTensor.joined([part.hidden for part in parts]),
+        cuts[0].breakpoint,
+        cuts[0].layer,
+        tuple(position for cut in cuts for position in cut.positions),
+        tuple(token for cut in cuts for token in cut.token_ids),
+        HostTensor.joined([cut.hidden for cut in cuts]),
     )

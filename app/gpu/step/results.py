@@ -1,6 +1,6 @@
-"""What a step's logits are wanted for: next tokens, prompt scores, and whether edits have left them finite.
+"""Results of a step's logits: next tokens, prompt scores, and whether edits have left them finite.
 
-All of it is computed where the logits are, and read on the host when the step is over.
+They are computed on the device of the logits, and read on the host when the step is over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from app.gpu.step.activations import HostTensor
 
 @dataclass(slots=True)
 class StepResult:
-    """What the rows of a step have come to. A row whose logits are not finite is `broken`, whatever else it has."""
+    """Results of a step's rows. A row whose logits are not finite is `broken`, whatever else it has."""
 
     sampled: dict[Row, Sampled] = field(default_factory=dict)
     scores: dict[Row, list[TokenLogprobs]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class StepResult:
     stopped: dict[Row, HostTensor] = field(default_factory=dict)
     """The residual stream of each row that pauses, where it stopped."""
     captured: dict[Row, list[Captured]] = field(default_factory=dict)
-    """What breakpoints have recorded, lowest boundary first."""
+    """Captures of breakpoints, lowest boundary first."""
     broken: set[Row] = field(default_factory=set)
     unfit: set[Row] = field(default_factory=set)
     """Rows that memory was too short for, one token at a time."""
@@ -69,8 +69,10 @@ class Sampling:
         return sampled
 
 
-class Outcome:
-    """Made before its step is launched: `put` takes to the device what `launch` needs there."""
+class PendingResult:
+    """The result of a step that still runs. Made before the step is launched: `put` takes to the device what `launch`
+    needs there.
+    """
 
     def __init__(
         self, rows: Seq[Row], requests: Seq[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put
@@ -82,25 +84,25 @@ class Outcome:
         last = [self._spans[row].stop - 1 for row in rows if row.samples]
         self._sampling = Sampling(requests, None if len(last) == ends[-1] else last, vocab_size, put)
         self._edited = [row for row in rows if row.outputs and (row.way.new_edits or row.sequence.interventions)]
-        self._following = {row: put(np.array(_following(row), np.int64)) for row in rows if row.scores_prompt}
+        self._next_tokens = {row: put(np.array(_next_tokens(row), np.int64)) for row in rows if row.scores_prompt}
         self._scores: dict[Row, Report | None] = {}
 
     def launch(self, logits: Tensor) -> None:
-        """Launch what is wanted of the step's logits, `[outputs, vocab_size]`; they are changed in place."""
+        """Launch the work on the step's logits, `[outputs, vocab_size]`; they are changed in place."""
         download = Download(self._streams)
         if self._edited:
             finite = [torch.isfinite(logits[self._spans[row]]).all() for row in self._edited]
             self._finite = download.fetch(torch.stack(finite))
-        for row, following in self._following.items():
-            self._scores[row] = _score(row, logits[self._spans[row]], following, download)
+        for row, next_tokens in self._next_tokens.items():
+            self._scores[row] = _score(row, logits[self._spans[row]], next_tokens, download)
         if self._requests:
             self._sampling.launch(logits, download, on_host=self._streams.on_host)
-        if self._edited or self._following or self._requests:
+        if self._edited or self._next_tokens or self._requests:
             self._done = download.finish()
 
     @property
     def done(self) -> bool:
-        """Whether `read` would not wait. So it is from the beginning for a step that nothing is wanted of."""
+        """Whether `read` would return at once. True from the beginning for a step without outputs."""
         return self._done.query()
 
     @property
@@ -109,7 +111,7 @@ class Outcome:
         return self._sampling.chosen
 
     def read(self) -> StepResult:
-        """Wait for what has been launched."""
+        """Wait until the step is over."""
         self._done.synchronize()
         result = StepResult()
         if self._edited:
@@ -122,15 +124,14 @@ class Outcome:
         return result
 
 
-def _following(row: Row) -> list[int]:
+def _next_tokens(row: Row) -> list[int]:
     """The tokens that follow each of the row's in its history; the last of the history has none."""
     return row.sequence.tokens[row.first + 1 : row.first + row.length + 1]
 
 
-def _score(row: Row, logits: Tensor, following: Tensor, download: Download) -> Report | None:
-    count, turn = len(following), row.sequence.turn
-    assert turn is not None
+def _score(row: Row, logits: Tensor, next_tokens: Tensor, download: Download) -> Report | None:
+    count = len(next_tokens)
     if not count:
         return None
-    tops = [turn.sampling.prompt_logprobs or 0] * count
-    return Report(log_probabilities(logits[:count]), following, tops, download)
+    tops = [row.turn.sampling.prompt_logprobs or 0] * count
+    return Report(log_probabilities(logits[:count]), next_tokens, tops, download)

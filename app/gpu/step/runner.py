@@ -19,14 +19,14 @@ from app.gpu.device.streams import DeviceStreams
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.passes.segments import Row
-from app.gpu.passes.split import GROW_AFTER, PartSize, take_part
+from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off
 from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.state.checkpoints import StoredTensor
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.edits import DeviceVectors
-from app.gpu.step.launched import LaunchedStep, PartedStep, WholeStep
-from app.gpu.step.results import Outcome
+from app.gpu.step.launched import LaunchedStep, SplitStep, WholeStep
+from app.gpu.step.results import PendingResult
 from app.gpu.step.walk import Walk, token_ids_of, whole_pass
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,9 @@ class Runner:
         self._decode = decode or partial(whole_pass, stack, pool)
         self._replays = decode is not None
         self._replayed = self._eager = self._followed = 0
-        self._part_size = PartSize()
+        self._split_size = SplitSize()
         self._alone = 0
-        """Steps to come that none is to follow, as memory was too short for two."""
+        """Steps to come that none may overlap, as memory was too short for two."""
 
     def counts(self) -> StepCounts:
         """The steps that have been launched."""
@@ -73,35 +73,38 @@ class Runner:
     def launch(self, rows: list[Row], requests: Seq[SampleRequest]) -> LaunchedStep:
         """Launch the layers of at least one row, and then the sampling of those that sample, as `requests` has them.
 
-        Out of memory is a queue: what does not fit runs in smaller parts, one after the other. What is given up
-        half-way has left nothing but KV in its rows' own slots. The next attempt writes the same values there before it
-        reads them, and nobody else does: blocks are hashed and shared only once their row has been accounted for.
+        Out of memory is a queue: a step that does not fit is split, and its pieces run one after the other. An attempt
+        that is given up half-way has left nothing but KV in its rows' own slots. The next one writes the same values
+        there before it reads them, and nobody else reads them: blocks are hashed and shared only once their row has
+        been accounted for.
         """
         self._alone = max(0, self._alone - 1)
         wanted = dict(zip((row for row in rows if row.samples), requests, strict=True))
-        waiting, parts, unfit = deque(rows), list[WholeStep](), set[Row]()
+        waiting, pieces, unfit = deque(rows), list[WholeStep](), set[Row]()
         while waiting:
-            part = take_part(waiting, self._part_size.limit)
-            launched = self._try(part, [wanted[row.whole] for row in part if row.samples])
+            piece = split_off(waiting, self._split_size.limit)
+            launched = self._try(piece, [wanted[row.whole] for row in piece if row.samples])
             if launched is not None:
-                parts.append(launched)
-                self._part_size.note_fit()
+                pieces.append(launched)
+                self._split_size.note_fit()
                 continue
             torch.cuda.empty_cache()  # nothing of the attempt is referred to any more
-            tokens = sum(row.length for row in part)
+            tokens = sum(row.length for row in piece)
             if tokens > 1:
-                self._part_size.shrink(tokens)
-                logger.warning("out of memory in %d tokens at once; going on with %d", tokens, self._part_size.limit)
-                waiting.extendleft(reversed(part))
+                self._split_size.shrink(tokens)
+                logger.warning("out of memory in %d tokens at once; going on with %d", tokens, self._split_size.limit)
+                waiting.extendleft(reversed(piece))
             else:
-                unfit.add(part[0].whole)
-                while waiting and waiting[0].whole is part[0].whole:
+                unfit.add(piece[0].whole)
+                while waiting and waiting[0].whole is piece[0].whole:
                     waiting.popleft()
-        return parts[0] if len(parts) == 1 and not unfit else PartedStep(rows, parts, unfit)
+        return pieces[0] if len(pieces) == 1 and not unfit else SplitStep(rows, pieces, unfit)
 
-    def follow(self, before: LaunchedStep, rows: list[Row], requests: Seq[SampleRequest]) -> LaunchedStep | None:
-        """Launch plain rows, each of which goes on from the token that its row of the step `before` samples, whether
-        that has been done or not. None if memory is too short for both, or has been a short while ago.
+    def launch_overlapped(
+        self, before: LaunchedStep, rows: list[Row], requests: Seq[SampleRequest]
+    ) -> LaunchedStep | None:
+        """Launch plain rows while the step `before` may still run: each goes on from the token that its row there
+        samples. None if memory is too short for both steps, or was a short while ago.
         """
         if self._alone:
             return None
@@ -124,18 +127,18 @@ class Runner:
     def _launch(self, rows: list[Row], requests: Seq[SampleRequest], before: LaunchedStep | None) -> WholeStep:
         self._staging.begin()
         put = self._staging.put
-        outcome = Outcome(rows, requests, self.stack.vocab_size, self._streams, put)
+        pending = PendingResult(rows, requests, self.stack.vocab_size, self._streams, put)
         if all(row.is_plain(self.stack.num_layers) for row in rows):
             compute = self._place_decode(rows, before, put)
             self._staging.send()
-            outcome.launch(compute())
+            pending.launch(compute())
             self._count(replayed=self._replays, followed=before is not None)
-            return WholeStep(rows, outcome)
+            return WholeStep(rows, pending)
         walk = Walk(self.stack, self.pool, self._streams, rows, put, self._vectors)
         self._staging.send()
-        outcome.launch(walk.run())
+        pending.launch(walk.run())
         self._count(replayed=False, followed=False)
-        return WholeStep(rows, outcome, walk.stopped, walk.captured)
+        return WholeStep(rows, pending, walk.stopped, walk.captured)
 
     def _count(self, *, replayed: bool, followed: bool) -> None:
         self._replayed += replayed

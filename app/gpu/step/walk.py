@@ -1,4 +1,4 @@
-"""One step on its way up the layers, segment by segment: what is launched for it, in this order."""
+"""One step on its way up the layers, segment by segment."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from app.gpu.device.staging import Put
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
+from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, Record
 from app.gpu.passes.segments import Row, Segment, cut_segments
-from app.gpu.passes.ways import Mark, Record, Reinstate
 from app.gpu.state.checkpoints import Captured
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.edits import DeviceVectors, apply_edit
 
 Place = tuple[Segment, Batch, "slice | Tensor"]
-"""A segment, what the layers need of its rows, and where their tokens are."""
+"""A segment, the batch of its rows, and where their tokens are."""
 
 
 class Walk:
     """`hidden` is the residual stream of all rows packed, `[tokens, hidden_size]`: each row's part is at the boundary
     that the row has reached. `run` makes it.
 
-    What the device needs is put when a walk is made, and must be there before `run`; only the tensors of edits are
-    brought by `vectors`.
+    A walk puts its inputs on the device when it is made; they must be there before `run`. Only the tensors of edits
+    come later, through `vectors`.
     """
 
     hidden: Tensor
@@ -55,7 +55,7 @@ class Walk:
         self._outputs = put(np.array(self._find_outputs(), np.int64))
         self._places = self._place_segments(put)
         self.captured: dict[Row, list[Captured]] = {}
-        """What breakpoints have recorded; the sessions have it only when the step is over."""
+        """Captures of breakpoints; the sessions get them only when the step is over."""
         self.stopped: dict[Row, HostTensor] = {}
         """The residual stream of each row that pauses, where it has stopped."""
 
@@ -66,7 +66,7 @@ class Walk:
         self.hidden = self._stack.embed(self._token_ids, self._positions)
         for row in self._rows:
             if row.way.lo:
-                self._reinstate(row)
+                self._load_checkpoint(row)
         for place in self._places:
             self._run_segment(*place)
         if not len(self._outputs):
@@ -117,7 +117,7 @@ class Walk:
             return slice(first, end)
         return put(np.array([self._starts[row] + offset for row in members for offset in range(row.length)], np.int64))
 
-    def _reinstate(self, row: Row) -> None:
+    def _load_checkpoint(self, row: Row) -> None:
         checkpoint = row.sequence.checkpoint
         assert checkpoint is not None
         assert isinstance(checkpoint.hidden, HostTensor)
@@ -133,8 +133,8 @@ class Walk:
                     apply_edit(hidden[step.first - row.first : step.end - row.first], step.edit, self._vectors.place)
                 case Record():
                     self.captured.setdefault(row, []).append(self._capture(row, step, hidden))
-                case Reinstate():
-                    self._reinstate(row)
+                case LoadCheckpoint():
+                    self._load_checkpoint(row)
 
     def _capture(self, row: Row, record: Record, hidden: Tensor) -> Captured:
         positions = tuple(position for first, end in record.spans for position in range(first, end))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.gpu.weight_files.alignment import aligned
-from app.gpu.weight_ring.plan import WeightPlan, small_bundles
+from app.gpu.weight_ring.residency import WeightPlan, small_bundles
 from app.gpu.weight_ring.ring import Place
 
 

@@ -14,7 +14,7 @@ from loadgen.experiments.kv.page import make_page, tables
 from loadgen.experiments.kv.plan import KVPlan
 from loadgen.options.common import add_common, each_target, finish, make_output, read_corpus, with_origin
 from loadgen.options.disk import with_disk
-from loadgen.options.plan import add_plan_options, read_plan
+from loadgen.options.plan_fields import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets, run_on
 from loadgen.results.outputs import write_outputs
 

@@ -13,7 +13,7 @@ from loadgen.experiments.migrate.page import make_page, tables
 from loadgen.experiments.migrate.plan import MigratePlan
 from loadgen.options.common import add_common, finish, make_output, read_corpus, with_origin
 from loadgen.options.disk import with_disk
-from loadgen.options.plan import add_plan_options, integers, read_plan, with_default
+from loadgen.options.plan_fields import add_plan_options, integers, read_plan, with_default
 from loadgen.options.targets import add_targets, read_targets, run_on
 from loadgen.results.outputs import write_outputs
 from loadgen.results.tables import to_rich

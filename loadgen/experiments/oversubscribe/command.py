@@ -12,7 +12,7 @@ from loadgen.experiments.oversubscribe.page import make_page
 from loadgen.experiments.oversubscribe.plan import QUICK, OversubscribePlan
 from loadgen.experiments.oversubscribe.tables import tables
 from loadgen.options.common import add_common, each_target, finish, make_output, read_corpus, with_origin
-from loadgen.options.plan import add_plan_options, read_plan
+from loadgen.options.plan_fields import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets, run_on
 from loadgen.results.outputs import write_outputs
 

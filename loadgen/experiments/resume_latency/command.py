@@ -13,7 +13,7 @@ from loadgen.experiments.resume_latency.page import make_page
 from loadgen.experiments.resume_latency.plan import QUICK, ResumePlan
 from loadgen.experiments.resume_latency.tables import tables
 from loadgen.options.common import add_common, each_target, finish, make_output, read_corpus, with_origin
-from loadgen.options.plan import add_plan_options, integers, numbers, read_plan, with_default
+from loadgen.options.plan_fields import add_plan_options, integers, numbers, read_plan, with_default
 from loadgen.options.servers import read_settings
 from loadgen.options.targets import add_targets, read_targets, run_on
 from loadgen.results.outputs import write_outputs

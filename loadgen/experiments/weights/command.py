@@ -20,7 +20,7 @@ from loadgen.experiments.weights.setup import Setup
 from loadgen.experiments.weights.sizes import Budget, parse_bytes, read_model_bytes
 from loadgen.experiments.weights.tables import tables
 from loadgen.options.common import add_common, finish, make_output, read_corpus, with_origin
-from loadgen.options.plan import add_plan_options, integers, read_plan, with_default
+from loadgen.options.plan_fields import add_plan_options, integers, read_plan, with_default
 from loadgen.options.servers import add_server_options, read_settings
 from loadgen.options.targets import run_on
 from loadgen.processes.folders import peers_folder

@@ -26,13 +26,12 @@ def paused_on_host(bench: Bench, computed: int) -> Sequence:
     sequence.tokens = [7] * LENGTH
     bench.cache.reserve(sequence, computed)
     bench.cache.commit(sequence, computed)
-    bench.begin_turn(sequence)
-    assert sequence.turn is not None
+    turn = bench.begin_turn(sequence)
     rest = LENGTH - computed
     bench.cache.reserve(sequence, rest)
     hidden = HostTensor(vector(1, rest * 8).view(rest, 8), CpuStreams())
     sequence.checkpoint = Checkpoint(1, computed, rest, hidden, Pass.PREFILL, None, time.time())
-    sequence.turn.paused = True
+    turn.paused = True
     bench.placement.end_turn(sequence)
     bench.bring_to(sequence, Tier.HOST)
     bench.placement.refile(sequence)

@@ -56,10 +56,12 @@ class Bench:
         self.placement.end_turn(sequence)
         return sequence
 
-    def begin_turn(self, sequence: Sequence) -> None:
-        sequence.turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)
+    def begin_turn(self, sequence: Sequence) -> TurnState:
+        turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)
+        sequence.turn = turn
         self.phases.forget(sequence)
-        self.placement.begin_turn(sequence)
+        self.placement.begin_turn(sequence, turn)
+        return turn
 
     def close(self, sequence: Sequence) -> None:
         self.phases.forget(sequence)

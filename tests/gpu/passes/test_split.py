@@ -1,4 +1,4 @@
-"""How a step that does not fit is cut into parts, and how much is computed at once."""
+"""How a step that does not fit is cut into pieces, and how much is computed at once."""
 
 from __future__ import annotations
 
@@ -8,56 +8,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.breakpoints import Edit, EditOp, Intervention
-from app.domain.values import SessionId
+from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
+from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, PassPlan, Record
 from app.gpu.passes.segments import Row
-from app.gpu.passes.split import GROW_AFTER, PartSize, take_part
-from app.gpu.passes.ways import Mark, PassPlan, Record, Reinstate
+from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off
 from app.gpu.state.sequence import Sequence
+from app.gpu.state.turn import TurnState
 
 WAY = PassPlan(0, 4)
 
 
 def make_row(number: int, first: int, length: int, way: PassPlan = WAY) -> Row:
     sequence = Sequence(SessionId(f"s{number}"), b"", tokens=[0] * (first + length))
-    return Row(sequence, first, length, way, samples=True, scores_prompt=False)
+    turn = TurnState(Ticket(number), SamplingParams(seed=0), StopRule(1), first + length, 0)
+    return Row(sequence, turn, first, length, way, samples=True, scores_prompt=False)
 
 
-def all_parts(rows: list[Row], limit: int) -> list[list[Row]]:
-    waiting, parts = deque(rows), []
+def all_pieces(rows: list[Row], limit: int) -> list[list[Row]]:
+    waiting, pieces = deque(rows), []
     while waiting:
-        parts.append(take_part(waiting, limit))
-    return parts
+        pieces.append(split_off(waiting, limit))
+    return pieces
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(1, 40))
-def test_parts_hold_every_token_once_and_rows_of_one_token_first(lengths: list[int], limit: int) -> None:
+def test_pieces_hold_every_token_once_and_rows_of_one_token_first(lengths: list[int], limit: int) -> None:
     rows = [make_row(i, 3 * i, length) for i, length in enumerate(sorted(lengths, key=lambda length: length > 1))]
-    parts = all_parts(rows, limit)
-    for part in parts:
-        assert sum(row.length for row in part) <= limit
-        assert sorted(part, key=lambda row: row.length > 1) == part
-    run = [(row.whole, position) for part in parts for row in part for position in range(row.first, row.end)]
+    pieces = all_pieces(rows, limit)
+    for piece in pieces:
+        assert sum(row.length for row in piece) <= limit
+        assert sorted(piece, key=lambda row: row.length > 1) == piece
+    run = [(row.whole, position) for piece in pieces for row in piece for position in range(row.first, row.end)]
     assert run == [(row, position) for row in rows for position in range(row.first, row.end)]
-    assert [row.whole for part in parts for row in part if row.ends] == rows
-    assert all(row.samples == row.ends for part in parts for row in part)
+    assert [row.whole for piece in pieces for row in piece if row.ends] == rows
+    assert all(row.samples == row.ends for piece in pieces for row in piece)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.data())
 def test_pieces_that_are_put_back_are_run_in_order_and_apart(lengths: list[int], data: st.DataObject) -> None:
-    """As `Runner.launch` does it, with memory that is now enough for a part and now is not."""
+    """As `Runner.launch` does it, with memory that is now enough for a piece and now is not."""
     rows = [make_row(i, 0, length) for i, length in enumerate(sorted(lengths, key=lambda length: length > 1))]
-    waiting, size, run = deque(rows), PartSize(), list[Row]()
+    waiting, size, run = deque(rows), SplitSize(), list[Row]()
     while waiting:
-        part = take_part(waiting, size.limit)
-        assert sorted(part, key=lambda row: row.length > 1) == part
-        assert len({row.whole for row in part}) == len(part)
-        tokens = sum(row.length for row in part)
+        piece = split_off(waiting, size.limit)
+        assert sorted(piece, key=lambda row: row.length > 1) == piece
+        assert len({row.whole for row in piece}) == len(piece)
+        tokens = sum(row.length for row in piece)
         if tokens > 1 and data.draw(st.booleans()):
             size.shrink(tokens)
-            waiting.extendleft(reversed(part))
+            waiting.extendleft(reversed(piece))
         else:
             size.note_fit()
-            run += part
+            run += piece
     positions = [(row.whole, position) for row in run for position in range(row.first, row.end)]
     assert positions == [(row, position) for row in rows for position in range(row.first, row.end)]
 
@@ -65,34 +67,34 @@ def test_pieces_that_are_put_back_are_run_in_order_and_apart(lengths: list[int],
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_as_many_rows_as_fit_run_together(lengths: list[int]) -> None:
     rows = [make_row(i, 0, length) for i, length in enumerate(sorted(lengths, key=lambda length: length > 1))]
-    assert all_parts(rows, sum(lengths)) == [rows]
+    assert all_pieces(rows, sum(lengths)) == [rows]
 
 
-def test_what_happens_to_a_row_happens_to_its_parts_where_it_should() -> None:
+def test_what_happens_to_a_row_happens_to_its_pieces_where_it_should() -> None:
     edit = Edit(EditOp.SCALE, factor=2.0)
     marks = (
         Mark(1, (Intervention(10, 16, 1, edit), Record(1, "a", ((11, 13), (14, 15))))),
-        Mark(2, (Reinstate(2),)),
+        Mark(2, (LoadCheckpoint(2),)),
         Mark(3, (Record(3, "b", ((10, 11),)),)),
     )
     row = make_row(0, 10, 6, PassPlan(0, 3, marks, pauses=True, breakpoint="c", spent=("a",)))
-    [left], [right] = all_parts([row], 3)
+    [left], [right] = all_pieces([row], 3)
     assert [step for mark in left.way.marks for step in mark.steps] == [
         Intervention(10, 13, 1, edit),
         Record(1, "a", ((11, 13),)),
-        Reinstate(2),
+        LoadCheckpoint(2),
         Record(3, "b", ((10, 11),)),
     ]
     assert [step for mark in right.way.marks for step in mark.steps] == [
         Intervention(13, 16, 1, edit),
         Record(1, "a", ((14, 15),)),
-        Reinstate(2),
+        LoadCheckpoint(2),
     ]
-    assert all(part.way.pauses and part.way.hi == 3 for part in (left, right))
+    assert all(piece.way.pauses and piece.way.hi == 3 for piece in (left, right))
 
 
 def test_the_size_halves_and_comes_back_slowly() -> None:
-    size = PartSize()
+    size = SplitSize()
     size.shrink(100)
     size.shrink(50)
     assert size.limit == 25
@@ -103,8 +105,8 @@ def test_the_size_halves_and_comes_back_slowly() -> None:
     assert size.limit == 50
 
 
-def test_a_part_that_does_not_fit_begins_the_count_anew() -> None:
-    size = PartSize()
+def test_a_piece_that_does_not_fit_begins_the_count_anew() -> None:
+    size = SplitSize()
     size.shrink(100)
     for _ in range(GROW_AFTER - 1):
         size.note_fit()

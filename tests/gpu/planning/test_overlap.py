@@ -16,7 +16,7 @@ from app.domain.values import SamplingParams, SessionId, StopRule
 from app.gpu.engine import Engine
 from app.gpu.passes.segments import Row
 from app.gpu.passes.split import GROW_AFTER
-from app.gpu.planning.overlap import plan_following
+from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.step.launched import LaunchedStep
 from app.gpu.step.runner import Runner
@@ -73,20 +73,20 @@ def expected(torch_gpt2: TinyModel) -> dict[str, list[Told]]:
 
 
 class Follows:
-    """Stands before `Runner.follow`: counts, and gets in its way."""
+    """Stands before `Runner.launch_overlapped`: counts, and gets in its way."""
 
     def __init__(self, patch: pytest.MonkeyPatch, before: Callable[[int], object] = lambda number: None) -> None:
         """`before` is called with the number of each step that is to follow, from 1 on."""
         self.rows: list[int] = []
-        follow = Runner.follow
+        launch_overlapped = Runner.launch_overlapped
 
         def noted(
             runner: Runner, step: LaunchedStep, rows: list[Row], requests: Sequence[SampleRequest]
         ) -> LaunchedStep | None:
             self.rows.append(len(rows))
-            return None if before(len(self.rows)) else follow(runner, step, rows, requests)
+            return None if before(len(self.rows)) else launch_overlapped(runner, step, rows, requests)
 
-        patch.setattr(Runner, "follow", noted)
+        patch.setattr(Runner, "launch_overlapped", noted)
 
 
 def check_blocks(engine: Engine) -> None:
@@ -237,6 +237,6 @@ def test_nothing_is_reserved_where_no_step_follows(torch_gpt2: TinyModel) -> Non
         driver.take(engine.launch())
         assert engine._step is not None
         free = pool.available
-        assert not plan_following(engine._scheduler, engine._step.rows, engine._max_model_len)
+        assert not plan_overlapped(engine._scheduler, engine._step.rows, engine._max_model_len)
         assert pool.available == free
         driver.take(engine.collect())

@@ -31,7 +31,7 @@ from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.segments import Row
-from app.gpu.planning.overlap import plan_following
+from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler, StepPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling.requests import Sampled
@@ -176,7 +176,7 @@ class PlanningMachine(RuleBasedStateMachine):
         if not self.scheduler.has_work:
             return
         plan = self.scheduler.plan()
-        self.placement.write_behind(self.scheduler.running.values())
+        self.placement.write_behind(active.sequence for active in self.scheduler.queue.running.values())
         # Making room can cost a step, when the sequence that it was for gave way to disk itself; but never two.
         plan = plan if plan.rows or self.ledger.in_flight else self.scheduler.plan()
         assert plan.rows or self.ledger.in_flight, "work waits, yet the step is empty"
@@ -187,21 +187,21 @@ class PlanningMachine(RuleBasedStateMachine):
         self.model.run(plan)
         rows = plan.rows
         while rows:
-            going_on = follow and not plan.gave_way and all(row.sequence.turn is not None for row in rows)
-            following = self.launch_following(rows, token) if going_on else []
-            self.account([row for row in rows if row.sequence.turn is not None], token)
+            going_on = follow and not plan.gave_way and all(row.sequence.turn is row.turn for row in rows)
+            overlapped = self.launch_overlapped(rows, token) if going_on else []
+            self.account([row for row in rows if row.sequence.turn is row.turn], token)
             self.every_block_is_accounted_for()
-            rows, follow = following, follow - 1
+            rows, follow = overlapped, follow - 1
 
-    def launch_following(self, rows: list[Row], token: int) -> list[Row]:
+    def launch_overlapped(self, rows: list[Row], token: int) -> list[Row]:
         """Plan and run the rows that follow `rows`, whose token is still on the device."""
-        following = plan_following(self.scheduler, rows, self.MAX_LEN)
-        for row in following:
+        overlapped = plan_overlapped(self.scheduler, rows, self.MAX_LEN)
+        for row in overlapped:
             row.sequence.tokens.append(token)
-        self.model.run(StepPlan(following))
-        for row in following:
+        self.model.run(StepPlan(overlapped))
+        for row in overlapped:
             row.sequence.tokens.pop()
-        return following
+        return overlapped
 
     def account(self, rows: list[Row], token: int) -> None:
         for row in rows:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.gpu.weight_files.alignment import ALIGNMENT
 from app.gpu.weight_ring.arena import lay_out
-from app.gpu.weight_ring.plan import WeightPlan, plan_weights
+from app.gpu.weight_ring.residency import WeightPlan, plan_weights
 
 plans = st.builds(
     lambda units, room: plan_weights([size * ALIGNMENT for size in units], (2 * max(units) + room) * ALIGNMENT),

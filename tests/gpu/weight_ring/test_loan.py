@@ -15,7 +15,7 @@ from app.gpu.planning.scheduler import StepPlan
 from app.gpu.state.sequence import Sequence as EngineSequence
 from app.gpu.weight_ring.arena import Arena, lay_out
 from app.gpu.weight_ring.loan import PATIENCE_STEPS, Borrower, KVLoans, LoanBook
-from app.gpu.weight_ring.plan import plan_weights
+from app.gpu.weight_ring.residency import plan_weights
 from tests.gpu.kv_tiers.test_tier_machine import LruMachine, TierMachine
 from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, BLOCK_SIZE, Bench
 from tests.gpu.planning.test_planning_machine import PlanningMachine

@@ -21,7 +21,7 @@ from app.gpu.linear.weight import Weight
 from app.gpu.weight_files.layout import BundleLayout
 from app.gpu.weight_ring.arena import lay_out
 from app.gpu.weight_ring.pinned_store import PinnedStore
-from app.gpu.weight_ring.plan import plan_weights
+from app.gpu.weight_ring.residency import plan_weights
 from app.gpu.weight_ring.streamed import StreamedText
 from tests.gpu.device.deferring import DeferredDevice
 

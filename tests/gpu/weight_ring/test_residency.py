@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.weight_ring.plan import WeightPlan, plan_weights
+from app.gpu.weight_ring.residency import WeightPlan, plan_weights
 
 UNIT = 256
 LAYER = 1000 * UNIT

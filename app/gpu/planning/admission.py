@@ -1,0 +1,94 @@
+"""Which turns get device blocks: whose KV comes to the device, and who gives way. Pure planning: no tensors."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from app.domain.values import Tier
+from app.gpu.kv_tiers.placement import Placement
+from app.gpu.planning.queue import ActiveTurn, TurnQueue
+from app.gpu.state.sequence import Sequence
+
+
+class Admitted(Enum):
+    """How far a waiting turn has come."""
+
+    YES = auto()
+    """It runs."""
+    COMING = auto()
+    """Its KV is on the way; those behind it may pass."""
+    NO_ROOM = auto()
+    """It waits for blocks, and so do those behind it."""
+
+
+class Admission:
+    """Takes turns from the queue to the device, and preempts others for want of blocks."""
+
+    def __init__(self, placement: Placement, queue: TurnQueue) -> None:
+        self._placement = placement
+        self._tiers = placement.tiers
+        self._cache = placement.tiers.cache
+        self._queue = queue
+
+    def admit(self, active: ActiveTurn, headroom: int) -> Admitted:
+        """Take a waiting turn one step nearer to running, and leave `headroom` blocks to those that run."""
+        sequence, blocks_for = active.sequence, self._cache.pool.blocks_for
+        if sequence.tier is Tier.DISK:
+            # A session that waits on the host for room on the device would keep others from leaving the device.
+            if not self._can_admit(blocks_for(len(sequence.tokens)) + self._placement.loading + headroom, sequence):
+                return Admitted.NO_ROOM
+            self._placement.load(sequence)
+        if sequence.tier is Tier.DISK or _is_coming(sequence):
+            return Admitted.COMING
+        if sequence.tier in (Tier.HOST, Tier.TO_DISK):
+            growth = blocks_for(len(sequence.tokens)) - blocks_for(sequence.written)
+            if not self._can_admit(len(sequence.host_blocks) + growth + headroom, sequence):
+                return Admitted.NO_ROOM
+            self._tiers.head_back(sequence)
+            # Making room may have cost the sequence its own on the host, or blocks that it shared with a victim.
+            if sequence.tier is not Tier.HOST or not self._tiers.restore(sequence):
+                return Admitted.NO_ROOM
+            if _is_coming(sequence):
+                return Admitted.COMING
+        return self._start(active, headroom)
+
+    def make_room(self, needed: int, sequence: Sequence) -> bool:
+        """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
+        pool = self._cache.pool
+        if self._placement.make_room(needed, sequence, or_some=True):
+            return True
+        while pool.available + self._tiers.freeing < needed:
+            victim = self._queue.weakest(sequence)
+            if victim is None:
+                break
+            self._queue.preempt(victim)
+            if victim is sequence or not self._placement.evict(victim, sequence):
+                break
+        return pool.available >= needed
+
+    def _start(self, active: ActiveTurn, headroom: int) -> Admitted:
+        """Let a turn run whose KV is on the device, or that has none: then it takes the longest prefix that is."""
+        sequence = active.sequence
+        found = sequence.tier is None and not active.scores_prompt
+        if found:
+            self._cache.match_prefix(sequence)
+        if not self._can_admit(self._cache.missing(sequence, sequence.pending) + headroom, sequence):
+            if found:
+                self._cache.uncompute(sequence, 0)
+            return Admitted.NO_ROOM
+        if found:
+            self._cache.accept_prefix(sequence)
+        self._tiers.turn_round(sequence)
+        self._queue.start(active)
+        return Admitted.YES
+
+    def _can_admit(self, needed: int, sequence: Sequence) -> bool:
+        """Whether a waiting sequence gets its blocks. While others run, only sessions without a turn give way to it."""
+        if self._queue.running:
+            return self._placement.make_room(needed, sequence)
+        return self.make_room(needed, sequence)
+
+
+def _is_coming(sequence: Sequence) -> bool:
+    """Whether the sequence's KV is on its way to the device, or to the host from disk."""
+    return sequence.moving is Tier.TO_DEVICE or (sequence.moving is Tier.TO_HOST and not sequence.blocks)
