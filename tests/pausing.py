@@ -25,8 +25,8 @@ PROMPT_END = Breakpoint("bp_0000000000000009", (0,), Action.PAUSE, When(in_pass=
 def start(registry: SessionRegistry, session: Session, *stop: str, tokens: int = TOKENS, **sampling: Any) -> TurnReader:
     """A greedy turn; nobody has released it."""
     params = replace(GREEDY, **sampling)
-    turn = registry.start_turn(session, PROMPT, params, StopRule(max_tokens=tokens))
-    return registry.pauses.reader(session, turn, TextRule(stop, with_logprobs=params.logprobs is not None))
+    turn = registry.turns.start(session, PROMPT, params, StopRule(max_tokens=tokens))
+    return registry.turns.reader(session, turn, TextRule(stop, with_logprobs=params.logprobs is not None))
 
 
 async def read(reader: TurnReader) -> Paused | TurnFinished:

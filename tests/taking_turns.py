@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from app.bridge.turn import Turn
 from app.domain.values import SamplingParams, StopRule
@@ -14,6 +14,20 @@ from app.sessions.session import Session
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 LONG = StopRule(max_tokens=900)
 PROMPT = [5, 6, 7]
+
+
+def start_turn(
+    registry: SessionRegistry,
+    session: Session,
+    token_ids: Sequence[int],
+    sampling: SamplingParams,
+    stop: StopRule,
+    *,
+    replace: bool = False,
+    pausable: bool = True,
+) -> Turn:
+    """A turn whose events the test reads; nobody has released it."""
+    return registry.turns.start(session, token_ids, sampling, stop, replace=replace, pausable=pausable)
 
 
 async def finish(turn: Turn) -> TurnFinished:

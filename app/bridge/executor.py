@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from app.bridge.turn import Turn
 from app.domain.errors import DjinnError, EngineError
 from app.domain.values import ModelInfo, Ticket
-from app.messages import Command, Done, Event, Failed, Placed, Resume, Spent, Submit, TurnEvent, TurnFinished
+from app.messages import Command, Done, Event, Failed, Notice, Resume, Submit, TurnEvent, TurnFinished
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +41,15 @@ class Engine(Protocol):
 class EngineExecutor:
     """Runs the engine on a thread of its own and gives the event loop futures and turns for its answers."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_notice: Callable[[Notice], None]) -> None:
+        """`on_notice` takes what answers no command, on the event loop."""
         self.engine = engine
+        self._on_notice = on_notice
         self._tickets = itertools.count(1)
         self._replies: dict[Ticket, asyncio.Future[object]] = {}
         self._turns: dict[Ticket, tuple[Turn, Callable[[TurnEvent], None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self.on_placed: Callable[[Placed], None] = lambda placed: None
-        """Takes the news of where sessions' KV is."""
-        self.on_spent: Callable[[Spent], None] = lambda spent: None
-        """Takes the news of breakpoints that have gone by themselves."""
         self.failure: BaseException | None = None
         """What ended the engine thread, if it died."""
 
@@ -146,10 +144,8 @@ class EngineExecutor:
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Placed):
-                self.on_placed(event)
-            elif isinstance(event, Spent):
-                self.on_spent(event)
+            if isinstance(event, Notice):
+                self._on_notice(event)
             elif event.ticket in self._turns:
                 self._give_turn(event)
             else:

@@ -28,8 +28,8 @@ async def export_session(registry: SessionRegistry, session: Session, path: Path
     Raises `WrongState` unless it is idle or stays paused meanwhile, `EngineError` if there is no room.
     """
     session.require(SessionState.IDLE, SessionState.PAUSED, to="export")
-    pause, place = session.pause, registry.pauses.place(session)
-    turn = await registry.pauses.export(session)
+    pause, place = session.pause, registry.paused_copies.place(session)
+    turn = await registry.paused_copies.export(session)
     _require_pause(session, pause)
     label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
     about = ExportLabel.of(session, label).model_dump_json()
@@ -77,7 +77,7 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
     session.interventions = label.interventions
     if label.turn is not None:
         place = label.turn.to_place(session.history)
-        await registry.pauses.reinstate(session, label.turn.to_turn(), place)
+        await registry.paused_copies.reinstate(session, label.turn.to_turn(), place)
     elif label.breakpoints or label.interventions:
         await registry.executor.call(
             lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)
@@ -85,7 +85,7 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
 
 
 def _checks(registry: SessionRegistry, history: array[int]) -> LabelChecks:
-    return LabelChecks(registry.info, history, part_tokens=registry.part_tokens)
+    return LabelChecks(registry.executor.engine.info, history, part_tokens=registry.part_tokens)
 
 
 def _reason(error: ValueError | FieldOutOfRange) -> str:

@@ -94,7 +94,7 @@ class Choices:
     def _start_choice(self, index: int) -> None:
         prompt, number = divmod(index, self._ask.n)
         session = self._sessions[index]
-        turn = self._registry.start_turn(
+        turn = self._registry.turns.start(
             session,
             self._ask.prompts[prompt],
             _sampling_of(self._ask.sampling, number),
@@ -102,20 +102,20 @@ class Choices:
             replace=True,
             pausable=False,
         )
-        self._cleanup.callback(self._registry.release, session, turn)
+        self._cleanup.callback(self._registry.ends.release, session, turn)
         text = TextTurn(
             turn,
             self._tokens.stream(after_text=True),
             self._ask.stop_strings,
-            partial(self._registry.cancel, session, turn, reason=FinishReason.STOP),
-            partial(self._registry.settled, session),
+            partial(self._registry.ends.cancel, session, turn, reason=FinishReason.STOP),
+            partial(self._registry.keeper.settled, session),
             self._ask.stop_rules[prompt].min_tokens,
         )
         task = asyncio.create_task(self._pump(index, text))
         self._cleanup.push_async_callback(_end, task)
 
     def _cancelled(self) -> DjinnError:
-        if self._registry.draining:
+        if self._registry.table.draining:
             return Draining("the server is shutting down; the turn was cancelled")
         return WrongState("the turn was cancelled")
 

@@ -41,13 +41,13 @@ async def _start(session: Session, body: GenerateBody, services: Services, clean
     registry, tokens = services.sessions, services.tokens
     body.check_vocabulary(services.info.vocab_size)
     token_ids = await _encode(session, body, services)
-    max_tokens = registry.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)
+    max_tokens = registry.turns.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)
     stop = body.to_stop_rule(max_tokens=max_tokens, eos_token_ids=tokens.eos_token_ids)
     params = body.to_params(logprobs=body.logprobs)
-    turn = registry.start_turn(session, token_ids, params, stop, param=body.input_field)
-    cleanup.callback(registry.release, session, turn)
+    turn = registry.turns.start(session, token_ids, params, stop, param=body.input_field)
+    cleanup.callback(registry.ends.release, session, turn)
     rule = TextRule(body.stop_strings, body.min_tokens, with_logprobs=body.logprobs is not None)
-    return registry.pauses.reader(session, turn, rule)
+    return registry.turns.reader(session, turn, rule)
 
 
 async def _encode(session: Session, body: GenerateBody, services: Services) -> list[int]:

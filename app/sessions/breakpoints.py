@@ -1,4 +1,4 @@
-"""Breakpoints of sessions: armed, taken away, gone by themselves, and what they have captured."""
+"""Breakpoints of sessions: armed, removed, and what they have captured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from app.domain.breakpoint_work import check_work
 from app.domain.breakpoints import Breakpoint
 from app.domain.errors import FieldOutOfRange, NotFound
 from app.domain.values import SessionState
-from app.messages import Arm, ClearCaptures, Disarm, ReadCaptures, Spent
+from app.messages import Arm, ClearCaptures, Disarm, ReadCaptures
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
-from app.sessions.table import SessionTable
 
 MAX_BREAKPOINTS = 64
 
@@ -27,14 +26,10 @@ class Breakpoints:
     if it has made that larger: without them the session's tokens would be others.
     """
 
-    def __init__(
-        self, executor: EngineExecutor, keeper: SessionKeeper, table: SessionTable, *, part_tokens: int
-    ) -> None:
+    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper, *, part_tokens: int) -> None:
         self._executor = executor
         self._keeper = keeper
-        self._table = table
         self._part_tokens = part_tokens
-        executor.on_spent = self._note_spent
 
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
         """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable.
@@ -76,13 +71,6 @@ class Breakpoints:
     async def clear_captures(self, session: Session) -> None:
         """Forget what has been recorded."""
         await self._executor.call(lambda ticket: ClearCaptures(ticket, session.id))
-
-    def _note_spent(self, event: Spent) -> None:
-        session = self._table.find(event.session)
-        if session is None or event.breakpoint not in session.breakpoints:
-            return
-        session.spent[event.breakpoint] = session.breakpoints.pop(event.breakpoint)
-        self._keeper.note(session)
 
     def _take_back(self, session: Session, breakpoint: Breakpoint) -> None:
         session.breakpoints.pop(breakpoint.id, None)

@@ -100,6 +100,12 @@ class Session:
             states = " or ".join(allowed)
             raise WrongState(f"cannot {to}: session {self.id} is {self.state}, it must be {states}")
 
+    def require_pause(self, *, to: str) -> Pause:
+        """The session's pause. Raises `WrongState` if it is not paused; `to` says what was asked for."""
+        self.require(SessionState.PAUSED, to=to)
+        assert self.pause is not None
+        return self.pause
+
     def move(self, state: SessionState) -> None:
         """Go to `state`. Raises `WrongState` if the state machine has no such transition."""
         if state not in TRANSITIONS[self.state]:

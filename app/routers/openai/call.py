@@ -67,7 +67,7 @@ class OpenAICall:
             field = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
             if not prompt:
                 raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
-            rooms.append(registry.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
+            rooms.append(registry.turns.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
         ask = Ask(
             prompts=tuple(tuple(prompt) for prompt in prompts),
             n=body.n,
