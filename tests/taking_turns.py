@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 from app.bridge.turn import Turn
 from app.domain.values import SamplingParams, StopRule
 from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from app.sessions.turns import TurnRequest
+from app.text.turn_reader import TextRule
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 LONG = StopRule(max_tokens=900)
@@ -27,7 +30,8 @@ def start_turn(
     pausable: bool = True,
 ) -> Turn:
     """A turn whose events the test reads; nobody has released it."""
-    return registry.turns.start(session, token_ids, sampling, stop, replace=replace, pausable=pausable)
+    request = TurnRequest(token_ids, sampling, stop, TextRule(), replace, pausable)
+    return registry.turns.start(session, request, AsyncExitStack()).turn
 
 
 async def finish(turn: Turn) -> TurnFinished:

@@ -105,7 +105,7 @@ class PausedTurnLabel(WireModel):
         return PausedPlace(
             info=self.checkpoint,
             limit=PauseLimit(self.timeout_s, self.on_timeout),
-            rule=TextRule(fields.stop_strings, fields.min_tokens, with_logprobs=fields.logprobs is not None),
+            rule=fields.to_text_rule(with_logprobs=fields.logprobs is not None),
             before=history[: self.prompt_tokens],
             prompt_tokens=self.prompt_tokens,
             logprobs=tuple(TokenLogprobs(found.token_id, found.logprob, found.top) for found in self.logprobs),

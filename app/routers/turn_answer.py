@@ -39,7 +39,7 @@ async def turn_events(session: Session, reader: TurnReader) -> AsyncGenerator[by
             if isinstance(item, TextChunk):
                 event = _token_event(item, with_logprobs=reader.logprobs is not None)
                 yield sse_event("token", event.model_dump_json().encode())
-            else:
+            elif isinstance(item, Paused | TurnFinished):
                 view = _turn_view(session, reader, item)
                 yield sse_event(view.status, view.model_dump_json().encode())
     except Exception as error:

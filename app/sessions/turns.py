@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 
 from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.breakpoints import Action
 from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, WrongState
-from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule
+from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
 from app.messages import Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
 from app.sessions.keeper import SessionKeeper
@@ -22,6 +24,22 @@ from app.text.tokenizer import Tokens
 from app.text.turn_reader import TextRule, TurnReader
 
 RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One turn as it is asked for: what it starts from, how it goes on, and how its text is read."""
+
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    stop: StopRule
+    text: TextRule
+    replace: bool = False
+    """Whether `token_ids` become the history; otherwise they are appended to it."""
+    pausable: bool = True
+    """Whether breakpoints may pause it: not where the client could not resume it."""
+    param: str = "prompt"
+    """Names the field that the tokens came from."""
 
 
 class Turns:
@@ -48,39 +66,26 @@ class Turns:
         self._pauses = pauses
         self._max_queue = max_queue
 
-    def start(
-        self,
-        session: Session,
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
-        stop: StopRule,
-        *,
-        replace: bool = False,
-        pausable: bool = True,
-        param: str = "prompt",
-    ) -> Turn:
-        """Queue a turn that appends `token_ids` to the history, or with `replace` makes them the history.
+    def start(self, session: Session, request: TurnRequest, cleanup: AsyncExitStack) -> TurnReader:
+        """Queue a turn; returns its reader. When `cleanup` unwinds, a turn that still runs is cancelled.
 
-        Whoever starts a turn must `release` it, however it ends. A `pausable` one needs a `reader`.
         Raises `WrongState` unless idle, and if it is not `pausable` but a breakpoint pauses, `Busy` when the queue is
-        full, `Draining`, and `FieldOutOfRange` if there is no token to start from; `param` names what the tokens came
-        from.
+        full, `Draining`, and `FieldOutOfRange` if there is no token to start from.
         """
         self._table.require_no_drain()
         session.require(SessionState.IDLE, to="start a turn")
-        if not pausable:
+        if not request.pausable:
             _require_no_pauses(session)
         if self._table.waiting >= self._max_queue:
             raise Busy(f"the queue is full ({self._max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
-        history = array("I", token_ids) if replace else session.history + array("I", token_ids)
+        new = array("I", request.token_ids)
+        history = new if request.replace else session.history + new
         if not history:
-            raise FieldOutOfRange("a turn needs at least 1 token to start from", param=param)
-        turn = self._executor.start_turn(
-            lambda ticket: Submit(ticket, session.id, tuple(token_ids), sampling, stop, replace, pausable),
-            self.observer(session),
-        )
+            raise FieldOutOfRange("a turn needs at least 1 token to start from", param=request.param)
+        turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session))
         session.begin(turn, history)
-        return turn
+        cleanup.callback(self._ends.release, session, turn)
+        return self.reader(session, turn, request.text)
 
     def reader(self, session: Session, turn: Turn, rule: TextRule) -> TurnReader:
         """Read the session's turn from now on."""
@@ -123,6 +128,18 @@ class Turns:
                 param=limit_param if room >= 0 and max_tokens else param,
             )
         return room if max_tokens is None else max_tokens
+
+
+def _submit(session: Session, request: TurnRequest, ticket: Ticket) -> Submit:
+    return Submit(
+        ticket,
+        session.id,
+        tuple(request.token_ids),
+        request.sampling,
+        request.stop,
+        request.replace,
+        request.pausable,
+    )
 
 
 def _require_no_pauses(session: Session) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from app.bridge.turn import TokenRun, Turn
 from app.domain.values import TokenLogprobs
 from app.messages import Paused, TurnFinished
-from app.text.generation import TextChunk, TextTurn
+from app.text.generation import TextChunk, TextItem, TextTurn
 from app.text.tokenizer import Tokens
 
 
@@ -59,7 +59,7 @@ class TurnReader:
         """`logprobs`, and those of the tokens that are there but have not been read."""
         return [*(self.logprobs or ()), *self.turn.mailbox.logprobs]
 
-    async def __aiter__(self) -> AsyncIterator[TextChunk | Paused | TurnFinished]:
+    async def __aiter__(self) -> AsyncIterator[TextItem]:
         async with self._reading:
             if self._end is not None and self._end.ticket == self.turn.ticket:
                 yield self._end  # whoever waited here before has read this stretch too
@@ -67,15 +67,14 @@ class TurnReader:
             async for item in self._text_turn:
                 if isinstance(item, TextChunk):
                     self._take(item)
-                    yield item
                 elif isinstance(item, Paused | TurnFinished):
                     self._end = item
-                    yield item
+                yield item
 
     async def read(self) -> Paused | TurnFinished:
         """Read one stretch, and return how it ended."""
         *_, end = [item async for item in self]
-        assert not isinstance(end, TextChunk)
+        assert isinstance(end, Paused | TurnFinished)
         return end
 
     def replay(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:

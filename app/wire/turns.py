@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import FinishReason, SamplingParams, StopRule, TokenLogprobs, TurnUsage
+from app.text.turn_reader import TextRule
 from app.wire.base import MAX_COUNT, TokenId, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
 
@@ -86,6 +87,10 @@ class SamplingFields(WireModel):
             raise FieldOutOfRange(f"min_tokens must be at most max_tokens, {max_tokens}", param="min_tokens")
         eos = frozenset() if self.ignore_eos else eos_token_ids
         return StopRule(max_tokens, self.min_tokens, eos | frozenset(self.stop_token_ids))
+
+    def to_text_rule(self, *, with_logprobs: bool) -> TextRule:
+        """How the turn's text is read."""
+        return TextRule(self.stop_strings, self.min_tokens, with_logprobs)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `FieldOutOfRange` if a token id of these fields is not in the vocabulary."""

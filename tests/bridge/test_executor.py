@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
-from typing import cast
 
 import pytest
 
@@ -12,6 +11,7 @@ from app.domain.errors import EngineError
 from app.domain.values import ModelInfo, SamplingParams, SessionId, StopRule
 from app.main import create_app
 from app.messages import Command, Fork, Inspect, Notice
+from app.model_store.byte_tokenizer import byte_tokenizer
 from app.routers.dependencies import Services
 from app.text.tokenizer import Tokens
 from tests.serving import running_services, tiny_settings
@@ -50,7 +50,7 @@ async def info() -> ModelInfo:
 
 async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(info: ModelInfo) -> None:
     engine = DyingEngine(info)
-    app = create_app(tiny_settings(), engine, cast("Tokens", None))
+    app = create_app(tiny_settings(), engine, Tokens(byte_tokenizer(512), frozenset()))
     async with app.router.lifespan_context(app):
         services: Services = app.state.services
         registry = services.sessions
