@@ -21,7 +21,7 @@ from app.model_store.resolve import resolve
 from app.routers import breakpoints, checkpoint, export, generate, phase, resume, sessions, system, vectors
 from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, tokenize
-from app.sessions.bound import BoundSessions
+from app.sessions.bound_sessions import BoundSessions
 from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import restore, sweep
 from app.sessions.notices import Notices

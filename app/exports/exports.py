@@ -13,7 +13,7 @@ from app.domain.values import SessionState
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
 from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
-from app.sessions.pause import Pause
+from app.sessions.paused_turn import Pause
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import new_session_id

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from app.domain.activations import CheckpointInfo, PausedTurn
 from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout, TensorData
 from app.domain.values import SamplingParams, StopRule, TokenLogprobs
-from app.sessions.pause import PausedPlace, PauseLimit
+from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
 from app.text.turn_reader import TextRule
 from app.wire.base import MAX_COUNT, TokenId, WireModel

@@ -6,7 +6,7 @@ from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.activations import PausedTurn
 from app.messages import Fork, ReadPaused, Reinstate
-from app.sessions.pause import PausedPlace
+from app.sessions.paused_turn import PausedPlace
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
 from app.sessions.turns import Turns

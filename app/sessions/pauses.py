@@ -12,7 +12,7 @@ from app.domain.breakpoints import NEXT_BREAKPOINT, OnTimeout, Until
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.domain.values import SessionState
 from app.messages import Resume
-from app.sessions.pause import Pause, PauseLimit
+from app.sessions.paused_turn import Pause, PauseLimit
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
 from app.sessions.turn_ends import TurnEnds

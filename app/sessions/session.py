@@ -12,7 +12,7 @@ from app.domain.errors import WrongState
 from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionId, SessionState
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.sessions.pause import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
+from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
 from app.sessions.usage import SessionUsage
 from app.text.turn_reader import TurnReader
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from app.bridge.turn import TokenRun, Turn
 from app.domain.values import FinishReason, TokenLogprobs
 from app.messages import Paused, PromptScored, Started, TurnFinished
-from app.text.tokenizer import DetokenizerStream
+from app.text.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class TextTurn:
     def __init__(
         self,
         turn: Turn,
-        detokenizer: DetokenizerStream,
+        detokenizer: Detokenizer,
         stop: Sequence[str],
         on_stop: Callable[[int], None],
         settled: Callable[[], Awaitable[None]],

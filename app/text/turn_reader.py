@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from app.bridge.turn import TokenRun, Turn
 from app.domain.values import TokenLogprobs
 from app.messages import Paused, TurnFinished
+from app.text.detokenizer import Detokenizer
 from app.text.generation import TextChunk, TextItem, TextTurn
 from app.text.tokenizer import Tokens
 
@@ -45,7 +46,8 @@ class TurnReader:
         self.logprobs: list[TokenLogprobs] | None = [] if rule.with_logprobs else None
         """One for each of `token_ids`, or None if the turn did not ask for them."""
         self._text: list[str] = []
-        self._text_turn = TextTurn(turn, tokens.stream(after_text=True), rule.stop, on_stop, settled, rule.min_tokens)
+        detokenizer = Detokenizer(tokens, after_text=True)
+        self._text_turn = TextTurn(turn, detokenizer, rule.stop, on_stop, settled, rule.min_tokens)
         self._reading = asyncio.Lock()
         self._end: Paused | TurnFinished | None = None
 

@@ -31,7 +31,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import SamplingParams, SessionId, StopRule, TokenLogprobs
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
-from app.sessions.pause import PausedPlace, PauseLimit
+from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
 from app.text.turn_reader import TextRule
 from tests.journal.building import model_info
