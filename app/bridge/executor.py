@@ -20,7 +20,7 @@ Deliver = Callable[[Sequence[Event]], None]
 
 
 class Engine(Protocol):
-    """What the executor needs of an engine. `send` and `stop` may be called from any thread."""
+    """The engine as the executor uses it. `send` and `stop` may be called from any thread."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -137,7 +137,7 @@ class EngineExecutor:
         self._on_loop(lambda: self._dispatch(events))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
-        """Run `callback` on the event loop; a loop that has closed already has nobody left to tell."""
+        """Run `callback` on the event loop, unless the loop has closed."""
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
@@ -175,4 +175,4 @@ class EngineExecutor:
 
 def _log_failure(reply: asyncio.Future[object]) -> None:
     if not reply.cancelled() and (error := reply.exception()) is not None:
-        logger.error("a command that nobody waited for failed: %s", error)
+        logger.error("a command without a waiter failed: %s", error)

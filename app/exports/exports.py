@@ -48,15 +48,14 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
         except (ValueError, FieldOutOfRange) as error:
             registry.abandon(session)
             raise BadExport(
-                "the file's metadata or ttl_s, its breakpoints or its paused turn are not what a session can have: "
-                + _reason(error)
+                f"the file's metadata, ttl_s, breakpoints or paused turn are invalid: {_reason(error)}"
             ) from error
     await registry.keep(session)
     return session
 
 
 async def _import(registry: SessionRegistry, session: Session, path: Path) -> ImportedKV:
-    # A namespace of its own, because nobody but the importer should trust the KV in the file.
+    # Only the importer trusts the KV in the file, so it gets a namespace of its own.
     call = registry.executor.call(lambda ticket: Import(ticket, session.id, str(path), session.id))
     importing = asyncio.ensure_future(call)
     found: ImportedKV
@@ -69,7 +68,7 @@ async def _import(registry: SessionRegistry, session: Session, path: Path) -> Im
 
 
 async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV) -> None:
-    """Give the session what the file has. Raises `ValueError` or `FieldOutOfRange` if it cannot be a session's."""
+    """Give the session what the file holds. Raises `ValueError` or `FieldOutOfRange` for an invalid label."""
     session.history = array("I", found.token_ids)
     label = await asyncio.to_thread(_read, found.about, _checks(registry, session.history))
     session.metadata, session.ttl_s = label.metadata, label.ttl_s

@@ -22,8 +22,8 @@ class Breakpoints:
     """Arms and disarms, in the engine and in the journal. `Session.breakpoints` follows. Used on the event loop only.
 
     A breakpoint is in `Session.breakpoints` from before the engine has it until after: a pause that it makes finds it.
-    `part_tokens` is the most tokens that one pass of a session has. Breakpoints that a restart brings back stay, also
-    if it has made that larger: without them the session's tokens would be others.
+    `part_tokens` is the most tokens that one pass of a session has. A restart may raise it; breakpoints that it brings
+    back stay even so, because the session's tokens depend on them.
     """
 
     def __init__(self, executor: EngineExecutor, keeper: SessionKeeper, *, part_tokens: int) -> None:
@@ -34,12 +34,14 @@ class Breakpoints:
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
         """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable.
 
-        Raises `FieldOutOfRange` if the session has as many as may be, or as much to do in a pass, `WrongState` if it
-        pauses and a turn runs that cannot, `NotDurable`; then there is no such breakpoint.
+        On an error there is no such breakpoint. Raises:
+        - `FieldOutOfRange` if the session has too many breakpoints, or too much to do in a pass;
+        - `WrongState` if the breakpoint pauses and a turn runs that cannot pause;
+        - `NotDurable`.
         """
         if len(session.breakpoints) >= MAX_BREAKPOINTS:
             raise FieldOutOfRange(
-                f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, and no more may be: remove some",
+                f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, the most allowed: remove some",
                 param="breakpoints",
             )
         check_work(session.breakpoints.values(), breakpoint, self._part_tokens)

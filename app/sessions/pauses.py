@@ -32,7 +32,7 @@ class Pauses:
         """Reads turns that a timeout has resumed."""
 
     def resume(self, session: Session, until: Until) -> TurnReader:
-        """Go on with the turn; returns the reader of what is to come. Whoever resumes a turn must `release` it.
+        """Go on with the turn; returns its reader. The caller must `release` the turn.
 
         Raises `WrongState` unless the session is paused, `Draining`, `FieldOutOfRange` for a layer that is passed.
         """
@@ -46,7 +46,7 @@ class Pauses:
         return reader
 
     def check_until(self, session: Session, until: Until) -> None:
-        """Raise what `resume` would raise of the session's state and of `until`, before anything is changed."""
+        """Raise `WrongState` and `FieldOutOfRange` as `resume` would, and change nothing."""
         layer, last = session.require_pause(to="resume").info.layer, self._executor.engine.info.num_layers - 1
         if until.layer is not None and not layer < until.layer <= last:
             raise FieldOutOfRange(
@@ -69,7 +69,7 @@ class Pauses:
         if session.state is not SessionState.PAUSED:  # a cancel is on its way
             return
         assert session.turn is not None
-        if self._table.draining:  # nobody could resume it
+        if self._table.draining:  # resume refuses from now on
             self._ends.cancel(session, session.turn)
             return
         timeout_s = session.pause_limit.timeout_s

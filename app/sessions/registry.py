@@ -1,4 +1,4 @@
-"""The registry of open sessions: who owns them, what may be done to them when, and when they expire."""
+"""The registry of open sessions: opened, closed, forked, rewound."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SessionRegistry:
                 raise
 
     async def keep(self, session: Session) -> None:
-        """Return when a new session is durable. Raises `NotDurable` if it cannot be; then there is no such session."""
+        """Return when a new session is durable. On `NotDurable` there is no such session."""
         self.keeper.note(session)
         try:
             await self.keeper.settled(session)
@@ -175,7 +175,7 @@ class SessionRegistry:
         self._close_in_engine(session)
 
     def abandon(self, session: Session) -> None:
-        """Close a session that nobody has found yet, without waiting for the engine: nothing more is noted."""
+        """Close a session that is still opening, without waiting for the engine. The journal does not know it yet."""
         session.move(SessionState.CLOSED)
         self._close_in_engine(session)
 

@@ -17,7 +17,7 @@ RETRY_AFTER_S = 60
 
 
 class SessionTable:
-    """Every open session, and those that the engine is opening: they count, but nobody finds them yet."""
+    """Every open session. Sessions that the engine is still opening count, but are not found yet."""
 
     def __init__(self, limit: int) -> None:
         self.draining = False

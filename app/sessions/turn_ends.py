@@ -1,4 +1,4 @@
-"""Turns end before their time: a client cancels them, or nobody reads them any more."""
+"""Turns end before their time: a client cancels them, or their last reader leaves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TurnEnds:
         self._executor.post(lambda ticket: Cancel(ticket, session.id, turn.ticket, keep, reason))
 
     def release(self, session: Session, turn: Turn) -> None:
-        """Let go of a turn. One that nobody reads any more is cancelled, but a paused one stays as it is.
+        """Let go of a turn. The last release cancels a turn that runs; a paused one stays as it is.
 
         Call in a `finally`, once for each start and each `resume`; raises nothing.
         """

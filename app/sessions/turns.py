@@ -146,6 +146,6 @@ def _require_no_pauses(session: Session) -> None:
     pausing = [each.id for each in session.breakpoints.values() if each.action is Action.PAUSE]
     if pausing:
         raise WrongState(
-            f"session {session.id} would pause at breakpoint {pausing[0]}, which this API cannot tell: use "
+            f"session {session.id} would pause at breakpoint {pausing[0]}, and this API has no pauses: use "
             f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
         )

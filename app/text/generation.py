@@ -79,8 +79,8 @@ class TextTurn:
     ends as `stop` with that many tokens, even where it had already ended by itself with more. As with stop
     tokens, none ends the turn before `min_tokens` tokens: earlier text is not searched.
 
-    `settled` is awaited before the `TurnFinished`, when what stays of the turn is known: whoever has read that may
-    count on it. Its error is raised in place of the `TurnFinished`.
+    `settled` is awaited before the `TurnFinished`, so that a finished turn is durable. Its error takes the place of
+    the `TurnFinished`.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class Tokens:
         return b"" if token_id in self._special_ids else self.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for what is not a whole character."""
+        """`token_bytes` as text, with U+FFFD in place of partial characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def _decodes(self, tokens: list[str], text: str) -> bool:

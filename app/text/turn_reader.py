@@ -16,7 +16,7 @@ from app.text.tokenizer import Tokens
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """What of a turn only its text can show, and what is kept of it beside its tokens and its text."""
+    """How a turn is read: the stop strings in its text, and whether its log-probabilities are kept."""
 
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
@@ -64,7 +64,7 @@ class TurnReader:
     async def __aiter__(self) -> AsyncIterator[TextItem]:
         async with self._reading:
             if self._end is not None and self._end.ticket == self.turn.ticket:
-                yield self._end  # whoever waited here before has read this stretch too
+                yield self._end  # an earlier reader has read this stretch too
                 return
             async for item in self._text_turn:
                 if isinstance(item, TextChunk):
