@@ -109,7 +109,7 @@ class BreakpointBody(WireModel):
         for index, layer in enumerate(self.layers):
             _check_layer(layer, num_layers, param=f"layers.{index}")
             if layer in self.layers[:index]:
-                raise FieldOutOfRange(f"layers.{index}: {layer} is repeated", param=f"layers.{index}")
+                raise FieldOutOfRange(f"layers.{index}: {layer} is given twice", param=f"layers.{index}")
         return tuple(sorted(self.layers))
 
 
