@@ -21,10 +21,12 @@ from app.model_store.resolve import resolve
 from app.routers import breakpoints, checkpoint, export, generate, phase, resume, sessions, system, vectors
 from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, tokenize
-from app.sessions.bound import BoundSessions
+from app.sessions.bound_sessions import BoundSessions
 from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import restore, sweep
+from app.sessions.notices import Notices
 from app.sessions.registry import SessionRegistry
+from app.sessions.table import SessionTable
 from app.sessions.vectors import Vectors
 from app.settings import Settings
 from app.text.tokenizer import Tokens, load_tokens
@@ -75,9 +77,10 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
     """
     keeper = SessionKeeper(journal)
     restored = keeper.load(engine.info)
-    executor = EngineExecutor(engine)
+    table = SessionTable(settings.max_sessions)
+    executor = EngineExecutor(engine, Notices(table, keeper).take)
     metrics = Metrics(engine.info.name)
-    registry = SessionRegistry(executor, settings, metrics, keeper, tokens)
+    registry = SessionRegistry(executor, table, keeper, tokens, metrics, settings)
     spool = Spool(settings.state_dir and settings.state_dir.expanduser() / "tmp")
 
     @asynccontextmanager

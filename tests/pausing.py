@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from app.domain.values import SessionState, StopRule
 from app.messages import Paused, TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from app.sessions.turns import TurnRequest
 from app.text.turn_reader import TextRule, TurnReader
 from tests.taking_turns import GREEDY
 
@@ -25,8 +27,9 @@ PROMPT_END = Breakpoint("bp_0000000000000009", (0,), Action.PAUSE, When(in_pass=
 def start(registry: SessionRegistry, session: Session, *stop: str, tokens: int = TOKENS, **sampling: Any) -> TurnReader:
     """A greedy turn; nobody has released it."""
     params = replace(GREEDY, **sampling)
-    turn = registry.start_turn(session, PROMPT, params, StopRule(max_tokens=tokens))
-    return registry.pauses.reader(session, turn, TextRule(stop, with_logprobs=params.logprobs is not None))
+    rule = TextRule(stop, with_logprobs=params.logprobs is not None)
+    request = TurnRequest(PROMPT, params, StopRule(max_tokens=tokens), rule)
+    return registry.turns.start(session, request, AsyncExitStack())
 
 
 async def read(reader: TurnReader) -> Paused | TurnFinished:

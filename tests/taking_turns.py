@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
 from app.bridge.turn import Turn
 from app.domain.values import SamplingParams, StopRule
 from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from app.sessions.turns import TurnRequest
+from app.text.turn_reader import TextRule
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 LONG = StopRule(max_tokens=900)
 PROMPT = [5, 6, 7]
+
+
+def start_turn(
+    registry: SessionRegistry,
+    session: Session,
+    token_ids: Sequence[int],
+    sampling: SamplingParams,
+    stop: StopRule,
+    *,
+    replace: bool = False,
+    pausable: bool = True,
+) -> Turn:
+    """A turn whose events the test reads; nobody has released it."""
+    request = TurnRequest(token_ids, sampling, stop, TextRule(), replace, pausable)
+    return registry.turns.start(session, request, AsyncExitStack()).turn
 
 
 async def finish(turn: Turn) -> TurnFinished:

@@ -13,6 +13,7 @@ from app.domain.values import Phase, SamplingParams, StopRule, Tier
 from app.messages import TurnFinished
 from app.routers.dependencies import Services
 from tests.serving import running_services
+from tests.taking_turns import start_turn
 
 AGENTS = 80
 TURNS = 3
@@ -28,7 +29,7 @@ async def live(services: Services, number: int, answers: Answers) -> int:
     answers[number] = []
     for turn_number in range(TURNS):
         new = [chance.randrange(256) for _ in range(CONTEXT if turn_number == 0 else 20)]
-        turn = registry.start_turn(session, new, GREEDY, StopRule(max_tokens=16))
+        turn = start_turn(registry, session, new, GREEDY, StopRule(max_tokens=16))
         tokens: list[int] = []
         async for item in turn:
             if isinstance(item, TokenRun):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from app.bridge.turn import Turn
 from app.domain.errors import DjinnError, EngineError
 from app.domain.values import ModelInfo, Ticket
-from app.messages import Command, Done, Event, Failed, Placed, Resume, Spent, Submit, TurnEvent, TurnFinished
+from app.messages import Command, Done, Event, Failed, Notice, Resume, Submit, TurnEvent, TurnFinished
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ Deliver = Callable[[Sequence[Event]], None]
 
 
 class Engine(Protocol):
-    """What the executor needs of an engine. `send` and `stop` may be called from any thread."""
+    """The engine as the executor uses it. `send` and `stop` may be called from any thread."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -41,17 +41,15 @@ class Engine(Protocol):
 class EngineExecutor:
     """Runs the engine on a thread of its own and gives the event loop futures and turns for its answers."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_notice: Callable[[Notice], None]) -> None:
+        """`on_notice` takes what answers no command, on the event loop."""
         self.engine = engine
+        self._on_notice = on_notice
         self._tickets = itertools.count(1)
         self._replies: dict[Ticket, asyncio.Future[object]] = {}
         self._turns: dict[Ticket, tuple[Turn, Callable[[TurnEvent], None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self.on_placed: Callable[[Placed], None] = lambda placed: None
-        """Takes the news of where sessions' KV is."""
-        self.on_spent: Callable[[Spent], None] = lambda spent: None
-        """Takes the news of breakpoints that have gone by themselves."""
         self.failure: BaseException | None = None
         """What ended the engine thread, if it died."""
 
@@ -139,17 +137,15 @@ class EngineExecutor:
         self._on_loop(lambda: self._dispatch(events))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
-        """Run `callback` on the event loop; a loop that has closed already has nobody left to tell."""
+        """Run `callback` on the event loop, unless the loop has closed."""
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Placed):
-                self.on_placed(event)
-            elif isinstance(event, Spent):
-                self.on_spent(event)
+            if isinstance(event, Notice):
+                self._on_notice(event)
             elif event.ticket in self._turns:
                 self._give_turn(event)
             else:
@@ -179,4 +175,4 @@ class EngineExecutor:
 
 def _log_failure(reply: asyncio.Future[object]) -> None:
     if not reply.cancelled() and (error := reply.exception()) is not None:
-        logger.error("a command that nobody waited for failed: %s", error)
+        logger.error("a command without a waiter failed: %s", error)

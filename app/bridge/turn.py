@@ -88,7 +88,7 @@ class Turn:
         """That of the last `Submit` or `Resume`."""
         self.mailbox = Mailbox()
         self.readers = 1
-        """Who waits for something of it: whoever started it, and whoever has resumed it."""
+        """Calls that wait for it: the one that started it, and those that resumed it."""
         self.ending = False
         """Whether a `Cancel` is on its way: however the engine stops meanwhile, the end follows."""
         self.ended = asyncio.Event()

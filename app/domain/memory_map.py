@@ -56,6 +56,11 @@ class MoveTotals:
     bytes: int = 0
     seconds: float = 0.0
 
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The bandwidth of the copies themselves; None if there were none, or none that took time."""
+        return self.bytes / self.seconds if self.seconds else None
+
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:

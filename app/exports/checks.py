@@ -1,4 +1,4 @@
-"""Whether what an exported file says can be: it comes from a client, and the engine takes it as it is."""
+"""Checks of the label in an exported file: it comes from a client, and the engine trusts it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ID = re.compile(r"bp_[0-9a-f]{16}")
 class LabelChecks:
     """Checks a label against the model that it is for, the history that it came with, and the length of a pass here.
 
-    Whatever raises, `ValueError` or `FieldOutOfRange`: such a label nobody has exported.
+    Every method raises `ValueError` or `FieldOutOfRange` for a label that no server has exported.
     """
 
     def __init__(self, info: ModelInfo, history: array[int], *, part_tokens: int) -> None:
@@ -38,10 +38,12 @@ class LabelChecks:
         _require(len(set(ids)) == len(ids) <= MAX_BREAKPOINTS, "breakpoints")
         for breakpoint in label.breakpoints:
             self._check_breakpoint(breakpoint)
-        _require(work_of(label.breakpoints) <= MAX_WORK, f"more than {MAX_WORK} edits and captures in a pass")
+        _require(
+            work_of(label.breakpoints) <= MAX_WORK, f"breakpoints: more than {MAX_WORK} edits and captures in a pass"
+        )
         _require(
             span_work_of(label.breakpoints, self._part_tokens) <= MAX_SPAN_WORK,
-            f"more than {MAX_SPAN_WORK} edits and captures in a pass, counted at each span of positions,",
+            f"breakpoints: more than {MAX_SPAN_WORK} edits and captures in a pass, counted at each span of positions",
         )
         self._check_interventions(label.interventions)
         if label.turn is not None:
@@ -63,7 +65,7 @@ class LabelChecks:
 
     def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
         most = MAX_INTERVENTIONS + MAX_WORK * len(self._history)  # those of clients, and those of breakpoints
-        _require(len(interventions) <= most, f"more than {most} interventions")
+        _require(len(interventions) <= most, f"interventions: more than {most}")
         for made in interventions:
             _require(0 <= made.first < made.end <= len(self._history), "positions")
             _require(1 <= made.boundary <= self._info.num_layers, "boundary")
@@ -83,7 +85,7 @@ class LabelChecks:
             self._check_tensor(vector, (vector.shape[0], self._info.hidden_size), self._info.dtype)
         else:
             self._check_tensor(vector, (self._info.hidden_size,), "float32")
-        _require(fits(edit.op, vector), "length of a vector")
+        _require(fits(edit.op, vector), "vector length")
 
     def _check_tensor(self, tensor: TensorData, shape: tuple[int, ...], dtype: str) -> None:
         _require((tensor.shape, tensor.dtype) == (shape, dtype), "shape")
@@ -109,12 +111,12 @@ class LabelChecks:
 
     def _check_span(self, place: CheckpointInfo, prompt_tokens: int) -> None:
         """A context is computed part by part before anything is generated; then each pass is for the newest token."""
-        tokens, span = len(self._history), f"a {place.in_pass} pass over {place.first}:{place.end}"
+        tokens, span = len(self._history), f"checkpoint: a {place.in_pass} pass over {place.first}:{place.end}"
         _require(0 <= place.first < place.end <= tokens, span)
         match place.in_pass:
             case Pass.PREFILL:
                 _require(tokens == prompt_tokens, f"{span} after {tokens - prompt_tokens} generated tokens")
-                _require(place.end - place.first <= self._part_tokens, f"more than {self._part_tokens}: {span}")
+                _require(place.end - place.first <= self._part_tokens, f"{span}, more than {self._part_tokens} tokens")
             case Pass.DECODE:
                 _require(prompt_tokens <= place.first == tokens - 1, f"{span} of {tokens} tokens")
             case Pass.ANY:
@@ -123,4 +125,4 @@ class LabelChecks:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise ValueError(f"{what} cannot be")
+        raise ValueError(f"invalid {what}")

@@ -13,7 +13,7 @@ from app.domain.values import SessionState
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
 from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
-from app.sessions.pause import Pause
+from app.sessions.paused_turn import Pause
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import new_session_id
@@ -28,8 +28,8 @@ async def export_session(registry: SessionRegistry, session: Session, path: Path
     Raises `WrongState` unless it is idle or stays paused meanwhile, `EngineError` if there is no room.
     """
     session.require(SessionState.IDLE, SessionState.PAUSED, to="export")
-    pause, place = session.pause, registry.pauses.place(session)
-    turn = await registry.pauses.export(session)
+    pause, place = session.pause, registry.paused_copies.place(session)
+    turn = await registry.paused_copies.export(session)
     _require_pause(session, pause)
     label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
     about = ExportLabel.of(session, label).model_dump_json()
@@ -48,15 +48,14 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
         except (ValueError, FieldOutOfRange) as error:
             registry.abandon(session)
             raise BadExport(
-                "the file's metadata or ttl_s, its breakpoints or its paused turn are not what a session can have: "
-                + _reason(error)
+                f"the file's metadata, ttl_s, breakpoints or paused turn are invalid: {_reason(error)}"
             ) from error
     await registry.keep(session)
     return session
 
 
 async def _import(registry: SessionRegistry, session: Session, path: Path) -> ImportedKV:
-    # A namespace of its own, because nobody but the importer should trust the KV in the file.
+    # Only the importer trusts the KV in the file, so it gets a namespace of its own.
     call = registry.executor.call(lambda ticket: Import(ticket, session.id, str(path), session.id))
     importing = asyncio.ensure_future(call)
     found: ImportedKV
@@ -69,7 +68,7 @@ async def _import(registry: SessionRegistry, session: Session, path: Path) -> Im
 
 
 async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV) -> None:
-    """Give the session what the file has. Raises `ValueError` or `FieldOutOfRange` if it cannot be a session's."""
+    """Give the session what the file holds. Raises `ValueError` or `FieldOutOfRange` for an invalid label."""
     session.history = array("I", found.token_ids)
     label = await asyncio.to_thread(_read, found.about, _checks(registry, session.history))
     session.metadata, session.ttl_s = label.metadata, label.ttl_s
@@ -77,7 +76,7 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
     session.interventions = label.interventions
     if label.turn is not None:
         place = label.turn.to_place(session.history)
-        await registry.pauses.reinstate(session, label.turn.to_turn(), place)
+        await registry.paused_copies.reinstate(session, label.turn.to_turn(), place)
     elif label.breakpoints or label.interventions:
         await registry.executor.call(
             lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)
@@ -85,7 +84,7 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
 
 
 def _checks(registry: SessionRegistry, history: array[int]) -> LabelChecks:
-    return LabelChecks(registry.info, history, part_tokens=registry.part_tokens)
+    return LabelChecks(registry.executor.engine.info, history, part_tokens=registry.part_tokens)
 
 
 def _reason(error: ValueError | FieldOutOfRange) -> str:

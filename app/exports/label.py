@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from app.domain.activations import CheckpointInfo, PausedTurn
 from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout, TensorData
 from app.domain.values import SamplingParams, StopRule, TokenLogprobs
-from app.sessions.pause import PausedPlace, PauseLimit
+from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
 from app.text.turn_reader import TextRule
 from app.wire.base import MAX_COUNT, TokenId, WireModel
@@ -105,7 +105,7 @@ class PausedTurnLabel(WireModel):
         return PausedPlace(
             info=self.checkpoint,
             limit=PauseLimit(self.timeout_s, self.on_timeout),
-            rule=TextRule(fields.stop_strings, fields.min_tokens, with_logprobs=fields.logprobs is not None),
+            rule=fields.to_text_rule(with_logprobs=fields.logprobs is not None),
             before=history[: self.prompt_tokens],
             prompt_tokens=self.prompt_tokens,
             logprobs=tuple(TokenLogprobs(found.token_id, found.logprob, found.top) for found in self.logprobs),

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 from app.domain.errors import DjinnError, Draining, WrongState
-from app.domain.values import FinishReason, SamplingParams, StopRule
+from app.domain.values import FinishReason, SamplingParams
 from app.messages import TurnFinished
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.text.generation import TextChunk, TextItem, TextTurn
-from app.text.tokenizer import Tokens
+from app.sessions.turns import TurnRequest
+from app.text.generation import TextChunk, TextItem
+from app.text.turn_reader import TurnReader
 from app.wire.turns import MAX_SEED
 
 OpenSession = Callable[[], AbstractAsyncContextManager[Session]]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a call wants generated. `stop_rules` has one entry per prompt."""
-
-    prompts: tuple[tuple[int, ...], ...]
-    n: int
-    sampling: SamplingParams
-    stop_rules: tuple[StopRule, ...]
-    stop_strings: tuple[str, ...]
-
-
 class Choices:
-    """Runs an `Ask`. Choice `index` is number `index % n` of prompt `index // n`.
+    """Runs `n` turns for each of `requests`. Choice `index` is number `index % n` of prompt `index // n`.
 
     Every choice has a session of its own. The first of a prompt computes it; the others are submitted once it has, so
     they find all full blocks of the prompt in the prefix cache. A fork of the first would share the last, partly
@@ -42,8 +31,8 @@ class Choices:
     def __init__(
         self,
         registry: SessionRegistry,
-        tokens: Tokens,
-        ask: Ask,
+        requests: Sequence[TurnRequest],
+        n: int,
         open_session: OpenSession,
         cleanup: AsyncExitStack,
     ) -> None:
@@ -51,13 +40,13 @@ class Choices:
         must be when nobody reads any more.
         """
         self._registry = registry
-        self._tokens = tokens
-        self._ask = ask
+        self._requests = requests
+        self._n = n
         self._open_session = open_session
         self._cleanup = cleanup
         self._merged: asyncio.Queue[tuple[int, TextItem | Exception]] = asyncio.Queue(maxsize=1)
         self._sessions: list[Session] = []
-        self._to_finish = len(ask.prompts) * ask.n
+        self._to_finish = len(requests) * n
 
     async def start(self) -> None:
         """Open every session, then submit the first choice of every prompt.
@@ -66,8 +55,8 @@ class Choices:
         """
         for _ in range(self._to_finish):
             self._sessions.append(await self._cleanup.enter_async_context(self._open_session()))
-        for prompt in range(len(self._ask.prompts)):
-            self._start_choice(prompt * self._ask.n)
+        for prompt in range(len(self._requests)):
+            self._start_choice(prompt * self._n)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
         """The items of all choices, each with its index, until every choice has finished.
@@ -80,9 +69,9 @@ class Choices:
             index, item = await self._merged.get()
             if isinstance(item, Exception):
                 raise item
-            if index % self._ask.n == 0 and isinstance(item, TextChunk | TurnFinished) and index not in computed:
+            if index % self._n == 0 and isinstance(item, TextChunk | TurnFinished) and index not in computed:
                 computed.add(index)
-                for other in range(index + 1, index + self._ask.n):
+                for other in range(index + 1, index + self._n):
                     self._start_choice(other)
             if isinstance(item, TurnFinished):
                 self._to_finish -= 1
@@ -92,37 +81,22 @@ class Choices:
         await self._cleanup.aclose()  # a client's next call, which its answer lets it make, finds the sessions closed
 
     def _start_choice(self, index: int) -> None:
-        prompt, number = divmod(index, self._ask.n)
-        session = self._sessions[index]
-        turn = self._registry.start_turn(
-            session,
-            self._ask.prompts[prompt],
-            _sampling_of(self._ask.sampling, number),
-            self._ask.stop_rules[prompt],
-            replace=True,
-            pausable=False,
-        )
-        self._cleanup.callback(self._registry.release, session, turn)
-        text = TextTurn(
-            turn,
-            self._tokens.stream(after_text=True),
-            self._ask.stop_strings,
-            partial(self._registry.cancel, session, turn, reason=FinishReason.STOP),
-            partial(self._registry.settled, session),
-            self._ask.stop_rules[prompt].min_tokens,
-        )
-        task = asyncio.create_task(self._pump(index, text))
+        prompt, number = divmod(index, self._n)
+        request = self._requests[prompt]
+        numbered = replace(request, sampling=_sampling_of(request.sampling, number))
+        reader = self._registry.turns.start(self._sessions[index], numbered, self._cleanup)
+        task = asyncio.create_task(self._pump(index, reader))
         self._cleanup.push_async_callback(_end, task)
 
     def _cancelled(self) -> DjinnError:
-        if self._registry.draining:
+        if self._registry.table.draining:
             return Draining("the server is shutting down; the turn was cancelled")
         return WrongState("the turn was cancelled")
 
-    async def _pump(self, index: int, text: TextTurn) -> None:
+    async def _pump(self, index: int, reader: TurnReader) -> None:
         """Move one choice's items to the reader, no faster than it reads."""
         try:
-            async for item in text:
+            async for item in reader:
                 await self._merged.put((index, item))
         except Exception as error:  # the reader raises it
             await self._merged.put((index, error))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from app.domain.values import TokenLogprobs
 from app.openai.completion import CompletionLogprobs
+from app.text.detokenizer import Detokenizer
 from app.text.tokenizer import Tokens
 
 
@@ -15,7 +16,7 @@ class LogprobsWriter:
     def __init__(self, tokens: Tokens, *, echoed: bool) -> None:
         """`echoed` if the prompt's come first."""
         self._tokens = tokens
-        self._stream = tokens.stream(after_text=not echoed)
+        self._stream = Detokenizer(tokens, after_text=not echoed)
         self._length = 0
 
     def prompt(self, text: str, first: int, scored: Sequence[TokenLogprobs]) -> CompletionLogprobs:

@@ -25,13 +25,13 @@ async def create_breakpoint(
     """Arm a breakpoint, whatever the session is doing. Vectors that its edits name are taken as they are now."""
     breakpoint = body.to_breakpoint(services.info, to_edits(body.edits or (), services, owner))
     await services.sessions.breakpoints.arm(session, breakpoint)
-    return BreakpointView.of(breakpoint)
+    return BreakpointView.model_validate(breakpoint)
 
 
 @router.get("/breakpoints", operation_id="listBreakpoints", responses=errors(404))
 async def list_breakpoints(session: SessionDep) -> BreakpointList:
     """The session's breakpoints. Those that act `once` go when they have."""
-    return BreakpointList(data=[BreakpointView.of(armed) for armed in session.breakpoints.values()])
+    return BreakpointList(data=list(session.breakpoints.values()))
 
 
 @router.get("/breakpoints/{breakpoint_id}", operation_id="getBreakpoint", responses=errors(404))
@@ -40,7 +40,7 @@ async def get_breakpoint(session: SessionDep, breakpoint_id: str) -> BreakpointV
     armed = session.breakpoints.get(breakpoint_id)
     if armed is None:
         raise NotFound(f"no breakpoint {breakpoint_id}", param="breakpoint_id")
-    return BreakpointView.of(armed)
+    return BreakpointView.model_validate(armed)
 
 
 @router.delete("/breakpoints", operation_id="deleteBreakpoints", status_code=204, responses=errors(404))

@@ -13,7 +13,6 @@ from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
-from app.sessions.pauses import require_pause
 from app.web.binary import FILE, FILE_BODY, SAFETENSORS, file_response, whole_body
 from app.wire.checkpoint import (
     ActivationQuery,
@@ -34,7 +33,7 @@ ACTIVATION = "activation"
 @router.get("", operation_id="getCheckpoint", responses=errors(404, 409))
 async def get_checkpoint(session: SessionDep) -> CheckpointView:
     """Where the session is paused, and until when."""
-    pause = require_pause(session, to="read the checkpoint")
+    pause = session.require_pause(to="read the checkpoint")
     return CheckpointView.of(pause.info, pause.expires_at)
 
 
@@ -50,7 +49,7 @@ async def get_activation(
     """The residual stream as safetensors, one tensor `activation` of `[positions, hidden_size]`, or as JSON if `Accept`
     says so.
     """
-    activation = await services.sessions.pauses.read(session, query.to_positions())
+    activation = await services.sessions.checkpoints.read(session, query.to_positions())
     if _wants_json(request):
         return Response(await asyncio.to_thread(_json, activation), media_type="application/json")
     return file_response(write_file({ACTIVATION: activation.tensor}, _place(activation)))
@@ -60,9 +59,9 @@ async def get_activation(
 async def put_activation(request: Request, session: SessionDep, services: ServicesDep) -> CheckpointView:
     """Put another residual stream in the place of this one: a file as `getActivation` gives it for all positions."""
     content = await whole_body(request)
-    pause = require_pause(session, to="write the checkpoint")
+    pause = session.require_pause(to="write the checkpoint")
     tensor = await asyncio.to_thread(_read_activation, content, pause.info)
-    await services.sessions.pauses.write(session, tensor)
+    await services.sessions.checkpoints.write(session, tensor)
     return CheckpointView.of(pause.info, pause.expires_at)
 
 
@@ -71,16 +70,16 @@ async def edit_checkpoint(
     session: SessionDep, body: EditCheckpointBody, services: ServicesDep, owner: OwnerDep
 ) -> CheckpointView:
     """Change the residual stream: every edit, or none if one cannot be made."""
-    pause = require_pause(session, to="edit the checkpoint")
-    await services.sessions.pauses.edit(session, to_edits(body.edits, services, owner))
+    pause = session.require_pause(to="edit the checkpoint")
+    await services.sessions.checkpoints.edit(session, to_edits(body.edits, services, owner))
     return CheckpointView.of(pause.info, pause.expires_at)
 
 
 @router.get("/lens", operation_id="getLens", responses=errors(404, 409))
 async def get_lens(session: SessionDep, query: Annotated[LensQuery, Query()], services: ServicesDep) -> LensView:
     """What the model would say if the layers that are left were skipped."""
-    layer = require_pause(session, to="read the checkpoint").info.layer
-    found = await services.sessions.pauses.lens(session, query.to_positions(), query.top_k)
+    layer = session.require_pause(to="read the checkpoint").info.layer
+    found = await services.sessions.checkpoints.lens(session, query.to_positions(), query.top_k)
     return LensView(layer=layer, positions=[LensPositionView.of(each, services.tokens) for each in found])
 
 

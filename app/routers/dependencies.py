@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 from app.domain.values import ModelInfo
 from app.exports.spool import Spool
 from app.metrics.turns import Metrics
-from app.sessions.bound import BoundSessions
+from app.sessions.bound_sessions import BoundSessions
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.vectors import Vectors

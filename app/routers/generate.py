@@ -13,7 +13,8 @@ from app.routers.dependencies import CleanupDep, Services, ServicesDep, SessionD
 from app.routers.prompts import new_token_ids
 from app.routers.turn_answer import TURN_RESPONSE, answer_turn
 from app.sessions.session import Session
-from app.text.turn_reader import TextRule, TurnReader
+from app.sessions.turns import TurnRequest
+from app.text.turn_reader import TurnReader
 from app.wire.turns import GenerateBody, TurnView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -37,17 +38,18 @@ async def generate(
 
 
 async def _start(session: Session, body: GenerateBody, services: Services, cleanup: AsyncExitStack) -> TurnReader:
-    """Queue the turn; `cleanup` ends it if it still runs when the response is over."""
-    registry, tokens = services.sessions, services.tokens
+    turns = services.sessions.turns
     body.check_vocabulary(services.info.vocab_size)
     token_ids = await _encode(session, body, services)
-    max_tokens = registry.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)
-    stop = body.to_stop_rule(max_tokens=max_tokens, eos_token_ids=tokens.eos_token_ids)
-    params = body.to_params(logprobs=body.logprobs)
-    turn = registry.start_turn(session, token_ids, params, stop, param=body.input_field)
-    cleanup.callback(registry.release, session, turn)
-    rule = TextRule(body.stop_strings, body.min_tokens, with_logprobs=body.logprobs is not None)
-    return registry.pauses.reader(session, turn, rule)
+    max_tokens = turns.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)
+    request = TurnRequest(
+        token_ids,
+        body.to_params(logprobs=body.logprobs),
+        body.to_stop_rule(max_tokens=max_tokens, eos_token_ids=services.tokens.eos_token_ids),
+        body.to_text_rule(with_logprobs=body.logprobs is not None),
+        param=body.input_field,
+    )
+    return turns.start(session, request, cleanup)
 
 
 async def _encode(session: Session, body: GenerateBody, services: Services) -> list[int]:

@@ -33,7 +33,7 @@ async def resume_session(
     registry, until = services.sessions, body.to_until()
     registry.pauses.check_until(session, until)
     if body.edits is not None:
-        await registry.pauses.edit(session, to_edits(body.edits, services, owner))
+        await registry.checkpoints.edit(session, to_edits(body.edits, services, owner))
     reader = registry.pauses.resume(session, until)
-    cleanup.callback(registry.release, session, reader.turn)
+    cleanup.callback(registry.ends.release, session, reader.turn)
     return await answer_turn(request, session, reader, stream=body.stream)

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from app.domain.errors import Draining
 from app.domain.values import KVPolicy
 from app.routers.dependencies import ServicesDep, errors
 from app.wire.errors import ErrorBody
@@ -28,8 +27,7 @@ async def get_health() -> Status:
 @router.get("/ready", operation_id="getReady", responses=errors(503))
 async def get_ready(services: ServicesDep) -> Status:
     """Whether new work is taken: 503 while the server shuts down, 500 if the engine has failed."""
-    if services.sessions.draining:
-        raise Draining("the server is shutting down")
+    services.sessions.table.require_no_drain()
     services.sessions.executor.check()
     return Status(status="ready")
 

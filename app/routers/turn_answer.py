@@ -14,7 +14,7 @@ from app.text.turn_reader import TurnReader
 from app.web.error_handlers import body_of
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.checkpoint import CheckpointView
-from app.wire.turns import TokenEvent, TokenLogprobsView, TurnUsageView, TurnView
+from app.wire.turns import TokenEvent, TokenLogprobsView, TurnView
 
 TURN_RESPONSE: dict[str, Any] = {
     "description": "With `stream`, events `token` (TokenEvent), then `finished` or `paused` (TurnView) or `error` "
@@ -39,7 +39,7 @@ async def turn_events(session: Session, reader: TurnReader) -> AsyncGenerator[by
             if isinstance(item, TextChunk):
                 event = _token_event(item, with_logprobs=reader.logprobs is not None)
                 yield sse_event("token", event.model_dump_json().encode())
-            else:
+            elif isinstance(item, Paused | TurnFinished):
                 view = _turn_view(session, reader, item)
                 yield sse_event(view.status, view.model_dump_json().encode())
     except Exception as error:
@@ -58,7 +58,7 @@ def _turn_view(session: Session, reader: TurnReader, end: Paused | TurnFinished)
         text=reader.text,
         token_ids=reader.token_ids,
         finish_reason=finished and finished.reason,
-        usage=TurnUsageView.of(end.usage),
+        usage=end.usage,
         checkpoint=paused and CheckpointView.of(paused.checkpoint, _expires_at(session, paused)),
         logprobs=None if reader.logprobs is None else [TokenLogprobsView.of(found) for found in reader.logprobs],
     )

@@ -1,4 +1,4 @@
-"""Breakpoints of sessions: armed, taken away, gone by themselves, and what they have captured."""
+"""Breakpoints of sessions: armed, removed, and what they have captured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from app.domain.breakpoint_work import check_work
 from app.domain.breakpoints import Breakpoint
 from app.domain.errors import FieldOutOfRange, NotFound
 from app.domain.values import SessionState
-from app.messages import Arm, ClearCaptures, Disarm, ReadCaptures, Spent
+from app.messages import Arm, ClearCaptures, Disarm, ReadCaptures
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
-from app.sessions.table import SessionTable
 
 MAX_BREAKPOINTS = 64
 
@@ -23,28 +22,26 @@ class Breakpoints:
     """Arms and disarms, in the engine and in the journal. `Session.breakpoints` follows. Used on the event loop only.
 
     A breakpoint is in `Session.breakpoints` from before the engine has it until after: a pause that it makes finds it.
-    `part_tokens` is the most tokens that one pass of a session has. Breakpoints that a restart brings back stay, also
-    if it has made that larger: without them the session's tokens would be others.
+    `part_tokens` is the most tokens that one pass of a session has. A restart may raise it; breakpoints that it brings
+    back stay even so, because the session's tokens depend on them.
     """
 
-    def __init__(
-        self, executor: EngineExecutor, keeper: SessionKeeper, table: SessionTable, *, part_tokens: int
-    ) -> None:
+    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper, *, part_tokens: int) -> None:
         self._executor = executor
         self._keeper = keeper
-        self._table = table
         self._part_tokens = part_tokens
-        executor.on_spent = self._note_spent
 
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
         """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable.
 
-        Raises `FieldOutOfRange` if the session has as many as may be, or as much to do in a pass, `WrongState` if it
-        pauses and a turn runs that cannot, `NotDurable`; then there is no such breakpoint.
+        On an error there is no such breakpoint. Raises:
+        - `FieldOutOfRange` if the session has too many breakpoints, or too much to do in a pass;
+        - `WrongState` if the breakpoint pauses and a turn runs that cannot pause;
+        - `NotDurable`.
         """
         if len(session.breakpoints) >= MAX_BREAKPOINTS:
             raise FieldOutOfRange(
-                f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, and no more may be: remove some",
+                f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, the most allowed: remove some",
                 param="breakpoints",
             )
         check_work(session.breakpoints.values(), breakpoint, self._part_tokens)
@@ -76,13 +73,6 @@ class Breakpoints:
     async def clear_captures(self, session: Session) -> None:
         """Forget what has been recorded."""
         await self._executor.call(lambda ticket: ClearCaptures(ticket, session.id))
-
-    def _note_spent(self, event: Spent) -> None:
-        session = self._table.find(event.session)
-        if session is None or event.breakpoint not in session.breakpoints:
-            return
-        session.spent[event.breakpoint] = session.breakpoints.pop(event.breakpoint)
-        self._keeper.note(session)
 
     def _take_back(self, session: Session, breakpoint: Breakpoint) -> None:
         session.breakpoints.pop(breakpoint.id, None)

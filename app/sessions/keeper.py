@@ -18,7 +18,7 @@ NOTHING = array("I")
 
 
 class SessionKeeper:
-    """Journals sessions, but not the ephemeral ones. Without a journal nothing is kept, and nobody waits.
+    """Journals sessions, except ephemeral ones. Without a journal it does nothing.
 
     Used on the event loop only.
     """

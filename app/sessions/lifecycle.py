@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
-from app.domain.values import SessionState
-from app.messages import Restored
+from app.bridge.executor import EngineExecutor
+from app.domain.errors import Busy
+from app.domain.values import Phase, Residency, SessionState
+from app.messages import Open, Restored, SetPhase
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from app.sessions.table import has_expired
+
+logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.5
 
@@ -16,7 +22,10 @@ SWEEP_INTERVAL_S = 0.5
 async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> None:
     """Open the sessions that the journal has brought back, but for those that have expired meanwhile."""
     for session in sessions:
-        await registry.reopen(session)
+        if has_expired(session):
+            registry.keeper.forget(session)
+        else:
+            await _reopen(registry, session)
     registry.executor.post(Restored)
 
 
@@ -33,15 +42,46 @@ async def drain(registry: SessionRegistry, timeout_s: float) -> None:
 
     Nobody can resume a paused turn any more: it is cancelled at once.
     """
-    registry.draining = True
+    registry.table.draining = True
     busy = registry.table.busy
     for session, turn in busy:
         if session.state is SessionState.PAUSED:
-            registry.cancel(session, turn)
+            registry.ends.cancel(session, turn)
     ends = [asyncio.create_task(turn.ended.wait()) for _, turn in busy]
     if ends:
         await asyncio.wait(ends, timeout=timeout_s)
         for session, turn in busy:
             if not turn.ended.is_set() and registry.executor.failure is None:
-                registry.cancel(session, turn)
+                registry.ends.cancel(session, turn)
         await asyncio.wait(ends)
+
+
+async def _reopen(registry: SessionRegistry, session: Session) -> None:
+    """Open a session that the journal has brought back.
+
+    If there is no room any more for the KV that was promised to it, it loses the promise: the session is worth more.
+    """
+    registry.table.add(session)
+    try:
+        await _open(registry.executor, session)
+    except Busy as error:
+        logger.warning("session %s comes back as best_effort: %s", session.id, error.message)
+        session.residency = Residency.BEST_EFFORT
+        registry.keeper.note(session)
+        await _open(registry.executor, session)
+    if session.phase is not Phase.COMPUTE:
+        await registry.executor.call(lambda ticket: SetPhase(ticket, session.id, session.phase))
+
+
+async def _open(executor: EngineExecutor, session: Session) -> None:
+    await executor.call(
+        lambda ticket: Open(
+            ticket,
+            session.id,
+            session.owner or "",
+            session.residency,
+            tuple(session.history),
+            tuple(session.breakpoints.values()),
+            session.interventions,
+        )
+    )

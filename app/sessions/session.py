@@ -12,7 +12,7 @@ from app.domain.errors import WrongState
 from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionId, SessionState
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.sessions.pause import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
+from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
 from app.sessions.usage import SessionUsage
 from app.text.turn_reader import TurnReader
 
@@ -41,7 +41,7 @@ class Session:
     name: str | None = None
     """What `X-Session-ID` calls it, if it was opened that way."""
     ephemeral: bool = False
-    """Whether it lives for one call only: nobody could come back to it after a restart."""
+    """Whether it lives for one call only: it is not journaled."""
     phase: Phase = Phase.COMPUTE
     """What was last signalled; a turn makes it `compute`."""
     kv: SessionMemory = field(default_factory=SessionMemory)
@@ -64,7 +64,7 @@ class Session:
     spent: dict[str, Breakpoint] = field(default_factory=dict)
     """Those that went after they had acted, since the turn was started or resumed."""
     interventions: tuple[Intervention, ...] = ()
-    """What the history was computed with, as far as the engine has told: it does so when a turn ends."""
+    """What the history was computed with. The engine reports it when a turn ends."""
     prompt_tokens: int = 0
     """Length of the context that `turn` started from."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
@@ -100,6 +100,12 @@ class Session:
             states = " or ".join(allowed)
             raise WrongState(f"cannot {to}: session {self.id} is {self.state}, it must be {states}")
 
+    def require_pause(self, *, to: str) -> Pause:
+        """The session's pause. Raises `WrongState` if it is not paused; `to` says what was asked for."""
+        self.require(SessionState.PAUSED, to=to)
+        assert self.pause is not None
+        return self.pause
+
     def move(self, state: SessionState) -> None:
         """Go to `state`. Raises `WrongState` if the state machine has no such transition."""
         if state not in TRANSITIONS[self.state]:
@@ -134,7 +140,7 @@ class Session:
         self.spent.clear()
 
     def end(self, turn: Turn) -> None:
-        """Follow a cancel of `turn` that is on its way: whatever it does meanwhile, it cannot be resumed any more."""
+        """Follow a cancel of `turn` that is on its way: from now on nothing resumes the turn."""
         turn.ending = True
         if turn is self.turn and self.state is SessionState.PAUSED:
             self.move(SessionState.QUEUED)

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator
 
 from app.bridge.turn import Turn
-from app.domain.errors import NotFound, SessionLimit
+from app.domain.errors import Draining, NotFound, SessionLimit
 from app.domain.values import SessionId, SessionState, Tier
-from app.messages import Placed
 from app.sessions.session import Session
 
 RETRY_AFTER_S = 60
@@ -18,17 +17,25 @@ RETRY_AFTER_S = 60
 
 
 class SessionTable:
-    """Every open session, and those that the engine is opening: they count, but nobody finds them yet."""
+    """Every open session. Sessions that the engine is still opening count, but are not found yet."""
 
     def __init__(self, limit: int) -> None:
+        self.draining = False
+        """Whether the server shuts down: no sessions or turns are taken any more."""
         self._limit = limit
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
 
     def admit(self) -> None:
-        """Raise `SessionLimit` if no more sessions may be opened."""
+        """Raise `SessionLimit` or `Draining` if no more sessions may be opened."""
+        self.require_no_drain()
         if len(self._open) + len(self._opening) >= self._limit:
             raise SessionLimit(self._limit, retry_after_s=RETRY_AFTER_S)
+
+    def require_no_drain(self) -> None:
+        """Raise `Draining` if the server shuts down."""
+        if self.draining:
+            raise Draining("the server is shutting down")
 
     def add(self, session: Session) -> None:
         """Take in a session; from now on it is found."""
@@ -78,12 +85,6 @@ class SessionTable:
     def find(self, session_id: SessionId) -> Session | None:
         """The session that the engine means, unless it has been closed."""
         return self._open.get(session_id) or self._opening.get(session_id)
-
-    def place(self, placed: Placed) -> None:
-        """Note where a session's KV is."""
-        session = self.find(placed.session)
-        if session is not None:
-            session.kv = placed.memory
 
     @property
     def waiting(self) -> int:

@@ -1,76 +1,98 @@
-"""Turns of sessions: queued, followed, cancelled, let go of."""
+"""Turns of sessions: queued, followed and read."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
 
 from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
-from app.domain.activations import CheckpointInfo
 from app.domain.breakpoints import Action
-from app.domain.errors import Busy, ContextTooLong, Draining, FieldOutOfRange, WrongState
-from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule
-from app.messages import Cancel, Paused, Submit, TurnEvent, TurnFinished
+from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, WrongState
+from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
+from app.messages import Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
 from app.sessions.keeper import SessionKeeper
+from app.sessions.pauses import Pauses
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
-from app.settings import Settings
+from app.sessions.turn_ends import TurnEnds
+from app.text.tokenizer import Tokens
+from app.text.turn_reader import TextRule, TurnReader
 
 RETRY_AFTER_S = 1
 
 
-class SessionTurns:
-    """The turns of all open sessions. Used on the event loop only."""
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One turn as it is asked for: what it starts from, how it goes on, and how its text is read."""
 
-    def __init__(self, executor: EngineExecutor, settings: Settings, metrics: Metrics, keeper: SessionKeeper) -> None:
-        self.executor = executor
-        self.info = executor.engine.info
-        self.settings = settings
-        self.part_tokens = min(settings.max_step_tokens, self.info.max_model_len)
-        """Most tokens that one pass of a session has."""
-        self.draining = False
-        self.table = SessionTable(settings.max_sessions)
-        self.on_paused: Callable[[Session, CheckpointInfo], None] = lambda session, info: None
-        """Takes the news of turns that have paused."""
-        self._metrics = metrics
-        self._keeper = keeper
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    stop: StopRule
+    text: TextRule
+    replace: bool = False
+    """Whether `token_ids` become the history; otherwise they are appended to it."""
+    pausable: bool = True
+    """Whether breakpoints may pause it: not where the client could not resume it."""
+    param: str = "prompt"
+    """Names the field that the tokens came from."""
 
-    def start_turn(
+
+class Turns:
+    """The turns of all open sessions. At most `max_queue` of them wait at once. Used on the event loop only."""
+
+    def __init__(
         self,
-        session: Session,
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
-        stop: StopRule,
+        executor: EngineExecutor,
+        table: SessionTable,
+        keeper: SessionKeeper,
+        tokens: Tokens,
+        metrics: Metrics,
+        ends: TurnEnds,
+        pauses: Pauses,
         *,
-        replace: bool = False,
-        pausable: bool = True,
-        param: str = "prompt",
-    ) -> Turn:
-        """Queue a turn that appends `token_ids` to the history, or with `replace` makes them the history.
+        max_queue: int,
+    ) -> None:
+        self._executor = executor
+        self._table = table
+        self._keeper = keeper
+        self._tokens = tokens
+        self._metrics = metrics
+        self._ends = ends
+        self._pauses = pauses
+        self._max_queue = max_queue
 
-        Whoever starts a turn must `release` it, however it ends. A `pausable` one needs a reader (`Pauses.reader`).
+    def start(self, session: Session, request: TurnRequest, cleanup: AsyncExitStack) -> TurnReader:
+        """Queue a turn; returns its reader. When `cleanup` unwinds, a turn that still runs is cancelled.
+
         Raises `WrongState` unless idle, and if it is not `pausable` but a breakpoint pauses, `Busy` when the queue is
-        full, `Draining`, and `FieldOutOfRange` if there is no token to start from; `param` names what the tokens came
-        from.
+        full, `Draining`, and `FieldOutOfRange` if there is no token to start from.
         """
-        if self.draining:
-            raise Draining("the server is shutting down")
+        self._table.require_no_drain()
         session.require(SessionState.IDLE, to="start a turn")
-        if not pausable:
+        if not request.pausable:
             _require_no_pauses(session)
-        if self.table.waiting >= self.settings.max_queue:
-            raise Busy(f"the queue is full ({self.settings.max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
-        history = array("I", token_ids) if replace else session.history + array("I", token_ids)
+        if self._table.waiting >= self._max_queue:
+            raise Busy(f"the queue is full ({self._max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
+        new = array("I", request.token_ids)
+        history = new if request.replace else session.history + new
         if not history:
-            raise FieldOutOfRange("a turn needs at least 1 token to start from", param=param)
-        turn = self.executor.start_turn(
-            lambda ticket: Submit(ticket, session.id, tuple(token_ids), sampling, stop, replace, pausable),
-            self.observer(session),
-        )
+            raise FieldOutOfRange("a turn needs at least 1 token to start from", param=request.param)
+        turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session))
         session.begin(turn, history)
-        return turn
+        cleanup.callback(self._ends.release, session, turn)
+        return self.reader(session, turn, request.text)
+
+    def reader(self, session: Session, turn: Turn, rule: TextRule) -> TurnReader:
+        """Read the session's turn from now on."""
+        on_stop = partial(self._ends.cancel, session, turn, reason=FinishReason.STOP)
+        settled = partial(self._keeper.settled, session)
+        session.reader = TurnReader(turn, self._tokens, rule, on_stop, settled)
+        return session.reader
 
     def observer(self, session: Session) -> Callable[[TurnEvent], None]:
         """What is to be told of a turn of the session before its reader is."""
@@ -84,7 +106,7 @@ class SessionTurns:
             if isinstance(event, TurnFinished):
                 self._keeper.note(session)
             elif isinstance(event, Paused):
-                self.on_paused(session, event.checkpoint)
+                self._pauses.begin(session, event.checkpoint)
 
         return observe
 
@@ -96,49 +118,34 @@ class SessionTurns:
         Raises `ContextTooLong` if the context and `max_tokens` exceed the model's length; `param` names what the
         context came from, `limit_param` what `max_tokens` came from.
         """
-        room = self.info.max_model_len - context
+        length = self._executor.engine.info.max_model_len
+        room = length - context
         wanted = 1 if max_tokens is None else max_tokens
         if room < wanted:
             raise ContextTooLong(
-                f"this model's context is {self.info.max_model_len} tokens, but there are {context} and at least "
-                f"{wanted} more are to be generated",
+                f"this model's context is {length} tokens, but there are {context} and at least {wanted} more are to "
+                "be generated",
                 param=limit_param if room >= 0 and max_tokens else param,
             )
         return room if max_tokens is None else max_tokens
 
-    def cancel(
-        self,
-        session: Session,
-        turn: Turn,
-        keep: int | None = None,
-        reason: FinishReason = FinishReason.CANCELLED,
-    ) -> None:
-        """Ask for the end of `turn`, without waiting. The first `keep` generated tokens stay (None: all)."""
-        session.cut(turn, keep)
-        session.end(turn)
-        if session.state is SessionState.IDLE:
-            self._keeper.note(session)
-        self.executor.post(lambda ticket: Cancel(ticket, session.id, turn.ticket, keep, reason))
 
-    def release(self, session: Session, turn: Turn) -> None:
-        """Let go of a turn: one that nobody reads any more must not run on, but a paused one stays as it is.
-
-        Call in a `finally`, once for each `start_turn` and `resume`; raises nothing.
-        """
-        turn.readers -= 1
-        running = not turn.ended.is_set() and session.state is not SessionState.PAUSED
-        if running and turn.readers <= 0 and self.executor.failure is None:
-            self.cancel(session, turn)
-
-    async def settled(self, session: Session) -> None:
-        """Return when all that has happened to the session is durable. Raises `NotDurable` if it cannot be."""
-        await self._keeper.settled(session)
+def _submit(session: Session, request: TurnRequest, ticket: Ticket) -> Submit:
+    return Submit(
+        ticket,
+        session.id,
+        tuple(request.token_ids),
+        request.sampling,
+        request.stop,
+        request.replace,
+        request.pausable,
+    )
 
 
 def _require_no_pauses(session: Session) -> None:
     pausing = [each.id for each in session.breakpoints.values() if each.action is Action.PAUSE]
     if pausing:
         raise WrongState(
-            f"session {session.id} would pause at breakpoint {pausing[0]}, which this API cannot tell: use "
+            f"session {session.id} would pause at breakpoint {pausing[0]}, and this API has no pauses: use "
             f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
         )

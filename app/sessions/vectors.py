@@ -33,11 +33,11 @@ class Vectors:
     async def put(self, owner: str | None, name: str, tensor: TensorData) -> None:
         """Keep `tensor`, in the place of the owner's vector of that name if there is one.
 
-        Breakpoints that are armed keep the vector that they were armed with. Raises `FieldOutOfRange` if the owner has
-        as many as may be, `NotDurable` if it could not be journaled: then it is there, but would not survive a restart.
+        Breakpoints keep the vector that they were armed with. Raises `FieldOutOfRange` if the owner has too many
+        vectors, `NotDurable` if the journal failed: the vector is there, but a restart would lose it.
         """
         if name not in (mine := self.owned_by(owner)) and len(mine) >= MAX_VECTORS:
-            raise FieldOutOfRange(f"there are {MAX_VECTORS} vectors, and no more may be: delete some", param="name")
+            raise FieldOutOfRange(f"there are {MAX_VECTORS} vectors, the most allowed: delete some", param="name")
         await self._write(VectorKey(owner, name), tensor)
 
     async def delete(self, owner: str | None, name: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from app.bridge.turn import TokenRun, Turn
 from app.domain.values import FinishReason, TokenLogprobs
 from app.messages import Paused, PromptScored, Started, TurnFinished
-from app.text.tokenizer import DetokenizerStream
+from app.text.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class TextTurn:
     ends as `stop` with that many tokens, even where it had already ended by itself with more. As with stop
     tokens, none ends the turn before `min_tokens` tokens: earlier text is not searched.
 
-    `settled` is awaited before the `TurnFinished`, when what stays of the turn is known: whoever has read that may
-    count on it. Its error is raised in place of the `TurnFinished`.
+    `settled` is awaited before the `TurnFinished`, so that a finished turn is durable. Its error takes the place of
+    the `TurnFinished`.
     """
 
     def __init__(
         self,
         turn: Turn,
-        detokenizer: DetokenizerStream,
+        detokenizer: Detokenizer,
         stop: Sequence[str],
         on_stop: Callable[[int], None],
         settled: Callable[[], Awaitable[None]],

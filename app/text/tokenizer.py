@@ -1,8 +1,7 @@
-"""Between text and tokens: encoding, the chat template, and decoding token by token."""
+"""Between text and tokens: encoding, the chat template, and decoding what is whole."""
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,10 +58,6 @@ class Tokens:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`. Bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def stream(self, *, after_text: bool) -> DetokenizerStream:
-        """A decoder for the tokens of one turn, as they come. `after_text` if they go on from text before them."""
-        return DetokenizerStream(self, after_text=after_text)
 
     def render_chat(
         self,
@@ -122,43 +117,13 @@ class Tokens:
         return b"" if token_id in self._special_ids else self.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, with U+FFFD for what is not a whole character."""
+        """`token_bytes` as text, with U+FFFD in place of partial characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def _decodes(self, tokens: list[str], text: str) -> bool:
         """Whether the tokenizer's decoder makes `text` of `tokens`."""
         decoder = self._backend.decoder
         return decoder is not None and decoder.decode(tokens) == text
-
-
-class DetokenizerStream:
-    """The text of one turn, piece by piece, without special tokens.
-
-    What `push` returns, with one `flush` at the end, makes up `Tokens.decode` of all the tokens: a character that
-    is not complete is held back. (In a byte-fallback vocabulary, bytes that are not UTF-8 are the exception:
-    there `decode` takes back whole characters before the bad byte, and text that was sent cannot be.) Text that goes on
-    `after_text` keeps a leading space that the decoders of SentencePiece models take from the start of a text.
-    """
-
-    def __init__(self, tokens: Tokens, *, after_text: bool) -> None:
-        self._tokens = tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._drop_space = tokens.drops_first_space and not after_text
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens; returns the text they complete, which may be empty."""
-        return self._decode(b"".join(map(self._tokens.text_bytes, token_ids)))
-
-    def flush(self) -> str:
-        """The rest, with U+FFFD for a character that was never completed."""
-        return self._decode(b"", final=True)
-
-    def _decode(self, data: bytes, *, final: bool = False) -> str:
-        text = self._decoder.decode(data, final)
-        if text and self._drop_space:
-            self._drop_space = False
-            return text.removeprefix(" ")
-        return text
 
 
 def load_tokens(model: ResolvedModel) -> Tokens:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from app.bridge.turn import TokenRun, Turn
 from app.domain.values import TokenLogprobs
 from app.messages import Paused, TurnFinished
-from app.text.generation import TextChunk, TextTurn
+from app.text.detokenizer import Detokenizer
+from app.text.generation import TextChunk, TextItem, TextTurn
 from app.text.tokenizer import Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """What of a turn only its text can show, and what is kept of it beside its tokens and its text."""
+    """How a turn is read: the stop strings in its text, and whether its log-probabilities are kept."""
 
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
@@ -45,7 +46,8 @@ class TurnReader:
         self.logprobs: list[TokenLogprobs] | None = [] if rule.with_logprobs else None
         """One for each of `token_ids`, or None if the turn did not ask for them."""
         self._text: list[str] = []
-        self._text_turn = TextTurn(turn, tokens.stream(after_text=True), rule.stop, on_stop, settled, rule.min_tokens)
+        detokenizer = Detokenizer(tokens, after_text=True)
+        self._text_turn = TextTurn(turn, detokenizer, rule.stop, on_stop, settled, rule.min_tokens)
         self._reading = asyncio.Lock()
         self._end: Paused | TurnFinished | None = None
 
@@ -59,23 +61,22 @@ class TurnReader:
         """`logprobs`, and those of the tokens that are there but have not been read."""
         return [*(self.logprobs or ()), *self.turn.mailbox.logprobs]
 
-    async def __aiter__(self) -> AsyncIterator[TextChunk | Paused | TurnFinished]:
+    async def __aiter__(self) -> AsyncIterator[TextItem]:
         async with self._reading:
             if self._end is not None and self._end.ticket == self.turn.ticket:
-                yield self._end  # whoever waited here before has read this stretch too
+                yield self._end  # an earlier reader has read this stretch too
                 return
             async for item in self._text_turn:
                 if isinstance(item, TextChunk):
                     self._take(item)
-                    yield item
                 elif isinstance(item, Paused | TurnFinished):
                     self._end = item
-                    yield item
+                yield item
 
     async def read(self) -> Paused | TurnFinished:
         """Read one stretch, and return how it ended."""
         *_, end = [item async for item in self]
-        assert not isinstance(end, TextChunk)
+        assert isinstance(end, Paused | TurnFinished)
         return end
 
     def replay(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:

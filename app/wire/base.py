@@ -1,4 +1,4 @@
-"""The base of every request body."""
+"""The bases of request bodies and of answers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ class WireModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, str_min_length=0)
+
+
+class View(BaseModel):
+    """Base of answers that show the engine's own objects: it is built from any object that has its fields."""
+
+    model_config = ConfigDict(from_attributes=True)
 
 
 def check_token_ids(token_ids: Iterable[int], vocab_size: int, *, param: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from app.domain.breakpoints import LAST, Action, Breakpoint, Edit, EditOp, OnTimeout, Pass, Positions, When
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
-from app.wire.base import MAX_COUNT, TokenId, WireModel, check_token_ids
+from app.wire.base import MAX_COUNT, TokenId, View, WireModel, check_token_ids
 from app.wire.edits import MAX_EDITS, TAKEN_BY, Edits
 from app.wire.tensors import norm
 
@@ -109,7 +109,7 @@ class BreakpointBody(WireModel):
         for index, layer in enumerate(self.layers):
             _check_layer(layer, num_layers, param=f"layers.{index}")
             if layer in self.layers[:index]:
-                raise FieldOutOfRange(f"layers.{index}: {layer} is there twice", param=f"layers.{index}")
+                raise FieldOutOfRange(f"layers.{index}: {layer} is given twice", param=f"layers.{index}")
         return tuple(sorted(self.layers))
 
 
@@ -118,7 +118,7 @@ def _check_layer(layer: int, num_layers: int, *, param: str) -> None:
         raise FieldOutOfRange(f"{param}: {layer} must be from 0 to {num_layers - 1}", param=param)
 
 
-class WhenView(BaseModel):
+class WhenView(View):
     """Which positions of which passes. Conditions that are null hold everywhere."""
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -127,11 +127,6 @@ class WhenView(BaseModel):
     position: int | None
     token_id: int | None
     every: int | None
-
-    @classmethod
-    def of(cls, when: When) -> Self:
-        """The wire form of `when`."""
-        return cls(in_pass=when.in_pass, position=when.position, token_id=when.token_id, every=when.every)
 
 
 class EditVectorView(BaseModel):
@@ -163,31 +158,17 @@ class EditView(BaseModel):
         )
 
 
-class BreakpointView(BaseModel):
+class BreakpointView(View):
     """An armed breakpoint. `timeout_s` and `on_timeout` are for the pauses of one that pauses."""
 
     id: str
     layers: list[int]
     action: Action
     when: WhenView
-    edits: list[EditView]
+    edits: list[Annotated[EditView, BeforeValidator(EditView.of)]]
     once: bool
     timeout_s: float
     on_timeout: OnTimeout
-
-    @classmethod
-    def of(cls, armed: Breakpoint) -> Self:
-        """The wire form of `armed`."""
-        return cls(
-            id=armed.id,
-            layers=list(armed.layers),
-            action=armed.action,
-            when=WhenView.of(armed.when),
-            edits=[EditView.of(edit) for edit in armed.edits],
-            once=armed.once,
-            timeout_s=armed.timeout_s,
-            on_timeout=armed.on_timeout,
-        )
 
 
 class BreakpointList(BaseModel):

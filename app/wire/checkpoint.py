@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import asdict
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -120,17 +121,8 @@ class CheckpointView(BaseModel):
     def of(cls, info: CheckpointInfo, expires_at: float | None) -> Self:
         """The wire form of `info`."""
         return cls(
-            layer=info.layer,
-            first=info.first,
-            end=info.end,
+            **asdict(info),
             shape=(info.end - info.first, info.hidden_size),
-            hidden_size=info.hidden_size,
-            dtype=info.dtype,
-            bytes=info.bytes,
-            in_pass=info.in_pass,
-            breakpoint=info.breakpoint,
-            saved_ms=info.saved_ms,
-            created_at=info.created_at,
             age_s=max(0.0, time.time() - info.created_at),
             expires_at=expires_at,
         )

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.domain.memory_map import MemoryMap, MoveTotals, TierUse
+from app.domain.memory_map import MemoryMap
 from app.domain.values import KVPolicy, Tier
-from app.wire.base import WireModel
+from app.wire.base import View, WireModel
 
 Direction = Literal["out", "in", "to_disk", "from_disk"]
 """Which way KV moves: between device and host, or between host and disk."""
 
 
-class TierView(BaseModel):
+class TierView(View):
     """KV in one tier: what there is room for, what sessions hold, and what is only kept for reuse and gives way."""
 
     total_bytes: int
     owned_bytes: int
     cached_bytes: int
-
-    @classmethod
-    def of(cls, use: TierUse) -> Self:
-        """The wire form of `use`."""
-        return cls(**asdict(use))
 
 
 class DataView(BaseModel):
@@ -46,33 +40,23 @@ class DataView(BaseModel):
                 owned_bytes=memory.kv_owned_bytes,
                 cached_bytes=memory.kv_cached_bytes,
             ),
-            host=TierView.of(memory.host),
-            disk=TierView.of(memory.disk),
+            host=memory.host,
+            disk=memory.disk,
             block_bytes=memory.block_bytes,
             block_tokens=memory.block_tokens,
         )
 
 
-class MovesView(BaseModel):
+class MovesView(View):
     """What has moved one way since the start. `bytes_per_s` is measured over the copies: null before the first."""
 
-    count: int
+    count: int = Field(validation_alias="moves")
     bytes: int
     seconds: float
     bytes_per_s: float | None
 
-    @classmethod
-    def of(cls, totals: MoveTotals) -> Self:
-        """The wire form of `totals`."""
-        return cls(
-            count=totals.moves,
-            bytes=totals.bytes,
-            seconds=totals.seconds,
-            bytes_per_s=bandwidth(totals),
-        )
 
-
-class CountsView(BaseModel):
+class CountsView(View):
     """What happened to KV since the start.
 
     `write_behind_bytes` left early, without anyone waiting; `turned_round` moves were overtaken by a new signal;
@@ -87,7 +71,7 @@ class CountsView(BaseModel):
     late_restores: int
 
 
-class StackView(BaseModel):
+class StackView(View):
     """Residual streams in host memory: those of `checkpoints` paused turns, and captures."""
 
     checkpoints: int
@@ -95,7 +79,7 @@ class StackView(BaseModel):
     capture_bytes: int
 
 
-class TextView(BaseModel):
+class TextView(View):
     """Weights, `total_bytes` of them. The device has `kept_bytes` that stay and `ring_bytes` through which the others
     are streamed, `streamed_bytes` since the start; on a device that keeps all there is no ring.
     """
@@ -128,27 +112,17 @@ class MemoryView(BaseModel):
     def of(cls, memory: MemoryMap, policy: KVPolicy) -> Self:
         """The wire form of the engine's map."""
         return cls(
-            text=TextView(**asdict(memory.text)),
+            text=memory.text,
             data=DataView.of(memory),
-            stack=StackView(**asdict(memory.stack)),
+            stack=memory.stack,
             policy=policy,
-            moves={
-                "out": MovesView.of(memory.moves["out"]),
-                "in": MovesView.of(memory.moves["in"]),
-                "to_disk": MovesView.of(memory.moves["to_disk"]),
-                "from_disk": MovesView.of(memory.moves["from_disk"]),
-            },
-            counts=CountsView(**asdict(memory.counts)),
+            moves=memory.moves,
+            counts=memory.counts,
             sessions=memory.sessions,
             sessions_by_tier={tier: memory.sessions_by_tier.get(tier, 0) for tier in Tier},
             turns_running=memory.running,
             turns_waiting=memory.waiting,
         )
-
-
-def bandwidth(totals: MoveTotals) -> float | None:
-    """Bytes per second of the copies themselves; None if there were none, or none that took time."""
-    return totals.bytes / totals.seconds if totals.seconds else None
 
 
 class MemoryEstimate(BaseModel):
@@ -176,8 +150,8 @@ class MemoryEstimate(BaseModel):
             kv_bytes_per_token=memory.block_bytes // memory.block_tokens,
             sessions_resident=memory.kv_total_bytes // kv_bytes,
             transfer_ms={
-                "out": _milliseconds(kv_bytes, bytes_per_s or bandwidth(memory.moves["out"])),
-                "in": _milliseconds(kv_bytes, bytes_per_s or bandwidth(memory.moves["in"])),
+                "out": _milliseconds(kv_bytes, bytes_per_s or memory.moves["out"].bytes_per_s),
+                "in": _milliseconds(kv_bytes, bytes_per_s or memory.moves["in"].bytes_per_s),
             },
         )
 

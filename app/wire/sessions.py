@@ -6,10 +6,9 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, Residency, SessionState, Tier
 from app.sessions.session import Session
-from app.wire.base import MAX_COUNT, WireModel
+from app.wire.base import MAX_COUNT, View, WireModel
 from app.wire.checkpoint import CheckpointView
 
 DAY_MS = 24 * 3600 * 1000
@@ -86,7 +85,7 @@ class ListSessionsQuery(WireModel):
     tier: Tier | None = Field(None, description="only sessions whose KV is there")
 
 
-class KVView(BaseModel):
+class KVView(View):
     """Where a session's KV is. `tier` is null when it has none."""
 
     tier: Tier | None
@@ -94,17 +93,6 @@ class KVView(BaseModel):
     device_bytes: int
     host_bytes: int
     disk_bytes: int
-
-    @classmethod
-    def of(cls, memory: SessionMemory) -> Self:
-        """The wire form of what the engine found."""
-        return cls(
-            tier=memory.tier,
-            blocks=memory.blocks,
-            device_bytes=memory.device_bytes,
-            host_bytes=memory.host_bytes,
-            disk_bytes=memory.disk_bytes,
-        )
 
 
 class ResumeTimes(BaseModel):
@@ -170,7 +158,7 @@ class SessionView(BaseModel):
             phase=session.phase,
             residency=session.residency,
             tokens=len(session.history),
-            kv=KVView.of(session.kv),
+            kv=session.kv,
             checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
             usage=SessionUsageView.of(session),
             metadata=session.metadata,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,8 +85,7 @@ def _check_finite(tensor: TensorData, param: str) -> None:
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """What the library checks but does not give out: the header is JSON after its length in 8 bytes."""
-    (length,) = struct.unpack_from("<Q", content)
-    header: dict[str, Any] = json.loads(content[8 : 8 + length])
+    """The library checks the metadata but does not give it out: the header is JSON after its length in 8 bytes."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata: dict[str, str] = header.get("__metadata__") or {}
     return metadata

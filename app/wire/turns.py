@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import asdict
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.values import FinishReason, SamplingParams, StopRule, TokenLogprobs, TurnUsage
-from app.wire.base import MAX_COUNT, TokenId, WireModel, check_token_ids
+from app.domain.values import FinishReason, SamplingParams, StopRule, TokenLogprobs
+from app.text.turn_reader import TextRule
+from app.wire.base import MAX_COUNT, TokenId, View, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
 
 MAX_SEED = 2**63 - 1
@@ -87,6 +87,10 @@ class SamplingFields(WireModel):
         eos = frozenset() if self.ignore_eos else eos_token_ids
         return StopRule(max_tokens, self.min_tokens, eos | frozenset(self.stop_token_ids))
 
+    def to_text_rule(self, *, with_logprobs: bool) -> TextRule:
+        """How the turn's text is read."""
+        return TextRule(self.stop_strings, self.min_tokens, with_logprobs)
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `FieldOutOfRange` if a token id of these fields is not in the vocabulary."""
         check_token_ids(self.stop_token_ids, vocab_size, param="stop_token_ids")
@@ -152,18 +156,13 @@ class TokenLogprobsView(AlternativeView):
         return cls(token_id=found.token_id, logprob=found.logprob, top=top)
 
 
-class TurnUsageView(BaseModel):
+class TurnUsageView(View):
     """What a turn cost, in tokens; `prompt_tokens` is the whole context that it started from."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     tokens_recomputed: int
-
-    @classmethod
-    def of(cls, usage: TurnUsage) -> Self:
-        """The wire form of `usage`."""
-        return cls(**asdict(usage))
 
 
 class TurnView(BaseModel):

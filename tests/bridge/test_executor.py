@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
-from typing import cast
 
 import pytest
 
@@ -11,10 +10,12 @@ from app.bridge.executor import Deliver, EngineExecutor
 from app.domain.errors import EngineError
 from app.domain.values import ModelInfo, SamplingParams, SessionId, StopRule
 from app.main import create_app
-from app.messages import Command, Fork, Inspect
+from app.messages import Command, Fork, Inspect, Notice
+from app.model_store.byte_tokenizer import byte_tokenizer
 from app.routers.dependencies import Services
 from app.text.tokenizer import Tokens
 from tests.serving import running_services, tiny_settings
+from tests.taking_turns import start_turn
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -37,6 +38,10 @@ class DyingEngine:
         self.die.set()
 
 
+def ignore(notice: Notice) -> None:
+    """An engine that is dying has no news of sessions."""
+
+
 @pytest.fixture
 async def info() -> ModelInfo:
     async with running_services() as services:
@@ -45,12 +50,12 @@ async def info() -> ModelInfo:
 
 async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(info: ModelInfo) -> None:
     engine = DyingEngine(info)
-    app = create_app(tiny_settings(), engine, cast("Tokens", None))
+    app = create_app(tiny_settings(), engine, Tokens(byte_tokenizer(512), frozenset()))
     async with app.router.lifespan_context(app):
         services: Services = app.state.services
         registry = services.sessions
         session, expiring = registry.create(), registry.create(ttl_s=1)
-        turn = registry.start_turn(session, [5], SamplingParams(seed=0), StopRule(max_tokens=5))
+        turn = start_turn(registry, session, [5], SamplingParams(seed=0), StopRule(max_tokens=5))
         waiting = asyncio.create_task(registry.memory())
         await asyncio.sleep(0)
         engine.die.set()
@@ -61,10 +66,10 @@ async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(in
         with pytest.raises(EngineError, match="out of memory"):
             await registry.memory()
         with pytest.raises(EngineError, match="out of memory"):
-            registry.start_turn(session, [5], SamplingParams(seed=0), StopRule(max_tokens=5))
+            start_turn(registry, session, [5], SamplingParams(seed=0), StopRule(max_tokens=5))
         with pytest.raises(EngineError, match="out of memory"):
             registry.create()
-        registry.release(session, turn)
+        registry.ends.release(session, turn)
         assert {each.id for each in registry.table.page(limit=9)} == {
             session.id,
             expiring.id,
@@ -75,7 +80,7 @@ async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(in
 
 
 async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
-    executor = EngineExecutor(DyingEngine(info))
+    executor = EngineExecutor(DyingEngine(info), ignore)
     executor.start()
     waiting = asyncio.create_task(executor.call(Inspect))
     await asyncio.sleep(0)
@@ -85,7 +90,7 @@ async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
 
 
 async def test_a_turn_that_a_command_should_have_brought_is_let_go_if_it_cannot(info: ModelInfo) -> None:
-    executor, seen = EngineExecutor(DyingEngine(info)), list[object]()
+    executor, seen = EngineExecutor(DyingEngine(info), ignore), list[object]()
     executor.start()
     forking = executor.call_for_turn(
         lambda ticket, turn: Fork(ticket, SessionId("a"), SessionId("b"), turn), seen.append

@@ -21,6 +21,7 @@ from app.text.generation import TextChunk
 from app.text.turn_reader import TextRule, TurnReader
 from app.wire.turns import GenerateBody
 from tests.routers.generating import PROMPT, streaming, wait_until_idle
+from tests.taking_turns import start_turn
 
 
 def test_cancel_ends_the_stream_and_keeps_what_was_generated(http: httpx.Client, session: str) -> None:
@@ -82,7 +83,7 @@ async def test_a_turn_is_refused_if_the_history_changes_while_its_text_is_encode
         asked = GenerateBody(prompt="late", max_tokens=1)
         starting = asyncio.create_task(generate_route._start(session, asked, services, cleanup))
         await asyncio.to_thread(encoding.wait, 10)
-        other = services.sessions.start_turn(session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
+        other = start_turn(services.sessions, session, [5, 6], SamplingParams(seed=0), StopRule(max_tokens=1))
         await other.ended.wait()
         changed.set()
         with pytest.raises(WrongState, match="changed"):

@@ -13,18 +13,18 @@ from app.exports.exports import export_session, import_session
 from app.routers.dependencies import Services
 from app.sessions.session import Session
 from tests.serving import running_services
-from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, finish
+from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, finish, start_turn
 
 
 async def test_a_fork_has_the_history_and_goes_its_own_way(services: Services) -> None:
     registry = services.sessions
     parent = registry.create("me", metadata={"name": "a"})
-    await finish(registry.start_turn(parent, list(range(3, 43)), GREEDY, StopRule(max_tokens=4)))
+    await finish(start_turn(registry, parent, list(range(3, 43)), GREEDY, StopRule(max_tokens=4)))
     child = await registry.fork(parent)
     assert child.history == parent.history
     assert (child.owner, child.metadata) == ("me", {"name": "a"})
     first, second = [
-        await finish(registry.start_turn(each, PROMPT, GREEDY, StopRule(max_tokens=8))) for each in (parent, child)
+        await finish(start_turn(registry, each, PROMPT, GREEDY, StopRule(max_tokens=8))) for each in (parent, child)
     ]
     assert second.usage.cached_tokens >= 40
     assert parent.history == child.history  # greedy, same context: the shared KV is the right one
@@ -56,7 +56,7 @@ async def test_a_fork_that_fails_leaves_nothing_behind(services: Services) -> No
 async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: Services, tmp_path: Path) -> None:
     registry = services.sessions
     session = registry.create()
-    await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4)))
+    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
     await export_session(registry, session, tmp_path / "session")
     for path in (tmp_path / "session", tmp_path / "missing"):
         importing = asyncio.create_task(import_session(registry, path))
@@ -99,11 +99,11 @@ async def test_a_full_queue_and_too_many_sessions_are_busy() -> None:
         with pytest.raises(Busy, match="3 sessions") as busy:
             registry.create()
         assert busy.value.retry_after_s >= 1
-        turns = [registry.start_turn(session, PROMPT, GREEDY, LONG) for session in sessions[:2]]
+        turns = [start_turn(registry, session, PROMPT, GREEDY, LONG) for session in sessions[:2]]
         with pytest.raises(Busy, match="queue is full"):
-            registry.start_turn(sessions[2], PROMPT, GREEDY, LONG)
+            start_turn(registry, sessions[2], PROMPT, GREEDY, LONG)
         await anext(turns[0])
-        turns.append(registry.start_turn(sessions[2], PROMPT, GREEDY, LONG))
+        turns.append(start_turn(registry, sessions[2], PROMPT, GREEDY, LONG))
         for session, turn in zip(sessions, turns, strict=True):
-            registry.release(session, turn)
+            registry.ends.release(session, turn)
             await finish(turn)

@@ -21,7 +21,7 @@ async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all
     expected = await whole(registry, text[5:8], tokens=12)
     brief = replace(PROMPT_END, timeout_s=BRIEF)
     session, reader = await paused(registry, text[5:8], breakpoint=brief, tokens=12)
-    registry.release(session, reader.turn)
+    registry.ends.release(session, reader.turn)
     await until(lambda: session.state is SessionState.IDLE)
     assert session.history[len(PROMPT) :].tolist() == expected.token_ids
     assert len(session.history) == await engine_tokens(registry, session)
@@ -30,7 +30,7 @@ async def test_a_turn_that_nobody_resumes_goes_on_by_itself_stop_strings_and_all
 async def test_a_turn_that_nobody_resumes_goes_on_to_its_next_pause_which_ends_too(services: Services) -> None:
     registry = services.sessions
     session, reader = await paused(registry, breakpoint=replace(EACH_TOKEN, timeout_s=BRIEF), tokens=5)
-    registry.release(session, reader.turn)
+    registry.ends.release(session, reader.turn)
     await until(lambda: session.state is SessionState.IDLE)
     assert len(session.history) == len(PROMPT) + 5
 

@@ -66,11 +66,11 @@ async def test_only_a_paused_session_can_be_resumed_and_only_once(services: Serv
     with pytest.raises(WrongState, match="queued"):
         registry.pauses.resume(session, NEXT_BREAKPOINT)
     with pytest.raises(WrongState, match="must be paused"):
-        await registry.pauses.read(session, Positions())
+        await registry.checkpoints.read(session, Positions())
     with pytest.raises(WrongState, match="must be paused"):
-        await registry.pauses.edit(session, (Edit(EditOp.ABLATE),))
+        await registry.checkpoints.edit(session, (Edit(EditOp.ABLATE),))
     with pytest.raises(WrongState, match="must be paused"):
-        await registry.pauses.lens(session, Positions(), 1)
+        await registry.checkpoints.lens(session, Positions(), 1)
     with pytest.raises(WrongState, match="must be paused"):
         registry.pauses.resume(registry.create(), NEXT_BREAKPOINT)
 
@@ -103,7 +103,7 @@ async def test_a_cancel_is_not_overtaken_by_a_resume_nor_the_other_way_round(ser
         session, reader = await paused(registry, tokens=500)
         if resumed_first:
             registry.pauses.resume(session, NEXT_BREAKPOINT)
-        registry.cancel(session, reader.turn)
+        registry.ends.cancel(session, reader.turn)
         with pytest.raises(WrongState):
             registry.pauses.resume(session, NEXT_BREAKPOINT)
         await asyncio.wait_for(reader.turn.ended.wait(), 60)
@@ -118,12 +118,12 @@ async def test_who_leaves_before_the_pause_ends_the_turn_and_who_leaves_at_it_do
     session = registry.create()
     await registry.breakpoints.arm(session, PROMPT_END)
     reader = start(registry, session)
-    registry.release(session, reader.turn)
+    registry.ends.release(session, reader.turn)
     end = await read(reader)
     assert isinstance(end, TurnFinished)
     assert end.reason is FinishReason.CANCELLED
     session, reader = await paused(registry, breakpoint=PROMPT_END)
-    registry.release(session, reader.turn)
+    registry.ends.release(session, reader.turn)
     await registry.memory()
     assert session.state is SessionState.PAUSED
 
@@ -132,9 +132,9 @@ async def test_who_has_resumed_a_turn_ends_it_by_leaving_but_nobody_before(servi
     registry = services.sessions
     session, reader = await paused(registry, breakpoint=PROMPT_END, tokens=900)
     registry.pauses.resume(session, NEXT_BREAKPOINT)
-    registry.release(session, reader.turn)  # of whoever had started it
+    registry.ends.release(session, reader.turn)  # of whoever had started it
     await until(lambda: session.state is SessionState.RUNNING)
-    registry.release(session, reader.turn)
+    registry.ends.release(session, reader.turn)
     end = await read(reader)
     assert isinstance(end, TurnFinished)
     assert end.reason is FinishReason.CANCELLED
@@ -162,7 +162,7 @@ async def test_at_the_end_nobody_waits_for_a_paused_turn_nor_for_one_that_pauses
     await asyncio.wait_for(asyncio.gather(first.turn.ended.wait(), third.turn.ended.wait()), 60)
     with pytest.raises((Draining, WrongState)):
         registry.pauses.resume(at_rest, NEXT_BREAKPOINT)
-    registry.cancel(going, second.turn)
+    registry.ends.cancel(going, second.turn)
     await asyncio.wait_for(draining, 60)
     assert {each.state for each in (at_rest, going, late)} == {SessionState.IDLE}
     end = await read(third)

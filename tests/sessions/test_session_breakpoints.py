@@ -21,7 +21,7 @@ from app.sessions.breakpoints import MAX_BREAKPOINTS
 from app.sessions.registry import SessionRegistry
 from tests.pausing import EACH_TOKEN, PROMPT, paused, read, start
 from tests.serving import running_services
-from tests.taking_turns import GREEDY
+from tests.taking_turns import GREEDY, start_turn
 
 STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.SCALE, 0.5),))
 WATCH = Breakpoint("bp_watch", (0, 1), Action.CAPTURE, When(in_pass=Pass.DECODE))
@@ -67,16 +67,16 @@ async def test_a_breakpoint_can_be_armed_under_a_turn(services: Services) -> Non
 async def test_a_turn_that_cannot_pause_and_a_breakpoint_that_does_exclude_each_other(services: Services) -> None:
     registry = services.sessions
     session, rule = registry.create(), StopRule(max_tokens=900)
-    turn = registry.start_turn(session, PROMPT, GREEDY, rule, pausable=False)
+    turn = start_turn(registry, session, PROMPT, GREEDY, rule, pausable=False)
     with pytest.raises(WrongState):
         await registry.breakpoints.arm(session, EACH_TOKEN)
     assert session.breakpoints == {}
     await registry.breakpoints.arm(session, WATCH)
-    registry.release(session, turn)
+    registry.ends.release(session, turn)
     await turn.ended.wait()
     await registry.breakpoints.arm(session, EACH_TOKEN)
     with pytest.raises(WrongState, match=f"/v1/sessions/{session.id}/generate"):
-        registry.start_turn(session, PROMPT, GREEDY, rule, pausable=False)
+        start_turn(registry, session, PROMPT, GREEDY, rule, pausable=False)
 
 
 async def test_one_that_acts_once_is_gone_for_good(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_what_cannot_be_journaled_is_not_armed(tmp_path: Path) -> None:
         registry = services.sessions
         session = registry.create()
         await registry.keep(session)
-        journal = registry._keeper._journal
+        journal = registry.keeper._journal
         assert journal is not None
         connection = journal._store._connection
         pages = connection.execute("PRAGMA page_count").fetchone()[0]

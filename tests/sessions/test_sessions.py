@@ -13,13 +13,13 @@ from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, until
+from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn, until
 
 
 async def test_state_follows_the_turn_though_nobody_reads_it(services: Services) -> None:
     registry = services.sessions
     session = registry.create()
-    registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4))
+    start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4))
     assert session.state is SessionState.QUEUED
     await until(lambda: session.state is SessionState.IDLE)
     assert len(session.history) == 7
@@ -28,38 +28,38 @@ async def test_state_follows_the_turn_though_nobody_reads_it(services: Services)
 async def test_a_second_turn_at_the_same_time_is_refused(services: Services) -> None:
     registry = services.sessions
     session = registry.create()
-    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
     with pytest.raises(WrongState, match="queued"):
-        registry.start_turn(session, PROMPT, GREEDY, LONG)
+        start_turn(registry, session, PROMPT, GREEDY, LONG)
     await anext(turn)
     for refused in (registry.fork(session), registry.rewind(session, 0)):
         with pytest.raises(WrongState, match="running"):
             await refused
-    registry.release(session, turn)
+    registry.ends.release(session, turn)
 
 
 async def test_a_session_with_a_turn_in_it_is_not_exported(services: Services, tmp_path: Path) -> None:
     registry = services.sessions
     session = registry.create()
-    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
     with pytest.raises(WrongState, match=r"cannot export: .* is queued"):
         await export_session(registry, session, tmp_path / "session")
     await anext(turn)
     with pytest.raises(WrongState, match=r"cannot export: .* is running"):
         await export_session(registry, session, tmp_path / "session")
-    registry.release(session, turn)
+    registry.ends.release(session, turn)
 
 
 async def test_a_turn_that_its_reader_abandons_ends_and_frees_the_session(services: Services) -> None:
     registry = services.sessions
     session = registry.create()
-    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
     await anext(turn)
-    registry.release(session, turn)
+    registry.ends.release(session, turn)
     await asyncio.wait_for(turn.ended.wait(), 10)
     assert session.state is SessionState.IDLE
     assert len(session.history) < 900
-    finished = await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=2)))
+    finished = await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=2)))
     assert finished.reason is FinishReason.LENGTH
 
 
@@ -67,11 +67,11 @@ async def test_a_turn_that_its_reader_abandons_ends_and_frees_the_session(servic
 async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services: Services, late: bool) -> None:
     registry = services.sessions
     session = registry.create()
-    turn = registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=20) if late else LONG)
+    turn = start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=20) if late else LONG)
     await until(lambda: len(session.history) >= 3 + 5)
     if late:
         await finish(turn)
-    registry.cancel(session, turn, keep=2, reason=FinishReason.STOP)
+    registry.ends.cancel(session, turn, keep=2, reason=FinishReason.STOP)
     if not late:
         assert (await finish(turn)).reason is FinishReason.STOP
     assert len(session.history) == await engine_tokens(registry, session) == 5
@@ -80,7 +80,7 @@ async def test_cancel_with_keep_cuts_the_history_here_and_in_the_engine(services
 async def test_a_closed_session_is_gone_and_its_turn_ends_as_cancelled(services: Services) -> None:
     registry = services.sessions
     session = registry.create()
-    turn = registry.start_turn(session, PROMPT, GREEDY, LONG)
+    turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
     await anext(turn)
     await registry.close(session)
     assert (await finish(turn)).reason is FinishReason.CANCELLED
@@ -114,7 +114,7 @@ async def test_pages_hold_all_sessions_once_in_order(services: Services) -> None
 async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(services: Services) -> None:
     registry = services.sessions
     session = registry.create()
-    await finish(registry.start_turn(session, PROMPT, GREEDY, StopRule(max_tokens=4)))
+    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
     with pytest.raises(FieldOutOfRange, match="from 0 to 7"):
         await registry.rewind(session, 8)
     await registry.rewind(session, 2)
@@ -124,19 +124,19 @@ async def test_rewind_cuts_both_histories_and_refuses_a_place_past_the_end(servi
 async def test_a_turn_needs_a_token_to_start_from(services: Services) -> None:
     session = services.sessions.create()
     with pytest.raises(FieldOutOfRange, match="at least 1 token"):
-        services.sessions.start_turn(session, [], GREEDY, LONG)
+        start_turn(services.sessions, session, [], GREEDY, LONG)
     assert session.state is SessionState.IDLE
 
 
 async def test_room_is_what_is_left_of_the_context(services: Services) -> None:
     registry = services.sessions
-    assert registry.room(1000, None) == 24
-    assert registry.room(1024, 0) == 0
+    assert registry.turns.room(1000, None) == 24
+    assert registry.turns.room(1024, 0) == 0
     with pytest.raises(ContextTooLong, match=r"1024 tokens, but there are 1000 and at least 25") as too_long:
-        registry.room(1000, 25)
+        registry.turns.room(1000, 25)
     assert too_long.value.param == "max_tokens"
     with pytest.raises(ContextTooLong) as too_long:
-        registry.room(1024, None, param="messages")
+        registry.turns.room(1024, None, param="messages")
     assert too_long.value.param == "messages"
 
 
@@ -145,7 +145,7 @@ async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Se
     unused, used = registry.create(ttl_s=1), registry.create(ttl_s=1)
     end = asyncio.get_running_loop().time() + 2
     while asyncio.get_running_loop().time() < end:
-        await finish(registry.start_turn(used, PROMPT, GREEDY, StopRule(max_tokens=1), replace=True))
+        await finish(start_turn(registry, used, PROMPT, GREEDY, StopRule(max_tokens=1), replace=True))
     assert unused.state is SessionState.CLOSED
     assert registry.table.get(used.id) is used
     with pytest.raises(NotFound):
@@ -155,7 +155,7 @@ async def test_a_session_expires_after_its_ttl_but_not_under_a_turn(services: Se
 
 
 async def use_and_fail(session: Session, registry: SessionRegistry) -> None:
-    await anext(registry.start_turn(session, PROMPT, GREEDY, LONG))
+    await anext(start_turn(registry, session, PROMPT, GREEDY, LONG))
     raise ValueError("the caller's own")
 
 
@@ -172,13 +172,13 @@ async def test_an_ephemeral_session_leaves_nothing_behind_even_after_an_error(se
 async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(services: Services) -> None:
     registry = services.sessions
     long, short = registry.create(), registry.create()
-    endless = registry.start_turn(long, PROMPT, GREEDY, LONG)
-    brief = registry.start_turn(short, PROMPT, GREEDY, StopRule(max_tokens=2))
+    endless = start_turn(registry, long, PROMPT, GREEDY, LONG)
+    brief = start_turn(registry, short, PROMPT, GREEDY, StopRule(max_tokens=2))
     await drain(registry, timeout_s=0.5)
     assert (await finish(brief)).reason is FinishReason.LENGTH
     assert (await finish(endless)).reason is FinishReason.CANCELLED
     with pytest.raises(Draining):
-        registry.start_turn(short, PROMPT, GREEDY, LONG)
+        start_turn(registry, short, PROMPT, GREEDY, LONG)
     with pytest.raises(Draining):
         registry.create()
     with pytest.raises(Draining):
@@ -196,16 +196,16 @@ async def one_random_step(registry: SessionRegistry, session: Session, choose: r
         tokens = [choose.randint(3, 200) for _ in range(choose.randint(1, 40))]
         replace = choose.random() < 0.3 or len(session.history) > 600
         rule = StopRule(max_tokens=choose.randint(4, 40))
-        turn = registry.start_turn(session, tokens, SamplingParams(seed=1), rule, replace=replace)
+        turn = start_turn(registry, session, tokens, SamplingParams(seed=1), rule, replace=replace)
         start = len(session.history)
         if action != "cut late":
             await until(lambda: len(session.history) >= start + 3)
         else:
             await turn.ended.wait()
         if action == "cancel":
-            registry.cancel(session, turn)
+            registry.ends.cancel(session, turn)
         elif action != "finish":
-            registry.cancel(session, turn, keep=choose.randint(0, 3), reason=FinishReason.STOP)
+            registry.ends.cancel(session, turn, keep=choose.randint(0, 3), reason=FinishReason.STOP)
         await finish(turn)
 
 

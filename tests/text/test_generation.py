@@ -15,6 +15,7 @@ from app.domain.errors import EngineError, NotDurable
 from app.domain.values import FinishReason, Ticket, TokenLogprobs, TurnUsage
 from app.messages import Failed, Started, Token, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
+from app.text.detokenizer import Detokenizer
 from app.text.generation import StopMatcher, TextChunk, TextItem, TextTurn
 from app.text.tokenizer import Tokens
 
@@ -93,7 +94,7 @@ async def read(
 ) -> tuple[list[TextItem], list[int]]:
     """All items of the turn, and the `keep`s asked for. A slow reader begins when the engine has sent everything."""
     turn, keeps = Turn(TICKET), list[int]()
-    text_turn = TextTurn(turn, tokens.stream(after_text=True), stop, keeps.append, at_once, min_tokens)
+    text_turn = TextTurn(turn, Detokenizer(tokens, after_text=True), stop, keeps.append, at_once, min_tokens)
 
     async def send() -> None:
         turn.deliver(Started(TICKET, 0))
@@ -178,7 +179,7 @@ async def test_a_failed_turn_raises_its_error_after_what_came_before(tokens: Tok
     turn = Turn(TICKET)
     for event in (Token(TICKET, 65), Failed(TICKET, EngineError("the step failed"))):
         turn.deliver(event)
-    reader = aiter(TextTurn(turn, tokens.stream(after_text=True), (), lambda keep: None, at_once))
+    reader = aiter(TextTurn(turn, Detokenizer(tokens, after_text=True), (), lambda keep: None, at_once))
     assert text_of([await anext(reader)]) == "A"
     with pytest.raises(EngineError, match="the step failed"):
         await anext(reader)
@@ -192,7 +193,7 @@ async def test_the_end_is_told_only_when_it_is_settled_and_a_stop_has_been_annou
 
     for event in events_of(tokens.encode("abc", add_special_tokens=False)):
         turn.deliver(event)
-    text_turn = TextTurn(turn, tokens.stream(after_text=True), ["c"], lambda keep: order.append("cut"), settle)
+    text_turn = TextTurn(turn, Detokenizer(tokens, after_text=True), ["c"], lambda keep: order.append("cut"), settle)
     async for item in text_turn:
         order.append(type(item).__name__)
     assert order == ["cut", "TextChunk", "settled", "TurnFinished"]
@@ -206,7 +207,7 @@ async def test_a_turn_that_cannot_be_settled_has_no_end_but_the_error(tokens: To
     async def fail() -> None:
         raise NotDurable("the disk is full")
 
-    reader = aiter(TextTurn(turn, tokens.stream(after_text=True), (), lambda keep: None, fail))
+    reader = aiter(TextTurn(turn, Detokenizer(tokens, after_text=True), (), lambda keep: None, fail))
     assert text_of([await anext(reader)]) == "A"
     with pytest.raises(NotDurable, match="the disk is full"):
         await anext(reader)

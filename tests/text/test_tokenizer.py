@@ -1,125 +1,21 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app.domain.errors import MalformedRequest
 from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID
 from app.model_store.errors import BrokenModel
-from app.model_store.resolve import ResolvedModel, resolve
+from app.model_store.resolve import ResolvedModel
 from app.model_store.shapes import shape_config
 from app.text.tokenizer import Tokens, load_tokens
-
-RANDOM = load_tokens(ResolvedModel("tiny-llama", shape_config("tiny-llama"), None, 0))
-CORPUS = ["the cat sat on the mat", "naïve café déjà vu", "東京 🙂🙂 日本", "1999 2024"]
-
-
-def _merging() -> Tokens:
-    """A byte-level vocabulary with merges across the bytes of a character, as GPT-2, Llama 3 and SmolLM have."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    backend.add_tokens([AddedToken("<思>", special=False)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    return Tokens(tokenizer, frozenset({0}))
-
-
-def _byte_fallback() -> Tokens:
-    """A vocabulary with a token for each byte beside its words, as Llama 2 and Mistral have."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcé", "▁a", "ab"]
-    vocab = {piece: token_id for token_id, piece in enumerate(pieces)}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a"), ("a", "b")], unk_token="<unk>", byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    backend.add_special_tokens(["<s>", "</s>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    return Tokens(tokenizer, frozenset({2}))
-
-
-MERGING, BYTE_FALLBACK = _merging(), _byte_fallback()
-
-
-def _cut(data: st.DataObject, token_ids: list[int]) -> list[list[int]]:
-    """`token_ids` in pieces of random length."""
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=6)))
-    return [token_ids[lo:hi] for lo, hi in zip([0, *cuts], [*cuts, len(token_ids)], strict=True)]
-
-
-def _stream(tokens: Tokens, pieces: list[list[int]]) -> str:
-    stream = tokens.stream(after_text=False)
-    return "".join([*(stream.push(piece) for piece in pieces), stream.flush()])
-
-
-@pytest.mark.parametrize("tokens", [RANDOM, MERGING], ids=["bytes", "merges"])
-@given(data=st.data())
-def test_streamed_text_of_any_tokens_is_the_decoded_text(tokens: Tokens, data: st.DataObject) -> None:
-    token_ids = data.draw(st.lists(st.integers(0, tokens.vocab_size + 1), max_size=40))
-    assert _stream(tokens, _cut(data, token_ids)) == tokens.decode(token_ids)
-
-
-@given(data=st.data())
-def test_streamed_bytes_are_the_decoded_text(data: st.DataObject) -> None:
-    raw = data.draw(st.binary(max_size=40))
-    assert _stream(RANDOM, _cut(data, list(raw))) == RANDOM.decode(list(raw))
-
-
-@pytest.mark.parametrize("tokens", [RANDOM, MERGING, BYTE_FALLBACK], ids=["bytes", "merges", "fallback"])
-@given(text=st.text(), data=st.data())
-def test_streamed_text_is_the_encoded_text(tokens: Tokens, text: str, data: st.DataObject) -> None:
-    token_ids = tokens.encode(text, add_special_tokens=False)
-    streamed = _stream(tokens, _cut(data, token_ids))
-    assert streamed == tokens.decode(token_ids)
-
-
-@given(token_ids=st.lists(st.integers(0, BYTE_FALLBACK.vocab_size), max_size=40))
-@example(token_ids=[3 + 0x41, 3 + 0xFF])
-def test_stream_survives_bytes_that_are_not_utf8(token_ids: list[int]) -> None:
-    word = next(token_id for token_id in range(300) if BYTE_FALLBACK.token_text(token_id) == "ab")
-    assert _stream(BYTE_FALLBACK, [[*token_ids, word]]).endswith("ab")
-
-
-@given(text=st.text(alphabet="ab é🙂"))
-def test_first_space_is_dropped_as_in_the_decoded_text(text: str) -> None:
-    token_ids = BYTE_FALLBACK.encode(text, add_special_tokens=False)
-    assert _stream(BYTE_FALLBACK, [[token_id] for token_id in token_ids]) == BYTE_FALLBACK.decode(token_ids)
-
-
-@given(prompt=st.text(alphabet="ab é🙂", min_size=1), text=st.text(alphabet="ab é🙂"))
-def test_text_that_goes_on_keeps_its_first_space(prompt: str, text: str) -> None:
-    before, after = (BYTE_FALLBACK.encode(part, add_special_tokens=False) for part in (prompt, prompt + text))
-    if after[: len(before)] == before:
-        stream = BYTE_FALLBACK.stream(after_text=True)
-        shown = stream.push(after[len(before) :]) + stream.flush()
-        assert BYTE_FALLBACK.decode(before) + shown == BYTE_FALLBACK.decode(after)
-
-
-def test_incomplete_character_is_held_back_until_it_is_whole() -> None:
-    stream = RANDOM.stream(after_text=False)
-    assert [stream.push([byte]) for byte in "é€".encode()] == ["", "é", "", "", "€"]
-    assert stream.flush() == ""
-
-
-def test_flush_shows_what_is_left_of_a_character() -> None:
-    stream = RANDOM.stream(after_text=False)
-    assert stream.push(list("a€".encode()[:-1])) == "a"
-    assert stream.flush() == "\N{REPLACEMENT CHARACTER}"
-    assert stream.flush() == ""
+from tests.text.vocabularies import BYTE_FALLBACK, MERGING, RANDOM
 
 
 @pytest.mark.parametrize("tokens", [RANDOM, MERGING], ids=["bytes", "merges"])
@@ -194,18 +90,6 @@ def test_folder_without_a_tokenizer(tmp_path: Path) -> None:
         load_tokens(ResolvedModel("m", shape_config("tiny-llama"), tmp_path, 0))
 
 
-@pytest.fixture(scope="module")
-def smollm_folder() -> Path:
-    model = resolve("smollm2-135m-instruct", cache_dir=Path(os.environ.get("DJINN_CACHE_DIR", "~/.cache/djinn")))
-    assert model.folder is not None
-    return model.folder
-
-
-@pytest.fixture(scope="module")
-def smollm(smollm_folder: Path) -> Tokens:
-    return load_tokens(resolve(str(smollm_folder), cache_dir=smollm_folder))
-
-
 @pytest.mark.model
 class TestSmolLM:
     def test_special_tokens(self, smollm: Tokens) -> None:
@@ -222,8 +106,3 @@ class TestSmolLM:
         messages = [{"role": "user", "content": text}]
         expected = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert smollm.render_chat(messages) == expected
-
-    @given(data=st.data())
-    def test_streamed_text_of_any_tokens_is_the_decoded_text(self, smollm: Tokens, data: st.DataObject) -> None:
-        token_ids = data.draw(st.lists(st.integers(0, 49_151), max_size=40))
-        assert _stream(smollm, _cut(data, token_ids)) == smollm.decode(token_ids)

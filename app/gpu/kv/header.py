@@ -7,8 +7,7 @@ a file that is accepted.
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ VERSION = "2"
 SAFETENSORS_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 """Name and bytes of an element, by PyTorch's name of the dtype."""
 
+LENGTH_BYTES = 8
 TOKEN_BYTES = 4
 DIGEST_BYTES = 32
 MAX_TOKENS = 1 << 24
@@ -91,7 +91,7 @@ def file_bytes(header: KVFileHeader) -> int:
 
 
 def encode_header(header: KVFileHeader) -> bytes:
-    """The file's bytes before its tensors: a length, then the JSON of safetensors, padded to 8 bytes."""
+    """The file's bytes before its tensors, a multiple of 8."""
     layout = header.identity.layout
     dtype, _ = SAFETENSORS_DTYPES[layout.dtype]
     fields: dict[str, Any] = {
@@ -111,9 +111,17 @@ def encode_header(header: KVFileHeader) -> bytes:
     for name, length in zip(("token_ids", "about", "kv", "sha256"), _tensor_bytes(header), strict=True):
         fields[name]["data_offsets"] = [offset, offset + length]
         offset += length
+    return encode_safetensors(fields, align=8)
+
+
+def encode_safetensors(fields: Mapping[str, Any], *, align: int) -> bytes:
+    """A safetensors file's bytes before its tensors: a length, then `fields` as JSON, padded with spaces.
+
+    The bytes returned are a multiple of `align`. The library writes headers only together with all tensors.
+    """
     text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
+    text += b" " * (-(LENGTH_BYTES + len(text)) % align)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def _tensor_bytes(header: KVFileHeader) -> tuple[int, int, int, int]:

@@ -7,7 +7,6 @@ second way to write a file that is accepted.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from app.gpu.device.dtypes import dtype_name
-from app.gpu.kv.header import SAFETENSORS_DTYPES
+from app.gpu.kv.header import LENGTH_BYTES, SAFETENSORS_DTYPES, encode_safetensors
 from app.gpu.weight_files.layout import BundleLayout, Piece
 
 FORMAT = "djinn-weights"
@@ -70,7 +69,7 @@ def file_bytes(contents: BundleContents) -> int:
 
 
 def encode_header(contents: BundleContents, checksums: Sequence[int]) -> bytes:
-    """The file's bytes before its tensors: a length, then the JSON of safetensors, padded with spaces to a page.
+    """The file's bytes before its tensors, whole pages.
 
     Safetensors allows no gaps between tensors: what fills the rest of a tensor's last page is a tensor, `padding.<n>`.
     `checksums` are of the sections, 32 bits each; the header is as long whatever they are.
@@ -90,9 +89,7 @@ def encode_header(contents: BundleContents, checksums: Sequence[int]) -> bytes:
         fields[section.name] = _field(section.dtype, section.shape, section.offset, stop)
         if stop < section.end:
             fields[f"padding.{number}"] = _field("U8", (section.end - stop,), stop, section.end)
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % PAGE_BYTES)
-    return struct.pack("<Q", len(text)) + text
+    return encode_safetensors(fields, align=PAGE_BYTES)
 
 
 def match_header(lead: bytes, contents: BundleContents) -> list[int]:
@@ -101,7 +98,7 @@ def match_header(lead: bytes, contents: BundleContents) -> list[int]:
     Raises `BundleFileUnusable` with the reason unless the file has, or says that it has, the `contents`.
     """
     try:
-        metadata = json.loads(lead[8:])["__metadata__"]
+        metadata = json.loads(lead[LENGTH_BYTES:])["__metadata__"]
         if metadata["format"] != FORMAT:
             raise ValueError
         found = {name: str(metadata[name]) for name in ("version", "fingerprint", "dtype", "layouts")}

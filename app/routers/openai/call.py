@@ -10,10 +10,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request, Response
 
 from app.domain.errors import FieldOutOfRange, UnknownModel
-from app.openai.choices import Ask, Choices, OpenSession
+from app.openai.choices import Choices, OpenSession
 from app.openai.fields import GenerationFields
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, errors
 from app.sessions.session import Session
+from app.sessions.turns import TurnRequest
 from app.settings import Settings
 
 SESSION_HEADER = "X-Session-ID"
@@ -59,7 +60,7 @@ class OpenAICall:
         Raises `FieldOutOfRange`, `ContextTooLong` (`prompt_field` names the prompts' field, `limit_field` that of
         `max_tokens`), `WrongState` if the bound session is in use, `Busy` and `Draining`.
         """
-        tokens, registry = self.services.tokens, self.services.sessions
+        registry = self.services.sessions
         body.check_vocabulary(self.services.info.vocab_size)
         _check_count(self.services.settings, prompts=len(prompts), n=body.n)
         rooms = []
@@ -67,16 +68,23 @@ class OpenAICall:
             field = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
             if not prompt:
                 raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
-            rooms.append(registry.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
-        ask = Ask(
-            prompts=tuple(tuple(prompt) for prompt in prompts),
-            n=body.n,
-            sampling=body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs),
-            stop_rules=tuple(body.to_stop_rule(max_tokens=room, eos_token_ids=tokens.eos_token_ids) for room in rooms),
-            stop_strings=body.stop_strings,
-        )
+            rooms.append(registry.turns.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
+        sampling = body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        eos = self.services.tokens.eos_token_ids
+        requests = [
+            TurnRequest(
+                prompt,
+                sampling,
+                body.to_stop_rule(max_tokens=room, eos_token_ids=eos),
+                body.to_text_rule(with_logprobs=False),
+                replace=True,
+                pausable=False,
+            )
+            for prompt, room in zip(prompts, rooms, strict=True)
+        ]
         with ExitStack() as undo:
-            choices = Choices(registry, tokens, ask, self._sessions(body, ask, undo), self._cleanup)
+            open_session = self._sessions(body, undo, prompts=len(prompts))
+            choices = Choices(registry, requests, body.n, open_session, self._cleanup)
             await choices.start()
             undo.pop_all()
         return choices
@@ -87,20 +95,20 @@ class OpenAICall:
             response.headers[SESSION_HEADER] = self._session.id
         return response
 
-    def _sessions(self, body: GenerationFields, ask: Ask, undo: ExitStack) -> OpenSession:
+    def _sessions(self, body: GenerationFields, undo: ExitStack, *, prompts: int) -> OpenSession:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
 
         `undo` gets what is to be done about it if they cannot start.
         """
         if self._session_name is None:
             return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(body.user))
-        session = self._bound(self._session_name, body, ask, undo)
+        session = self._bound(self._session_name, body, undo, prompts=prompts)
         return lambda: nullcontext(session)
 
-    def _bound(self, name: str, body: GenerationFields, ask: Ask, undo: ExitStack) -> Session:
+    def _bound(self, name: str, body: GenerationFields, undo: ExitStack, *, prompts: int) -> Session:
         if body.n > 1:
             raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
-        if len(ask.prompts) > 1:
+        if prompts > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
         bound_sessions = self.services.bound_sessions
         session = bound_sessions.find(self._owner, name)

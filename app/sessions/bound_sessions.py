@@ -10,11 +10,11 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 
 IDLE_TTL_S = 24 * 3600
-"""A client that makes up names and never closes them would otherwise fill the server."""
+"""Seconds. Clients make up names and never close their sessions; without a limit they would fill the server."""
 
 
 class BoundSessions:
-    """Finds the session that a caller means by a name of its own choice. Used on the event loop only."""
+    """Finds sessions by names that callers chose. Used on the event loop only."""
 
     def __init__(self, registry: SessionRegistry, restored: Iterable[Session]) -> None:
         """`restored` are sessions from before a restart; those that have a name keep it."""
@@ -22,7 +22,7 @@ class BoundSessions:
         self._bound = {(session.owner, session.name): session for session in restored if session.name is not None}
 
     def find(self, owner: str | None, name: str) -> Session | None:
-        """The owner's session of that id, or the one that has been called that before.
+        """The owner's session of that id, or the one opened under that name.
 
         Closed and expired sessions count as never seen: the call brings its whole history anyway.
         """

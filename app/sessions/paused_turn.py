@@ -14,7 +14,7 @@ from app.text.turn_reader import TextRule
 
 @dataclass(frozen=True, slots=True)
 class PauseLimit:
-    """How long a pause lasts if nobody ends it, and what becomes of it then."""
+    """How long a pause lasts without a client ending it, and how it ends then."""
 
     timeout_s: float = 600.0
     on_timeout: OnTimeout = OnTimeout.RESUME
@@ -34,7 +34,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class PausedPlace:
-    """Everything of a paused turn that the engine does not have, but for the session's history."""
+    """The event loop's part of a paused turn, without the session's history."""
 
     info: CheckpointInfo
     limit: PauseLimit

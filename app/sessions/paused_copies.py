@@ -1,0 +1,67 @@
+"""Copies of paused sessions are paused in the same place: forks here, and files that another server opens."""
+
+from __future__ import annotations
+
+from app.bridge.executor import EngineExecutor
+from app.bridge.turn import Turn
+from app.domain.activations import PausedTurn
+from app.messages import Fork, ReadPaused, Reinstate
+from app.sessions.paused_turn import PausedPlace
+from app.sessions.pauses import Pauses
+from app.sessions.session import Session
+from app.sessions.turns import Turns
+
+
+class PausedCopies:
+    """Takes paused turns from session to session. Used on the event loop only."""
+
+    def __init__(self, executor: EngineExecutor, turns: Turns, pauses: Pauses) -> None:
+        self._executor = executor
+        self._turns = turns
+        self._pauses = pauses
+
+    def place(self, session: Session) -> PausedPlace | None:
+        """What another session needs to be paused where this one is; None if it is not paused."""
+        if session.pause is None:
+            return None
+        reader = session.reader
+        assert reader is not None
+        return PausedPlace(
+            info=session.pause.info,
+            limit=session.pause_limit,
+            rule=reader.rule,
+            before=session.settled_history[:],
+            prompt_tokens=session.prompt_tokens,
+            logprobs=tuple(reader.all_logprobs),
+        )
+
+    async def fork(self, session: Session, child: Session, place: PausedPlace) -> None:
+        """Make `child` a session that is paused there, where `session` is."""
+        turn = await self._executor.call_for_turn(
+            lambda ticket, turn: Fork(ticket, session.id, child.id, turn), self._turns.observer(child)
+        )
+        self._take_up(child, turn, place)
+
+    async def export(self, session: Session) -> PausedTurn | None:
+        """The session's turn as it can go on elsewhere; None if it is not paused."""
+        if session.pause is None:
+            return None
+        found: PausedTurn = await self._executor.call(lambda ticket: ReadPaused(ticket, session.id))
+        return found
+
+    async def reinstate(self, session: Session, paused: PausedTurn, place: PausedPlace) -> None:
+        """Give a session that is being imported its breakpoints, its interventions, and a turn that is paused."""
+        breakpoints = tuple(session.breakpoints.values())
+        turn = await self._executor.call_for_turn(
+            lambda ticket, turn: Reinstate(ticket, session.id, breakpoints, session.interventions, paused, turn),
+            self._turns.observer(session),
+        )
+        self._take_up(session, turn, place)
+
+    def _take_up(self, session: Session, turn: Turn, place: PausedPlace) -> None:
+        """Make a new session be paused in that place, as the engine has it. It has its history already."""
+        turn.readers = 0
+        session.take_up(turn, place)
+        reader = self._turns.reader(session, turn, place.rule)
+        reader.replay(session.history[place.prompt_tokens :], place.logprobs)
+        self._pauses.wait(session, place.info)
