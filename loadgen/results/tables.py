@@ -48,6 +48,13 @@ def to_rich(tables: Iterable[TextTable]) -> Group:
     return Group(*(part for table in tables for part in _rich(table)))
 
 
+def to_markdown(table: TextTable) -> str:
+    """A Markdown table under a heading, and its note."""
+    rule = ["---" if place < table.text_columns else "---:" for place in range(len(table.header))]
+    lines = [f"| {' | '.join(cells)} |" for cells in (table.header, rule, *table.rows)]
+    return "\n".join([f"## {table.title}", "", *lines, "", *([table.note, ""] if table.note else [])])
+
+
 def _rich(table: TextTable) -> Iterator[RenderableType]:
     """Title and note apart from the table: within it they would be as narrow as it is."""
     if table.title:

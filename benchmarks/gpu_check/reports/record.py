@@ -1,38 +1,31 @@
 """What is kept of one run, and its files: written anew after every stage, so that an end by force loses nothing."""
 
 import json
-import os
-import platform
-import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from app.doctor.driver import read_release
 from benchmarks.figures import figure_table
-from benchmarks.gpu_check.journal import Outcome, Point, StageRecord, read_figure
 from benchmarks.gpu_check.plan import Plan
-from benchmarks.machine import cpu_name
-from benchmarks.tables import to_markdown
+from benchmarks.gpu_check.reports.journal import Outcome, Point, StageRecord, read_figure
+from benchmarks.record import slug, utc_now
+from loadgen.results import origin
+from loadgen.results.tables import to_markdown
 
 PACKAGES = ("djinn", "torch", "triton", "transformers", "accelerate", "numpy", "numba", "pydantic", "fastapi")
-_QUERY = ("name", "driver_version", "memory.total")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What the figures were taken on; `device` is the processor where there is no GPU, `driver` empty then."""
+class Device:
+    """What the figures were taken on: the processor where there is no GPU, `driver` empty then."""
 
-    device: str
-    driver: str
-    device_memory: str
-    cpu: str
-    cpus: int
-    memory_bytes: int
-    kernel: str
-    python: str
+    name: str
+    driver: str = ""
+    memory: str = ""
 
 
 @dataclass(slots=True)
@@ -41,7 +34,8 @@ class Run:
 
     date: str
     command: list[str]
-    machine: Machine
+    device: Device
+    machine: origin.Machine
     versions: dict[str, str]
     plan: dict[str, Any]
     stages: list[StageRecord] = field(default_factory=list)
@@ -49,8 +43,7 @@ class Run:
     @property
     def stem(self) -> str:
         """The name of its files, such as `gpu-check-nvidia-h100-80gb-hbm3-2026-01-31T093000Z`."""
-        slug = re.sub(r"[^a-z0-9]+", "-", self.machine.device.lower()).strip("-")
-        return f"gpu-check-{slug}-{self.date.replace(':', '')}"
+        return f"gpu-check-{slug(self.device.name)}-{self.date.replace(':', '')}"
 
     @property
     def is_well(self) -> bool:
@@ -58,46 +51,16 @@ class Run:
         return all(stage.is_well for stage in self.stages)
 
 
-def describe_machine(device: str) -> Machine:
-    """This machine, as the driver's own tool and the kernel tell it."""
-    found = _ask_driver() if device == "cuda" else []
-    name, driver, memory = found if len(found) == len(_QUERY) else (cpu_name(), "", "")
-    return Machine(
-        device=name,
-        driver=driver,
-        device_memory=memory,
-        cpu=cpu_name(),
-        cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        kernel=platform.release(),
-        python=platform.python_version(),
-    )
-
-
-def _ask_driver() -> list[str]:
-    """Of the first GPU; empty where there is no `nvidia-smi`."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [part.strip() for part in said.splitlines()[0].split(",")] if said.strip() else []
-
-
-def installed_versions() -> dict[str, str]:
-    """Of the packages that decide about the figures, as far as they are there."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def describe_run(plan: Plan, date: str, command: Sequence[str]) -> Run:
+def describe_run(plan: Plan, command: Sequence[str]) -> Run:
     """A run that has not begun."""
-    return Run(date, list(command), describe_machine(plan.device), installed_versions(), asdict(plan))
+    here = origin.machine()
+    device = _gpu() if plan.device == "cuda" and torch.cuda.is_available() else Device(here.processor)
+    return Run(utc_now(), list(command), device, here, origin.versions(PACKAGES), asdict(plan))
+
+
+def _gpu() -> Device:
+    properties = torch.cuda.get_device_properties(0)
+    return Device(properties.name, read_release(Path("/")) or "", f"{properties.total_memory / 2**20:.0f} MiB")
 
 
 def write_run(run: Run, folder: Path) -> Path:
@@ -112,7 +75,8 @@ def read_run(path: Path) -> Run:
     """A run from its JSON."""
     found = json.loads(path.read_text("utf-8"))
     stages = [_read_stage(stage) for stage in found["stages"]]
-    return Run(**{**found, "machine": Machine(**found["machine"]), "stages": stages})
+    device, machine = Device(**found["device"]), origin.Machine(**found["machine"])
+    return Run(**{**found, "device": device, "machine": machine, "stages": stages})
 
 
 def _read_stage(found: dict[str, Any]) -> StageRecord:
@@ -127,13 +91,12 @@ def heading(stage: StageRecord) -> str:
     return f"{stage.title} ({stage.outcome.value} after {stage.seconds:.0f} s{reason})"
 
 
-def origin(run: Run) -> list[str]:
+def provenance(run: Run) -> list[str]:
     """Sentences that say what was run, and on what."""
-    machine = run.machine
-    driver = f", {machine.device_memory}, driver {machine.driver}" if machine.driver else ""
+    device = run.device
+    driver = f", {device.memory}, driver {device.driver or 'of unknown release'}" if device.memory else ""
     return [
-        f"{machine.device}{driver}; {machine.cpu}, {machine.cpus} CPUs, {machine.memory_bytes / 2**30:.0f} GiB; "
-        f"Linux {machine.kernel}, Python {machine.python}; {run.date}",
+        f"{device.name}{driver}; {run.machine}; {run.date}",
         ", ".join(f"{name} {number}" for name, number in run.versions.items()),
         f"Plan: {run.plan['name']}",
     ]
@@ -141,7 +104,7 @@ def origin(run: Run) -> list[str]:
 
 def to_text(run: Run) -> str:
     """The run as Markdown."""
-    parts = [f"# GPU check on {run.machine.device}", "", *(f"{line}\n" for line in origin(run))]
+    parts = [f"# GPU check on {run.device.name}", "", *(f"{line}\n" for line in provenance(run))]
     parts += [f"    {' '.join(run.command)}", ""]
     for stage in run.stages:
         if stage.figures:

@@ -34,7 +34,7 @@ from app.messages import (
     Token,
     TurnFinished,
 )
-from benchmarks.gpu_check.context import StageFailed
+from loadgen.errors import NotAsMeant
 
 GREEDY = SamplingParams(seed=0, temperature=0)
 SILENCE_S = 90.0
@@ -61,7 +61,7 @@ class LiveTurn:
 
 class LiveEngine:
     """Runs the engine while its block lasts, inside `around` on the engine's own thread. Calls wait for the answer and
-    raise `StageFailed` if there is none.
+    raise `NotAsMeant` if there is none.
     """
 
     def __init__(self, engine: Engine, around: AbstractContextManager[object] | None = None) -> None:
@@ -126,11 +126,11 @@ class LiveEngine:
         return self._begin(session, lambda ticket: Resume(ticket, session, until))
 
     def finish(self, *turns: LiveTurn) -> None:
-        """Wait until all of them have ended or paused. Raises `StageFailed` if one failed."""
+        """Wait until all of them have ended or paused. Raises `NotAsMeant` if one failed."""
         self.wait(lambda: all(turn.is_over for turn in turns))
         for turn in turns:
             if turn.error is not None:
-                raise StageFailed(f"a turn failed: {turn.error.message}")
+                raise NotAsMeant(f"a turn failed: {turn.error.message}")
 
     def generate(self, session: SessionId, token_ids: Sequence[int], max_tokens: int = 1) -> LiveTurn:
         """Run a turn to its end or pause."""
@@ -148,14 +148,14 @@ class LiveEngine:
         return self._places[session][0]
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Hear the engine out until that holds. Raises `StageFailed` if it dies, or says nothing for too long."""
+        """Hear the engine out until that holds. Raises `NotAsMeant` if it dies, or says nothing for too long."""
         while not until():
             try:
                 news = self._news.get(timeout=SILENCE_S)
             except queue.Empty:
-                raise StageFailed(f"the engine has said nothing for {SILENCE_S:.0f} s") from None
+                raise NotAsMeant(f"the engine has said nothing for {SILENCE_S:.0f} s") from None
             if isinstance(news, BaseException):
-                raise StageFailed(f"the engine has died: {news}") from news
+                raise NotAsMeant(f"the engine has died: {news}") from news
             for event in news[1]:
                 self._take(news[0], event)
 
@@ -185,7 +185,7 @@ class LiveEngine:
                 turn = self._turns.pop(event.ticket)
                 turn.error, turn.ended_at = event.error, at
             case Failed():
-                raise StageFailed(f"the engine refused a command: {event.error.message}")
+                raise NotAsMeant(f"the engine refused a command: {event.error.message}")
             case Done():
                 self._answers[event.ticket] = event.value
             case Placed():

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu_check.away import random_tokens
+from benchmarks.engine.away import random_tokens
+from benchmarks.engine.loading import find_model
 from benchmarks.gpu_check.context import StageContext
-from benchmarks.gpu_check.engines import find_model
 from benchmarks.gpu_check.plan import DecodePlan
 from loadgen.rivals.step_times import StepTimes
 
@@ -29,8 +29,8 @@ LEAST_S = {Way.PLAIN: 8.0, Way.COMPILED: 25.0}
 
 def rates_of_transformers(context: StageContext, plan: DecodePlan) -> Iterator[tuple[Way, int, list[float]]]:
     """Tokens a second of every batch, plain ones first, each as soon as it is known."""
-    model = _make_model(plan.model, context.plan.device)
-    on_gpu = context.plan.device == "cuda"
+    model = _make_model(plan.model, context.device)
+    on_gpu = context.device == "cuda"
     for way in Way if on_gpu else (Way.PLAIN,):
         for batch in plan.batches:
             if context.left_s > LEAST_S[way]:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from random import Random
 
 from app.domain.values import Phase, SessionId, Tier
-from benchmarks.gpu_check.context import StageFailed
-from benchmarks.gpu_check.live import LiveEngine
+from benchmarks.engine.live import LiveEngine
+from loadgen.errors import NotAsMeant
 
 BYTES = 256
 """Tokens that every byte-level vocabulary has."""
@@ -48,10 +48,10 @@ def fetch(live: LiveEngine, session: SessionId) -> Moved:
 
 
 def check_whole(live: LiveEngine, moved: Moved, tokens: int) -> None:
-    """Raise `StageFailed` unless the KV of so many tokens moved: the rest was there already."""
+    """Raise `NotAsMeant` unless the KV of so many tokens moved: the rest was there already."""
     whole = tokens * live.info.kv_bytes_per_token
     if moved.bytes < WHOLE * whole:
-        raise StageFailed(f"only {moved.bytes} of {whole} bytes moved")
+        raise NotAsMeant(f"only {moved.bytes} of {whole} bytes moved")
 
 
 class Passer:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.figures import Figure, Target
-from benchmarks.spread import Spread
+from loadgen.results.spread import Spread
 
 
 class Outcome(StrEnum):
@@ -70,7 +70,7 @@ class Journal:
 
     def value(self, label: str, unit: str, value: float, target: Target | None = None) -> None:
         """The same for a single value."""
-        self.figure(label, unit, Spread(value, value, value), target)
+        self.figure(label, unit, Spread.over([value]), target)
 
     def point(self, chart: str, series: str, x: float, y: float) -> None:
         """A point of a drawing."""

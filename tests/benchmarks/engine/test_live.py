@@ -10,12 +10,13 @@ import pytest
 from app.domain.breakpoints import Action, Breakpoint, Pass, When
 from app.domain.values import SessionId
 from app.messages import Paused, TurnFinished
-from benchmarks.gpu_check.away import Moved, Passer, check_whole, fetch, park, random_tokens
-from benchmarks.gpu_check.context import StageContext, StageFailed
-from benchmarks.gpu_check.engines import load
-from benchmarks.gpu_check.journal import Journal
-from benchmarks.gpu_check.live import LiveEngine
+from benchmarks.engine.away import Moved, Passer, check_whole, fetch, park, random_tokens
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.loading import load
+from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import TINY
+from benchmarks.gpu_check.reports.journal import Journal
+from loadgen.errors import NotAsMeant
 
 PROMPT = list(range(100, 148))
 DEVICE_TOKENS = 96
@@ -54,7 +55,7 @@ def test_a_session_that_was_away_says_the_same(live: LiveEngine) -> None:
 
 
 def test_a_move_that_found_the_kv_there_already_is_no_move(live: LiveEngine) -> None:
-    with pytest.raises(StageFailed, match="bytes moved"):
+    with pytest.raises(NotAsMeant, match="bytes moved"):
         check_whole(live, Moved(1.0, 0), len(PROMPT))
 
 
@@ -65,10 +66,10 @@ def test_a_paused_session_can_be_closed(live: LiveEngine) -> None:
 
 
 def test_what_the_engine_refuses_is_raised(live: LiveEngine) -> None:
-    with pytest.raises(StageFailed, match="no session"):
+    with pytest.raises(NotAsMeant, match="no session"):
         live.close(SessionId("nobody"))
     session = live.open()
-    with pytest.raises(StageFailed, match="turn failed"):
+    with pytest.raises(NotAsMeant, match="turn failed"):
         live.finish(live.resume(session))
     live.close(session)
 
@@ -81,5 +82,5 @@ def test_an_engine_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
             raise RuntimeError("out of luck")
 
         monkeypatch.setattr(engine._engine, "handle", die)
-        with pytest.raises(StageFailed, match="out of luck"):
+        with pytest.raises(NotAsMeant, match="out of luck"):
             engine.generate(SessionId("one"), random_tokens(Random(0), 4))

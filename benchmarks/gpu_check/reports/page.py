@@ -8,14 +8,11 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from benchmarks.figures import figure_table
-from benchmarks.gpu_check.journal import StageRecord
-from benchmarks.gpu_check.record import Run, heading, origin
+from benchmarks.gpu_check.reports.journal import StageRecord
+from benchmarks.gpu_check.reports.record import Run, heading, provenance
 from loadgen.results.figures import Figure
 from loadgen.results.page import Page, Section, write_page, write_pictures
 from loadgen.results.plots import Series, lines
-from loadgen.results.tables import Mark, TextTable
-
-MARKS = {"yes": Mark.GOOD, "no": Mark.BAD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +47,11 @@ def write_files(run: Run, data: Path) -> list[Path]:
 def make_page(run: Run) -> Page:
     """What the page says."""
     sections = tuple(_section(stage) for stage in run.stages)
-    return Page(f"GPU check on {run.machine.device}", tuple(origin(run)), sections, tuple(run.command))
+    return Page(f"GPU check on {run.device.name}", tuple(provenance(run)), sections, tuple(run.command))
 
 
 def _section(stage: StageRecord) -> Section:
-    table = figure_table("", stage.figures)
-    rows = [tuple(row) for row in table.rows]
-    shown = (TextTable("", tuple(table.header), rows, marks=MARKS),) if rows else ()
+    shown = (figure_table("", stage.figures),) if stage.figures else ()
     text = " ".join([*(f"{name}: {value}." for name, value in stage.facts.items()), *stage.notes])
     return Section(heading(stage), text, tuple(_drawings(stage)), shown)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks.results import file_stem, write_results
+from benchmarks.record import file_stem, write_results
 
 
 @dataclass

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from app.gpu.device.choice import choose_device, choose_dtype
 from app.model_store.resolve import ResolvedModel
-from benchmarks.gpu_check.away import random_tokens
+from benchmarks.engine.away import random_tokens
 from benchmarks.gpu_check.plan import StreamPlan
 from loadgen.experiments.weights.generation import Generation, Timed
 from loadgen.rivals.offload.generating import generate
