@@ -1,7 +1,5 @@
 """A benchmark as a command: read the options, measure, show the figures, keep them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

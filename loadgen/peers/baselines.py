@@ -1,7 +1,5 @@
 """Transformers' `generate` behind a small server of ours: in one process, and in Ray actors."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """DeepSpeed: no server, but a library that a program of the load generator's runs a model with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loadgen.peers.base import Say

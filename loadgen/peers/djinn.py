@@ -1,7 +1,5 @@
 """Djinn itself, of this checkout, with one of its KV policies."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field

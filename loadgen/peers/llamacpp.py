@@ -1,7 +1,5 @@
 """llama.cpp's server: continuous batching, flash attention, and every cache for prompts that it has."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings

@@ -1,7 +1,5 @@
 """A peer that serves: for the length of a block."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping

@@ -1,7 +1,5 @@
 """vLLM: prefix caching, chunked prefill and compilation are its defaults and stay on."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Where a result comes from: the machine, the versions, the command."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

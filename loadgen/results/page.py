@@ -1,7 +1,5 @@
 """A report as one HTML file that needs nothing else: figures as SVG in it, readable on a phone, light and dark."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Results that have a report for each of several targets."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from loadgen.results.inputs import Server

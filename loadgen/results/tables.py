@@ -1,7 +1,5 @@
 """Tables of text: made once, shown on a terminal and on a page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

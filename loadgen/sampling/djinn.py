@@ -1,7 +1,5 @@
 """A Djinn server's memory map."""
 
-from __future__ import annotations
-
 from client import MemoryMap
 from client.calls import memory
 from client.transport import AsyncTransport

@@ -1,7 +1,5 @@
 """The common serving metrics of servers that are not Djinn, from their `/metrics`."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 

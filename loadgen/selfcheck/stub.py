@@ -5,8 +5,6 @@ the arrival of its request, so that one that is late does not push back those th
 loop's own callbacks: what a web framework takes for itself would count as the load generator's error.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """The events of one streamed completion, as OpenAI has them. Nothing here does I/O."""
 
-from __future__ import annotations
-
 from typing import Protocol, TypeVar
 
 from httpx_sse import ServerSentEvent

@@ -1,7 +1,5 @@
 """How servers differ that run completions without sessions: found out by asking, not by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field

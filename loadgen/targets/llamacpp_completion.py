@@ -1,7 +1,5 @@
 """The events of one streamed completion, as llama.cpp's own `/completion` has them. Nothing here does I/O."""
 
-from __future__ import annotations
-
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel
 

@@ -1,7 +1,5 @@
 """All files of a run: the result, the page, and every turn as CSV."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

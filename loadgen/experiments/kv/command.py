@@ -1,7 +1,5 @@
 """`python -m loadgen kv`."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import partial

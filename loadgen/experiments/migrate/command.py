@@ -1,7 +1,5 @@
 """`python -m loadgen migrate`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

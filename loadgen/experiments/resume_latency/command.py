@@ -1,7 +1,5 @@
 """`python -m loadgen resume-latency`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Two of the ways back to where a session was: to compute it again, and to have the server bring it back."""
 
-from __future__ import annotations
-
 from client import AsyncSession, Turn
 from client.async_turn import AsyncTurnStream
 from loadgen.errors import NotAsMeant

@@ -1,7 +1,5 @@
 """All files of a run: the page with its figures, and every sample as CSV."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import asdict

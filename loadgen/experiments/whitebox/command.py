@@ -1,7 +1,5 @@
 """`python -m loadgen whitebox`."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import fields
 from functools import partial

@@ -1,7 +1,5 @@
 """The model in this process, with static batching: whoever waits when a batch is done makes up the next one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """The model in Ray actors, each of which owns one logical GPU and its share of the cores: static partitioning."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor

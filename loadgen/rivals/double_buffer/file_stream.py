@@ -1,7 +1,5 @@
 """Weights that a CPU reads from a file, on a thread of its own."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Weights that a CUDA device is sent from pinned host memory, on a stream of its own."""
 
-from __future__ import annotations
-
 import time
 from itertools import cycle
 from queue import SimpleQueue
