@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from client import Djinn
-from tests.client.pausing import GREEDY
+from tests.client.breakpoints.pausing import GREEDY
 
 AnswerWith = Callable[[bytes], str]
 

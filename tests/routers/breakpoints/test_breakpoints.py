@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.errors import assert_error
+from tests.routers.breakpoints.pausing import HIDDEN, TURN, arm, generate, pause, unbroken, without_age
 from tests.routers.generating import streaming
-from tests.routers.pausing import HIDDEN, TURN, arm, generate, pause, unbroken, without_age
 
 SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
 ONES = [1] * HIDDEN

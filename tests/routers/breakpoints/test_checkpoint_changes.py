@@ -14,7 +14,7 @@ from safetensors.torch import save as save_torch
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.pausing import HIDDEN, edit, pause, read, resume, unbroken, without_age, write
+from tests.routers.breakpoints.pausing import HIDDEN, edit, pause, read, resume, unbroken, without_age, write
 
 SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
 

@@ -16,7 +16,7 @@ from safetensors.torch import save as save_torch
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.pausing import HIDDEN, arm, generate, pause, read
+from tests.routers.breakpoints.pausing import HIDDEN, arm, generate, pause, read
 
 VECTOR = np.linspace(-1, 1, HIDDEN, dtype=np.float32)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from client import Djinn
-from tests.client.pausing import GREEDY, PROMPT, paused
+from tests.client.breakpoints.pausing import GREEDY, PROMPT, paused
 from tests.serving import serve
 
 

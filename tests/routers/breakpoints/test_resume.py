@@ -9,8 +9,7 @@ import pytest
 from httpx_sse import connect_sse
 
 from tests.errors import assert_error
-from tests.routers.generating import streaming
-from tests.routers.pausing import (
+from tests.routers.breakpoints.pausing import (
     CONTEXT,
     HIDDEN,
     LAYERS,
@@ -23,6 +22,7 @@ from tests.routers.pausing import (
     unbroken,
     without_age,
 )
+from tests.routers.generating import streaming
 
 SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
 

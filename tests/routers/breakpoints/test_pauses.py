@@ -10,8 +10,19 @@ import pytest
 from httpx_sse import connect_sse
 
 from tests.errors import assert_error
+from tests.routers.breakpoints.pausing import (
+    CONTEXT,
+    HIDDEN,
+    TURN,
+    arm,
+    generate,
+    pause,
+    read,
+    resume,
+    unbroken,
+    without_age,
+)
 from tests.routers.generating import wait_until_idle
-from tests.routers.pausing import CONTEXT, HIDDEN, TURN, arm, generate, pause, read, resume, unbroken, without_age
 
 
 def state(http: httpx.Client, session: str) -> str:

@@ -13,9 +13,9 @@ from safetensors.numpy import load
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
+from tests.routers.breakpoints.pausing import arm, generate, pause, resume
 from tests.routers.forging import with_about
 from tests.routers.generating import streaming
-from tests.routers.pausing import arm, generate, pause, resume
 
 IMPORT = "/v1/sessions/import"
 LONG = {"token_ids": [9, 8, 7], "temperature": 0, "ignore_eos": True}

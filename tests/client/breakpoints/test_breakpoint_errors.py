@@ -10,7 +10,7 @@ import pytest
 
 import client
 from client import Djinn
-from tests.client.pausing import paused
+from tests.client.breakpoints.pausing import paused
 from tests.serving import serve
 
 ZEROS = np.zeros((20, 64), dtype=np.float32)

@@ -7,7 +7,7 @@ import pytest
 
 import client
 from client import AsyncDjinn, Djinn
-from tests.client.pausing import GREEDY
+from tests.client.breakpoints.pausing import GREEDY
 
 
 async def test_pausing_looking_changing_and_going_on(djinn: Djinn, server_url: str) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load as load_torch
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.pausing import HIDDEN, arm, edit, generate, pause, read, without_age, write
+from tests.routers.breakpoints.pausing import HIDDEN, arm, edit, generate, pause, read, without_age, write
 
 
 def test_there_is_nothing_to_see_of_a_session_that_is_not_paused(http: httpx.Client, session: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import client
 from client import Djinn
-from tests.client.pausing import GREEDY, PROMPT, paused
+from tests.client.breakpoints.pausing import GREEDY, PROMPT, paused
 
 
 def test_captures_come_with_their_place(djinn: Djinn) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
-from tests.routers.pausing import HIDDEN, arm
+from tests.routers.breakpoints.pausing import HIDDEN, arm
 
 EDIT: dict[str, Any] = {"layer": 1, "action": "edit"}
 SCALE: dict[str, Any] = {"op": "scale", "factor": 2}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from tests.routers.pausing import HIDDEN, TURN, arm, generate, pause, read, unbroken
+from tests.routers.breakpoints.pausing import HIDDEN, TURN, arm, generate, pause, read, unbroken
 
 Entry = tuple[dict[str, Any], NDArray[np.float32]]
 
