@@ -34,7 +34,6 @@ class DjinnPeer:
         say("Djinn is part of this checkout")
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
-        """See `Peer`."""
         flags = {
             "--model": str(settings.model),
             "--served-name": SERVED_NAME,
@@ -48,5 +47,4 @@ class DjinnPeer:
         return djinn_launch({**flags, **self.flags})
 
     def versions(self) -> dict[str, str]:
-        """See `Peer`."""
         return {name: version(name) for name in PACKAGES}

@@ -25,11 +25,9 @@ class LlamaCppPeer:
     served_model: str = SERVED_NAME
 
     def is_installed(self) -> bool:
-        """See `Peer`."""
         return _source().server.exists()
 
     def install(self, say: Say) -> None:
-        """See `Peer`."""
         if self.is_installed():
             return
         say("fetching llama.cpp's source")
@@ -59,7 +57,6 @@ class LlamaCppPeer:
         return Launch([str(_source().server), *flatten(flags), buffers, "--metrics"])
 
     def versions(self) -> dict[str, str]:
-        """See `Peer`."""
         return {PACKAGE: VERSION}
 
 

@@ -84,7 +84,6 @@ class ManagedTarget:
 
     @asynccontextmanager
     async def reach(self) -> AsyncIterator[TargetSpec]:
-        """See `Access`."""
         with _starting(self.peer, self.settings) as (process, served):
             for _ in unready(process, served.url):
                 await asyncio.sleep(POLL_S)

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from loadgen.errors import LoadgenError
 from loadgen.results.origin import Machine, machine, versions
-from loadgen.results.page import Page, write_page, write_pictures
 
 SCHEMA_VERSION = 2
 
@@ -115,13 +114,3 @@ def _lay_out(value: Any, level: int = 0) -> str:
     begin, end = "{}" if isinstance(value, dict) else "[]"
     margin = "\n" + level * " "
     return f"{begin}{margin} {f',{margin} '.join(parts)}{margin}{end}"
-
-
-def write_outputs(report: Result, page: Page, folder: Path) -> list[Path]:
-    """Write EXPERIMENT-TIME.json, .html and -FIGURE.png to `folder`; returns their paths. Raises OSError.
-
-    The JSON comes first: everything else can be made from it again.
-    """
-    data = write_result(report, result_path(folder, report.experiment, report.started_at, "json"))
-    html = write_page(page, data.with_suffix(".html"))
-    return [data, html, *write_pictures(page, html)]

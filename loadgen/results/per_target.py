@@ -39,10 +39,8 @@ class PerTarget:
 
     @property
     def interrupted(self) -> bool:
-        """See `Result`."""
         return any(target.findings.interrupted for target in self.targets)
 
     @property
     def succeeded(self) -> bool:
-        """See `Result`."""
         return all(target.succeeded for target in self.targets)

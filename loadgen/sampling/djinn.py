@@ -14,11 +14,9 @@ class DjinnReader:
         self._transport = transport
 
     async def read(self) -> Reading:
-        """See `Reader`."""
         return to_reading(await self._transport.send(memory()))
 
     async def close(self) -> None:
-        """See `Reader`."""
         await self._transport.close()
 
 

@@ -31,7 +31,6 @@ class PrometheusReader:
         self._absent = False
 
     async def read(self) -> Reading | None:
-        """See `Reader`."""
         if self._absent:
             return None
         try:
@@ -43,7 +42,6 @@ class PrometheusReader:
             return None
 
     async def close(self) -> None:
-        """See `Reader`."""
         await self._transport.close()
 
 

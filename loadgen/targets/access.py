@@ -34,15 +34,12 @@ class RunningTarget:
 
     @property
     def name(self) -> str:
-        """See `Access`."""
         return self.spec.name
 
     @property
     def running(self) -> TargetSpec:
-        """See `Access`."""
         return self.spec
 
     @asynccontextmanager
     async def reach(self) -> AsyncIterator[TargetSpec]:
-        """See `Access`."""
         yield self.spec

@@ -29,7 +29,6 @@ class PlainCopies:
         return times * self.size / self._timed(lambda: self._queue(0, times)) / 1e9
 
     def to_host(self, times: int = 1) -> float:
-        """See `to_device`."""
         return times * self.size / self._timed(lambda: self._queue(1, times)) / 1e9
 
     def both_ways(self, times: int = 1) -> float:

@@ -9,7 +9,8 @@ from loadgen.experiments.density.page import make_page
 from loadgen.experiments.density.report import DensityReport
 from loadgen.load.records import Failure, Run, TurnRecord
 from loadgen.load.trace import Trace, write_trace
-from loadgen.results.files import result_path, write_outputs
+from loadgen.results.files import result_path
+from loadgen.results.page import write_outputs
 from loadgen.stats.tokens import recomputed_tokens
 
 COLUMNS = (

@@ -14,7 +14,7 @@ from loadgen.options.common import add_common, each_target, finish, make_output,
 from loadgen.options.disk import with_disk
 from loadgen.options.plan import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.files import write_outputs
+from loadgen.results.page import write_outputs
 
 FULL = KVPlan()
 QUICK = KVPlan(tokens=512, repeats=3, decoded=32)

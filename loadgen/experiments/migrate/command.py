@@ -13,7 +13,7 @@ from loadgen.options.common import add_common, finish, make_output, read_corpus,
 from loadgen.options.disk import with_disk
 from loadgen.options.plan import add_plan_options, integers, read_plan, with_default
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.files import write_outputs
+from loadgen.results.page import write_outputs
 from loadgen.results.tables import to_rich
 
 FULL = MigratePlan()

@@ -12,7 +12,7 @@ from loadgen.experiments.oversubscribe.tables import tables
 from loadgen.options.common import add_common, each_target, finish, make_output, read_corpus, with_origin
 from loadgen.options.plan import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.files import write_outputs
+from loadgen.results.page import write_outputs
 
 FULL = OversubscribePlan()
 OPTIONS = {

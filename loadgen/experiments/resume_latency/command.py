@@ -14,7 +14,7 @@ from loadgen.options.common import add_common, each_target, finish, make_output,
 from loadgen.options.plan import add_plan_options, integers, numbers, read_plan, with_default
 from loadgen.options.servers import read_settings
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.files import write_outputs
+from loadgen.results.page import write_outputs
 
 FULL = ResumePlan()
 

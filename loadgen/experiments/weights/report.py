@@ -42,12 +42,10 @@ class WeightsReport(Result):
 
     @property
     def interrupted(self) -> bool:
-        """See `Result`."""
         return self.findings.interrupted
 
     @property
     def succeeded(self) -> bool:
-        """See `Result`."""
         return all_well(self.verdicts, self.findings.failures, interrupted=self.interrupted)
 
 

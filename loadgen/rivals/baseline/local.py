@@ -28,7 +28,6 @@ class LocalGenerator:
                 yield token
 
     async def close(self) -> None:
-        """See `Generator`."""
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
 

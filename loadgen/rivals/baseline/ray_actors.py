@@ -62,5 +62,4 @@ class RayGenerator:
             self._affinity.end(worker, history)
 
     async def close(self) -> None:
-        """See `Generator`."""
         ray.shutdown()

@@ -44,7 +44,6 @@ class KeptAndStreamed:
 
     @contextmanager
     def use(self, index: int) -> Iterator[Tensor]:
-        """See `Feed`."""
         if index in self._kept:
             yield self._kept[index]
             return
