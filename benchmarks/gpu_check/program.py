@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ def run_check(options: argparse.Namespace) -> bool:
     plan = TINY if options.tiny else FULL
     if plan is FULL and not torch.cuda.is_available():
         raise SystemExit("PyTorch finds no CUDA device here; --tiny runs the same stages on a CPU, with a tiny model")
-    run = describe_run(plan, _command())
+    run = describe_run(plan.device, asdict(plan), _command())
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     data = write_run(run, output)

@@ -10,7 +10,6 @@ import torch
 
 from app.doctor.driver import read_release
 from benchmarks.figures import figure_table
-from benchmarks.gpu_check.plan import Plan
 from benchmarks.gpu_check.reports.journal import Outcome, Point, StageRecord, read_figure
 from benchmarks.record import slug, utc_now
 from loadgen.results import origin
@@ -51,11 +50,11 @@ class Run:
         return all(stage.is_well for stage in self.stages)
 
 
-def describe_run(plan: Plan, command: Sequence[str]) -> Run:
-    """A run that has not begun."""
+def describe_run(device: str, plan: dict[str, Any], command: Sequence[str]) -> Run:
+    """A run that has not begun, on `cuda` or `cpu`."""
     here = origin.machine()
-    device = _gpu() if plan.device == "cuda" and torch.cuda.is_available() else Device(here.processor)
-    return Run(utc_now(), list(command), device, here, origin.versions(PACKAGES), asdict(plan))
+    found = _gpu() if device == "cuda" and torch.cuda.is_available() else Device(here.processor)
+    return Run(utc_now(), list(command), found, here, origin.versions(PACKAGES), plan)
 
 
 def _gpu() -> Device:

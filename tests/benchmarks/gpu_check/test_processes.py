@@ -1,6 +1,7 @@
 """Stages in processes of their own."""
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,7 @@ def test_a_stage_is_killed_when_its_time_is_over(tmp_path: Path) -> None:
 
 
 def test_a_stage_without_a_gpu_or_without_time_is_not_begun(tmp_path: Path) -> None:
-    run, kept = describe_run(FULL, []), list[StageRecord]()
+    run, kept = describe_run("cuda", asdict(FULL), []), list[StageRecord]()
     with tempfile.TemporaryFile("w+") as log:
         run_stages(STAGES, FULL, run, Budget(5), (tmp_path, log), kept.append)
 
