@@ -5,8 +5,6 @@ layers as the L2 cache cannot hold. Bytes are the keys and values of the context
 they are held against is that of a copy on the same device, bytes read and written.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass

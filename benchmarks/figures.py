@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.spread import Spread
-from benchmarks.tables import TextTable
+from loadgen.results.spread import Spread
+from loadgen.results.tables import Mark, TextTable
+
+MARKS = {"yes": Mark.GOOD, "no": Mark.BAD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +33,19 @@ class Figure:
 
 def figure_table(title: str, figures: Iterable[Figure]) -> TextTable:
     """One line a figure: median, spread, target, and whether it is met."""
-    return TextTable(title, ["", "median [spread]", "target", "met"], [_row(figure) for figure in figures])
+    return TextTable(title, ("", "median [spread]", "target", "met"), [_row(figure) for figure in figures], marks=MARKS)
 
 
-def _row(figure: Figure) -> list[str]:
+def _row(figure: Figure) -> tuple[str, ...]:
     spread, target = figure.spread, figure.target
     value = f"{_number(figure, spread.median)} {figure.unit}"
     if spread.low != spread.high:
         value += f" [{_number(figure, spread.low)}, {_number(figure, spread.high)}]"
     if target is None:
-        return [figure.label, value, "", ""]
+        return (figure.label, value, "", "")
     sign = "≥" if target.at_least else "≤"
-    return [
-        figure.label,
-        value,
-        f"{sign} {target.bound:g} {figure.unit}",
-        "yes" if target.is_met(spread.median) else "no",
-    ]
+    met = "yes" if target.is_met(spread.median) else "no"
+    return (figure.label, value, f"{sign} {target.bound:g} {figure.unit}", met)
 
 
 def _number(figure: Figure, value: float) -> str:

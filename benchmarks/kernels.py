@@ -4,8 +4,6 @@ Variants take turns inside one process, over tensors larger than the caches, and
 on a machine that others use too, the best of many turns is the figure that repeats.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable

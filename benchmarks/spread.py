@@ -1,26 +1,13 @@
-"""Several measurements of one quantity as one figure. Pure."""
+"""Figures of many measurements with other bounds than the lowest and the highest. Pure."""
 
-from dataclasses import dataclass
 from statistics import median, quantiles
 
 import numpy as np
 
+from loadgen.results.spread import Spread
+
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median, and the bounds that its maker names."""
-
-    median: float
-    low: float
-    high: float
-
-
-def full_range(values: list[float]) -> Spread:
-    """With the lowest and the highest. Raises statistics.StatisticsError for no values."""
-    return Spread(median(values), min(values), max(values))
 
 
 def middle_half(values: list[float]) -> Spread:
@@ -29,7 +16,7 @@ def middle_half(values: list[float]) -> Spread:
     Raises statistics.StatisticsError for fewer than two values.
     """
     low, middle, high = quantiles(values, n=4, method="inclusive")
-    return Spread(middle, low, high)
+    return Spread(middle, low, high, len(values))
 
 
 def ratio_of_medians(values: list[float], base: list[float]) -> Spread:
@@ -43,4 +30,4 @@ def ratio_of_medians(values: list[float], base: list[float]) -> Spread:
     above, below = np.moveaxis(np.median(pairs[rounds], axis=1), -1, 0)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(above / below, [tail, 1 - tail]).tolist()
-    return Spread(median(values) / median(base), low, high)
+    return Spread(median(values) / median(base), low, high, len(values))

@@ -1,9 +1,10 @@
 """Real text that every machine has, to cut prompts from."""
 
 from pathlib import Path
-from pydoc_data.topics import topics
 
 from tokenizers import Tokenizer
+
+from loadgen.load.corpus import python_topics
 
 
 class TokenSource:
@@ -23,7 +24,7 @@ class TokenSource:
 
 
 def read_text_tokens(model: Path) -> list[int]:
-    """Python's language reference, which every Python installation carries, in the model's own tokens."""
-    text = "\n".join(topics[name] for name in sorted(topics))
-    ids: list[int] = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    """Python's help topics in the model's own tokens."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids: list[int] = tokenizer.encode("\n".join(python_topics().documents), add_special_tokens=False).ids
     return ids

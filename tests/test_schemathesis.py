@@ -21,7 +21,7 @@ from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from tests.routers.pausing import HIDDEN
+from tests.routers.breakpoints.pausing import HIDDEN
 from tests.serving import serve
 
 schemathesis.serializer.alias("application/vnd.safetensors", "application/octet-stream")

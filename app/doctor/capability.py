@@ -1,7 +1,5 @@
 """Whether this PyTorch has kernels for this GPU."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The measured copy bandwidth, beside what the link carries."""
 
-from __future__ import annotations
-
 from app.doctor.findings import Finding, error, ok, warning
 from app.doctor.link import Link
 from app.gpu.doctor.facts import Copies, CopyRates

@@ -1,7 +1,5 @@
 """Which device it is about, and whether PyTorch can use it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

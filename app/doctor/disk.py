@@ -1,7 +1,5 @@
 """The folder of the disk tier and the journal."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The NVIDIA driver, and whether it is new enough for this PyTorch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

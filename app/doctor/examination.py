@@ -1,7 +1,5 @@
 """The whole examination: facts, and a judgement of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from app.doctor.capability import check_capability

@@ -1,7 +1,5 @@
 """Everything that is found out about the machine, before any of it is judged."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The PCIe link of the GPU: what copies to it can reach at most."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How much memory this process may lock, and whether pinning is held to it."""
 
-from __future__ import annotations
-
 import resource
 from dataclasses import dataclass
 

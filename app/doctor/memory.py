@@ -1,7 +1,5 @@
 """Free memory on the device and in the host tier."""
 
-from __future__ import annotations
-
 from app.doctor.findings import Finding, error, ok, warning
 from app.gpu.doctor.facts import GPU
 from app.machine.memory import HostMemory

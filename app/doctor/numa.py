@@ -1,7 +1,5 @@
 """Which NUMA node the GPU and this process are on: KV that crosses from one to the other is slower both ways."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Versions of what decides about results and speed, beside those that Djinn asks for."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.breakpoints.decoding import DecodeRound
-from benchmarks.breakpoints.pauses import PauseTimes
 from benchmarks.breakpoints.plan import BUSY_SESSIONS, PREFILL_TOKENS
-from benchmarks.breakpoints.runner import Measured
+from benchmarks.breakpoints.runner import DecodeRound, Measured
+from benchmarks.engine.pauses import PauseTimes
 from benchmarks.figures import Figure, Target
-from benchmarks.spread import Spread, middle_half
+from benchmarks.spread import middle_half
+from loadgen.results.spread import Spread
 
 DISPATCH_MS, RESTORE_MS = Target(0.1), Target(2.0)
 BESIDE_PAUSED = Target(0.99, at_least=True)
@@ -31,7 +31,7 @@ def _pause_figures(name: str, pauses: list[PauseTimes]) -> list[Figure]:
         p99 = float(np.quantile(values, 0.99))
         return [
             Figure(f"{label}, {name}, p50", "ms", middle_half(values), target),
-            Figure(f"{label}, {name}, p99", "ms", Spread(p99, p99, p99)),
+            Figure(f"{label}, {name}, p99", "ms", Spread.over([p99])),
         ]
 
     return [
@@ -44,27 +44,17 @@ def _pause_figures(name: str, pauses: list[PauseTimes]) -> list[Figure]:
 def _decode_figures(rounds: list[DecodeRound]) -> list[Figure]:
     figures = []
     for width in sorted({entry.width for entry in rounds}):
-        part = [entry for entry in rounds if entry.width == width]
+        rates = [entry.rates for entry in rounds if entry.width == width]
         name = "1 session" if width == 1 else f"{width} sessions"
-        busy = width == BUSY_SESSIONS
+        beside = middle_half([each["beside_paused"] / each["plain"] for each in rates])
+        unmatched, steered = (
+            middle_half([each["plain"] / each[kind] for each in rates]) for kind in ("unmatched", "steered")
+        )
+        target = BESIDE_PAUSED if width == BUSY_SESSIONS else None
         figures += [
-            Figure(f"Decode, {name}", "tok/s", middle_half([entry.plain for entry in part])),
-            Figure(
-                f"Throughput of {name} beside a paused one / alone",
-                "×",
-                middle_half([entry.beside_paused / entry.plain for entry in part]),
-                BESIDE_PAUSED if busy else None,
-            ),
-            Figure(
-                f"Time with breakpoints that do not match / without, {name}",
-                "×",
-                middle_half([entry.plain / entry.unmatched for entry in part]),
-                UNMATCHED,
-            ),
-            Figure(
-                f"Time steered (scale) / not, {name}",
-                "×",
-                middle_half([entry.plain / entry.steered for entry in part]),
-            ),
+            Figure(f"Decode, {name}", "tok/s", middle_half([each["plain"] for each in rates])),
+            Figure(f"Throughput of {name} beside a paused one / alone", "×", beside, target),
+            Figure(f"Time with breakpoints that do not match / without, {name}", "×", unmatched, UNMATCHED),
+            Figure(f"Time steered (scale) / not, {name}", "×", steered),
         ]
     return figures

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 DTYPE = "float32"
-KV_DEVICE = "256MiB"
+SETTINGS = {"dtype": DTYPE, "kv_device": "256MiB"}
 PROMPT_TOKENS = 64
 PREFILL_TOKENS = 512
 BUSY_SESSIONS = 16
 WIDTHS = (1, BUSY_SESSIONS)
 """How many sessions decode at once."""
+KINDS = ("plain", "beside_paused", "unmatched", "steered")
+"""Of those that `DecodeBench` knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ import sys
 
 from rich.console import Console
 
-from benchmarks.arguments import FAILED, exit_status, make_parser
+from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.cpu_meter import DISTURBED_SHARE
 from benchmarks.generators.comparison import Comparison, Round, compare
-from benchmarks.generators.environment import GUIDELLM, ensure_guidellm, guidellm_environment, versions
+from benchmarks.generators.environment import ensure_guidellm, guidellm_environment, versions
 from benchmarks.generators.generator import Endpoint
 from benchmarks.generators.guidellm import GuideLLM
 from benchmarks.generators.load import FULL, QUICK, Load
@@ -16,14 +16,13 @@ from benchmarks.generators.own import OwnGenerator
 from benchmarks.generators.record import Run, write_run
 from benchmarks.generators.report import comparison_table
 from benchmarks.generators.rounds import RoundRunner
-from benchmarks.machine import bind_to_cores, describe_machine, own_versions
-from benchmarks.results import utc_now
-from benchmarks.tables import to_rich
+from loadgen.options.common import EXIT_FAILED
 from loadgen.peers.base import SERVED_NAME, ServerSettings
 from loadgen.peers.djinn import DjinnPeer
 from loadgen.peers.dtype_choice import AUTO, CHOICES, choose_dtype
 from loadgen.processes.launch import ROOT, Launch, without_folders
 from loadgen.processes.process import free_port, running_server
+from loadgen.results.tables import to_rich
 
 DJINN = DjinnPeer("djinn", "signal")
 
@@ -37,7 +36,7 @@ def main() -> int:
     arguments = parser.parse_args()
     found: list[Comparison] = []
     status = exit_status(arguments.model, lambda: found.extend(_benchmark(arguments, Console())))
-    return status or (0 if all(comparison.agrees for comparison in found) else FAILED)
+    return status or (0 if all(comparison.agrees for comparison in found) else EXIT_FAILED)
 
 
 def _benchmark(arguments: argparse.Namespace, console: Console) -> list[Comparison]:
@@ -53,13 +52,11 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> list[Comparis
     rounds = _run_rounds(launch, endpoint, loads, count, cores, discarded, console)
     comparisons = compare(rounds)
     table = comparison_table(comparisons, OwnGenerator.name, GuideLLM.name)
-    console.print(to_rich(table))
+    console.print(to_rich([table]))
     if not arguments.quick:
         run = Run(
-            date=utc_now(),
             model=arguments.model.name,
-            machine=describe_machine(cores),
-            versions={"djinn": own_versions(), GUIDELLM: versions(guidellm_environment())},
+            rival_versions=versions(guidellm_environment()),
             launch=without_folders(launch, [ROOT, arguments.model.parent]),
             loads=loads,
             rounds=rounds,

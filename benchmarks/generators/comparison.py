@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.generators.measured import Measured
-from benchmarks.spread import Spread, full_range
+from loadgen.results.spread import Spread
 
 TOLERANCE = 0.10
 """How far the generators may be apart."""
@@ -58,4 +58,4 @@ def _compare(load: str, figure: str, rounds: Sequence[Round]) -> Comparison:
     own: list[float] = [getattr(entry.own, figure) for entry in of_load]
     rival: list[float] = [getattr(entry.rival, figure) for entry in of_load]
     ratios = [ours / theirs for ours, theirs in zip(own, rival, strict=True)]
-    return Comparison(load, figure, full_range(own), full_range(rival), full_range(ratios))
+    return Comparison(load, figure, Spread.over(own), Spread.over(rival), Spread.over(ratios))

@@ -28,7 +28,6 @@ class GuideLLM:
         self._program = environment.folder / "bin" / GUIDELLM
 
     def run(self, endpoint: Endpoint, load: Load, seed: int) -> Measured:
-        """See `Generator`."""
         with scratch_folder() as folder:
             report = folder / "report.json"
             arrivals = folder / "arrivals.jsonl"

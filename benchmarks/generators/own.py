@@ -18,7 +18,6 @@ class OwnGenerator:
     name = "loadgen"
 
     def run(self, endpoint: Endpoint, load: Load, seed: int) -> Measured:
-        """See `Generator`."""
         with scratch_folder() as folder:
             write_trace(load.trace(seed), folder / "trace.jsonl")
             target = f"djinn={endpoint.url}#{endpoint.model}"

@@ -3,25 +3,21 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import record
 from benchmarks.generators.comparison import Comparison, Round
 from benchmarks.generators.load import Load
 from benchmarks.generators.report import DEFINITIONS, describe_load
-from benchmarks.machine import Machine
-from benchmarks.results import file_stem, write_results
-from benchmarks.tables import TextTable, to_markdown
 from loadgen.processes.launch import Launch
+from loadgen.results.tables import TextTable, to_markdown
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Everything that went into the JSON. versions: by environment, then by package; discarded: why pairs of runs
-    were measured again.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(record.Run):
+    """Everything that went into the JSON. rival_versions: by package; discarded: why pairs of runs were measured
+    again.
     """
 
-    date: str
-    model: str
-    machine: Machine
-    versions: dict[str, dict[str, str]]
+    rival_versions: dict[str, str]
     launch: Launch
     loads: tuple[Load, ...]
     rounds: list[Round]
@@ -31,8 +27,7 @@ class Run:
 
 def write_run(folder: Path, run: Run, table: TextTable) -> Path:
     """Writes `generators-CPU-CORES-DATE.json` and `.md`; returns the latter."""
-    stem = f"generators-{file_stem(run.machine.cpu, run.machine.cores, run.date)}"
-    return write_results(folder, stem, run, _markdown(run, table))
+    return record.write_run(folder, "generators-", run, _markdown(run, table))
 
 
 def _markdown(run: Run, table: TextTable) -> str:
@@ -40,7 +35,7 @@ def _markdown(run: Run, table: TextTable) -> str:
     rival_latest = max(entry.rival.latest_s for entry in run.rounds)
     others = max(entry.other_cpu_share for entry in run.rounds)
     lines = [
-        f"# Two load generators on {run.model}, {run.machine.cpu}, {run.machine.cores} cores, {run.date}",
+        f"# Two load generators on {run.model}, {run.place_and_time}",
         "",
         DEFINITIONS,
         *(f"- {describe_load(load)}" for load in run.loads),

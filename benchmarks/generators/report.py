@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from benchmarks.generators.comparison import FIGURES, TOLERANCE, Comparison
 from benchmarks.generators.load import Load
-from benchmarks.spread import Spread
-from benchmarks.tables import TextTable
+from loadgen.results.spread import Spread
+from loadgen.results.tables import TextTable
 
 DEFINITIONS = f"""\
 Both generators send the same requests at the same times to `/v1/completions`: so many tokens of prompt, greedy,
@@ -29,16 +29,16 @@ neither. Two loads: `steady`, which the server keeps up with, and `burst`, which
 def comparison_table(comparisons: Sequence[Comparison], own: str, rival: str) -> TextTable:
     """Medians over rounds [lowest, highest]."""
     rows = [
-        [
+        (
             f"{entry.load}: {FIGURES[entry.figure]}",
             _figure(entry.own),
             _figure(entry.rival),
             _ratio(entry.ratio),
             "yes" if entry.agrees else "NO",
-        ]
+        )
         for entry in comparisons
     ]
-    return TextTable(f"{own} beside {rival}", ["", own, rival, "ratio", "agree"], rows)
+    return TextTable(f"{own} beside {rival}", ("", own, rival, "ratio", "agree"), rows)
 
 
 def describe_load(load: Load) -> str:

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.gpu_check.context import SkipStage, StageContext
-from benchmarks.gpu_check.journal import Journal, Outcome
 from benchmarks.gpu_check.plan import PLANS, Plan, profiled
+from benchmarks.gpu_check.reports.journal import Journal, Outcome
 from benchmarks.gpu_check.stage_list import STAGES, Stage
 
 

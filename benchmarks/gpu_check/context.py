@@ -4,16 +4,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu_check.journal import Journal
 from benchmarks.gpu_check.plan import Plan
+from benchmarks.gpu_check.reports.journal import Journal
 
 
 class SkipStage(Exception):
     """The stage has a reason not to run, which is the message."""
-
-
-class StageFailed(Exception):
-    """What was measured is not what was meant, or could not be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +21,11 @@ class StageContext:
     deadline: float
     output: Path
     trace: Path | None = None
+
+    @property
+    def device(self) -> str:
+        """`cuda` or `cpu`."""
+        return self.plan.device
 
     @property
     def left_s(self) -> float:

@@ -8,8 +8,8 @@ from app.gpu.device.choice import choose_device, choose_dtype, streams_of
 from app.gpu.startup.budgets import weight_bytes
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel
+from benchmarks.engine.loading import find_model
 from benchmarks.gpu_check.context import SkipStage, StageContext
-from benchmarks.gpu_check.engines import find_model
 from benchmarks.gpu_check.plan import StreamPlan
 
 MAKING_SHARE = 0.4
@@ -62,9 +62,9 @@ def _bytes_of(plan: StreamPlan, layers: int) -> int:
 def _room(context: StageContext) -> float:
     """Bytes of weights that host memory has room for, and that can be made in the time there is."""
     room = MEMORY_SHARE * read_host_memory().free_bytes
-    if context.plan.device == "cpu":
+    if context.device == "cpu":
         return room
-    return min(room, MAKING_SHARE * context.left_s * _bytes_made_per_s(context.plan.device))
+    return min(room, MAKING_SHARE * context.left_s * _bytes_made_per_s(context.device))
 
 
 def _bytes_made_per_s(device: str) -> float:

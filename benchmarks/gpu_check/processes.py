@@ -14,9 +14,9 @@ from typing import IO
 import psutil
 
 from benchmarks.gpu_check.child import run_stage
-from benchmarks.gpu_check.journal import Outcome, StageRecord, read_journal
 from benchmarks.gpu_check.overlay import ROOT
 from benchmarks.gpu_check.plan import Plan, profiled
+from benchmarks.gpu_check.reports.journal import Outcome, StageRecord, read_journal
 from benchmarks.gpu_check.stage_list import Stage
 
 GRACE_S = 3.0

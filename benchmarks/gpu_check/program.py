@@ -1,20 +1,20 @@
 """The check from its options to its files and its table."""
 
 import argparse
-import datetime
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from benchmarks.figures import figure_table
-from benchmarks.gpu_check.journal import StageRecord
 from benchmarks.gpu_check.plan import FULL, TINY
-from benchmarks.gpu_check.record import Run, describe_run, heading, read_run, write_run
+from benchmarks.gpu_check.reports.journal import StageRecord
+from benchmarks.gpu_check.reports.record import Run, describe_run, heading, read_run, write_run
 from benchmarks.gpu_check.runner import Budget, run_profiles, run_stages
 from benchmarks.gpu_check.stage_list import STAGES, Stage
-from benchmarks.tables import to_rich
+from loadgen.results.tables import to_rich
 
 FILE_WIDTH = 150
 """Of the tables where nobody looks: a terminal of 80 columns would break every label."""
@@ -31,7 +31,7 @@ def run_check(options: argparse.Namespace) -> bool:
     plan = TINY if options.tiny else FULL
     if plan is FULL and not torch.cuda.is_available():
         raise SystemExit("PyTorch finds no CUDA device here; --tiny runs the same stages on a CPU, with a tiny model")
-    run = describe_run(plan, f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}", _command())
+    run = describe_run(plan.device, asdict(plan), _command())
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     data = write_run(run, output)
@@ -50,7 +50,7 @@ def run_check(options: argparse.Namespace) -> bool:
 
 def write_page_of(data: Path) -> int:
     """Draw the page of an earlier run beside its JSON."""
-    from benchmarks.gpu_check.page import write_files
+    from benchmarks.gpu_check.reports.page import write_files
 
     for path in write_files(read_run(data), data):
         print(path)
@@ -73,7 +73,7 @@ def _command() -> list[str]:
 
 def _show(record: StageRecord, console: Console) -> None:
     if record.figures:
-        console.print(to_rich(figure_table(heading(record), record.figures)))
+        console.print(to_rich([figure_table(heading(record), record.figures)]))
     else:
         console.print(heading(record), markup=False)
     for note in record.notes:
@@ -83,7 +83,7 @@ def _show(record: StageRecord, console: Console) -> None:
 def _finish(run: Run, data: Path, console: Console) -> None:
     console.print(f"written: {data}", soft_wrap=True)
     try:
-        from benchmarks.gpu_check.page import write_files
+        from benchmarks.gpu_check.reports.page import write_files
     except ModuleNotFoundError as error:
         console.print(f"no page, for want of {error.name}: --page draws it where that is installed")
         return

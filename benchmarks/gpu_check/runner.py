@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from benchmarks.gpu_check.journal import Outcome, StageRecord
 from benchmarks.gpu_check.plan import Plan
 from benchmarks.gpu_check.processes import GRACE_S, run_alone
-from benchmarks.gpu_check.record import Run
+from benchmarks.gpu_check.reports.journal import Outcome, StageRecord
+from benchmarks.gpu_check.reports.record import Run
 from benchmarks.gpu_check.stage_list import Stage
 
 PROFILE_S = 60.0

@@ -10,7 +10,8 @@ from benchmarks.kv.parks import ParkedTwice
 from benchmarks.kv.resume import ResumeRound
 from benchmarks.kv.runner import Measured
 from benchmarks.kv.signals import SignalTimes
-from benchmarks.spread import Spread, full_range, middle_half, ratio_of_medians
+from benchmarks.spread import middle_half, ratio_of_medians
+from loadgen.results.spread import Spread
 from loadgen.targets.histogram import quantile
 
 BANDWIDTH = Target(0.9, at_least=True)
@@ -35,7 +36,7 @@ def _copy_figures(copies: Copies, copied: int) -> list[Figure]:
         return Figure(f"{label}, of the plain copy's rate", "×", middle_half(ratios), BANDWIDTH)
 
     plain = middle_half([copied / entry.memcpy / 1e9 for entry in copies.rounds])
-    first = full_range([copied / seconds / 1e9 for seconds in copies.first_out_s])
+    first = Spread.over([copied / seconds / 1e9 for seconds in copies.first_out_s])
     return [
         Figure(f"Plain copy of {copied / 2**20:.0f} MiB", "GB/s", plain),
         ratio("Move out, neighbouring blocks", lambda entry: entry.out_neighbouring),
@@ -68,7 +69,7 @@ def _resume_figures(rounds: list[ResumeRound]) -> list[Figure]:
 
 def _park_figure(parks: list[ParkedTwice]) -> Figure:
     ratios = [entry.second_bytes / entry.first_bytes for entry in parks]
-    return Figure("Bytes of a second park / first", "×", full_range(ratios), SECOND_PARK)
+    return Figure("Bytes of a second park / first", "×", Spread.over(ratios), SECOND_PARK)
 
 
 def _signal_figures(signals: SignalTimes) -> list[Figure]:
@@ -81,5 +82,4 @@ def _signal_figures(signals: SignalTimes) -> list[Figure]:
 
 
 def _point(label: str, milliseconds: float, target: Target | None = None) -> Figure:
-    value = float(milliseconds)
-    return Figure(label, "ms", Spread(value, value, value), target)
+    return Figure(label, "ms", Spread.over([float(milliseconds)]), target)

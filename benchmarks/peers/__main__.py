@@ -7,18 +7,17 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.arguments import exit_status, make_parser
+from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.cpu_meter import DISTURBED_SHARE
-from benchmarks.machine import bind_to_cores
 from benchmarks.peers.peers import DTYPES, PEERS, VLLM, default_dtypes
 from benchmarks.peers.record import describe_run, write_run
 from benchmarks.peers.report import ratio_table, variant_table
 from benchmarks.peers.rounds import Round
 from benchmarks.peers.runner import PeerRunner
 from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload
-from benchmarks.tables import to_rich
 from benchmarks.text import read_text_tokens
 from loadgen.peers.registry import find_peer
+from loadgen.results.tables import to_rich
 
 
 def main() -> int:
@@ -36,11 +35,10 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
     workload = build_workload(plan, read_text_tokens(arguments.model))
     variants = [(peer, dtype) for dtype in arguments.dtypes for peer in arguments.only]
     rounds = _run_rounds(runner, variants, 1 if arguments.quick else arguments.rounds, workload, console)
-    for table in (ratio_table(rounds), variant_table(rounds)):
-        console.print(to_rich(table))
+    console.print(to_rich((ratio_table(rounds), variant_table(rounds))))
     if not arguments.quick:
         launches = {" ".join(variant): runner.launch(*variant, port=0) for variant in variants}
-        run = describe_run(arguments.model, plan, launches, cores, rounds)
+        run = describe_run(arguments.model, plan, launches, rounds)
         console.print(f"written: {write_run(arguments.output, run)}")
 
 

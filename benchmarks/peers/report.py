@@ -3,8 +3,8 @@
 from benchmarks.peers.peers import DJINN, PEERS
 from benchmarks.peers.rounds import Round
 from benchmarks.peers.summary import Metric, best_by_peer, metrics_of, times_better, values_by_variant
-from benchmarks.spread import Spread, full_range
-from benchmarks.tables import TextTable
+from loadgen.results.spread import Spread
+from loadgen.results.tables import TextTable
 
 NAMES = {"djinn": "Djinn", "vllm": "vLLM", "transformers": "Transformers"}
 
@@ -13,13 +13,13 @@ def ratio_table(rounds: list[Round]) -> TextTable:
     """Each peer's best data type, and how many times better Djinn is where it took part."""
     peers = [peer for peer in PEERS if any(entry.peer == peer for entry in rounds)]
     baselines = [peer for peer in peers if peer != DJINN] if DJINN in peers else []
-    header = ["", *(NAMES[peer] for peer in peers), *(f"Djinn vs. {NAMES[peer]}" for peer in baselines)]
+    header = ("", *(NAMES[peer] for peer in peers), *(f"Djinn vs. {NAMES[peer]}" for peer in baselines))
     rows = []
     for metric in metrics_of(rounds[0].measurement):
         best = best_by_peer(rounds, metric)
         cells = [f"{_figure(metric, best[peer].spread.median)} ({best[peer].dtype})" for peer in peers]
         ratios = [_ratio(times_better(rounds, metric, DJINN, peer)) for peer in baselines]
-        rows.append([f"{metric.label} ({metric.unit})", *cells, *ratios])
+        rows.append((f"{metric.label} ({metric.unit})", *cells, *ratios))
     return TextTable("Best data type of each", header, rows)
 
 
@@ -30,9 +30,9 @@ def variant_table(rounds: list[Round]) -> TextTable:
     rows = []
     for metric in metrics_of(rounds[0].measurement):
         values = values_by_variant(rounds, metric)
-        cells = [_range(metric, full_range(list(values[variant].values()))) for variant in variants]
-        rows.append([f"{metric.label} ({metric.unit})", *cells])
-    return TextTable("Every data type", ["", *(f"{NAMES[peer]} {dtype}" for peer, dtype in variants)], rows)
+        cells = [_range(metric, Spread.over(list(values[variant].values()))) for variant in variants]
+        rows.append((f"{metric.label} ({metric.unit})", *cells))
+    return TextTable("Every data type", ("", *(f"{NAMES[peer]} {dtype}" for peer, dtype in variants)), rows)
 
 
 def _figure(metric: Metric, value: float) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.peers.rounds import Measurement, Round
-from benchmarks.spread import Spread, full_range
+from loadgen.results.spread import Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def best_by_peer(rounds: list[Round], metric: Metric) -> dict[str, Best]:
     """Each peer's better data type, judged by the median over rounds."""
     best: dict[str, Best] = {}
     for (peer, dtype), values in values_by_variant(rounds, metric).items():
-        candidate = Best(dtype, full_range(list(values.values())))
+        candidate = Best(dtype, Spread.over(list(values.values())))
         if peer not in best or _is_better(metric, candidate.spread.median, best[peer].spread.median):
             best[peer] = candidate
     return best
@@ -69,7 +69,7 @@ def times_better(rounds: list[Round], metric: Metric, peer: str, baseline: str) 
         ours[number] / theirs[number] if metric.higher_is_better else theirs[number] / ours[number]
         for number in sorted(ours.keys() & theirs.keys())
     ]
-    return full_range(ratios)
+    return Spread.over(ratios)
 
 
 def _is_better(metric: Metric, left: float, right: float) -> bool:

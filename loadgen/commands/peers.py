@@ -1,7 +1,5 @@
 """`python -m loadgen peers`: install, start and stop the servers that Djinn is compared with."""
 
-from __future__ import annotations
-
 import argparse
 
 from rich.console import Console

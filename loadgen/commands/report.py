@@ -1,7 +1,5 @@
 """`python -m loadgen report`: results of density once more, one or several side by side."""
 
-from __future__ import annotations
-
 import argparse
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m loadgen schema`: the form of a result file."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

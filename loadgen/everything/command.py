@@ -1,7 +1,5 @@
 """`python -m loadgen all`: every experiment, and one page that leads to their reports."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The page that leads to the reports of all experiments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

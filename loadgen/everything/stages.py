@@ -1,7 +1,5 @@
 """Which experiments there are, and how large each is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

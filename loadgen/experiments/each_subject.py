@@ -1,7 +1,5 @@
 """What every experiment on one Djinn server after the other has in common."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """When agents arrive."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import numpy as np

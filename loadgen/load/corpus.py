@@ -1,7 +1,5 @@
 """Where the agents' words come from: real text, so that tokenizers and caches behave as they do in use."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass

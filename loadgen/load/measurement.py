@@ -1,7 +1,5 @@
 """How a load is measured, whatever the load is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

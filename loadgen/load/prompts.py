@@ -1,7 +1,5 @@
 """From text to prompts of exactly the wanted number of tokens, also to prompts that no server has seen."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Timing one thing after the other."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -1,7 +1,5 @@
 """How long agents are away between two turns."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated

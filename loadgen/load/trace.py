@@ -4,8 +4,6 @@ The file has one JSON object a line, an agent each, with sorted keys and with fl
 back: equal traces are equal bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

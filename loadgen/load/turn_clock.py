@@ -1,7 +1,5 @@
 """When the parts of an answer arrive."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """What the agents of a run are like, and the trace that follows from it before the run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """What every experiment is told besides its targets: texts, and where results go. What a run ends with."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Servers that are started for an experiment with exported sessions: their KV arrives on a disk."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

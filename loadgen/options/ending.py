@@ -1,7 +1,5 @@
 """How a run hears that it is to end early."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

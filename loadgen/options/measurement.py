@@ -1,7 +1,5 @@
 """The options that say how a load is measured."""
 
-from __future__ import annotations
-
 import argparse
 
 from loadgen.load.measurement import Measurement, Slo

@@ -1,7 +1,5 @@
 """Options that are the fields of an experiment's plan, which has a full size and a quick one."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """What command lines say about servers that the load generator starts."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """What the command line says about the servers to measure."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """The options that say what the agents of a run are like."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import fields

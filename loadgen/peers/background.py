@@ -1,7 +1,5 @@
 """Peers that go on when the command that started them is done: a note about each, so that it can be stopped."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

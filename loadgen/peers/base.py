@@ -1,7 +1,5 @@
 """What every kind of server has in common."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

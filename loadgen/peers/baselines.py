@@ -1,7 +1,5 @@
 """Transformers' `generate` behind a small server of ours: in one process, and in Ray actors."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -38,11 +36,9 @@ class TransformersPeer:
         say("Transformers is part of Djinn's own environment")
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
-        """See `Peer`."""
         return _launch(Path(sys.executable), settings, port)
 
     def versions(self) -> dict[str, str]:
-        """See `Peer`."""
         return {name: version(name) for name in PACKAGES}
 
 
@@ -55,11 +51,9 @@ class RayPeer:
     served_model: str = SERVED_NAME
 
     def is_installed(self) -> bool:
-        """See `Peer`."""
         return has_stamp(_environment().folder, RAY)
 
     def install(self, say: Say) -> None:
-        """See `Peer`."""
         if self.is_installed():
             return
         say("Ray's environment: some minutes the first time")
@@ -69,12 +63,10 @@ class RayPeer:
         write_stamp(environment.folder, RAY)
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
-        """See `Peer`."""
         base = _launch(_environment().python, settings, port)
         return Launch([*base.command, "--actors", str(self.actors)], RAY_VARIABLES)
 
     def versions(self) -> dict[str, str]:
-        """See `Peer`."""
         return {name: _environment().find(name).version for name in ("ray", *PACKAGES)}
 
 

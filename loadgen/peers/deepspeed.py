@@ -1,7 +1,5 @@
 """DeepSpeed: no server, but a library that a program of the load generator's runs a model with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loadgen.peers.base import Say
@@ -26,11 +24,9 @@ class DeepSpeed:
         return Environment(peers_folder() / self.name)
 
     def is_installed(self) -> bool:
-        """See `Installable`."""
         return has_stamp(self.environment.folder, DEEPSPEED)
 
     def install(self, say: Say) -> None:
-        """See `Installable`."""
         if self.is_installed():
             return
         say("DeepSpeed's environment: some minutes the first time")
@@ -41,5 +37,4 @@ class DeepSpeed:
         write_stamp(environment.folder, DEEPSPEED)
 
     def versions(self) -> dict[str, str]:
-        """See `Installable`."""
         return {name: self.environment.find(name).version for name in ("deepspeed", "torch", "transformers")}

@@ -1,7 +1,5 @@
 """Djinn itself, of this checkout, with one of its KV policies."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +34,6 @@ class DjinnPeer:
         say("Djinn is part of this checkout")
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
-        """See `Peer`."""
         flags = {
             "--model": str(settings.model),
             "--served-name": SERVED_NAME,
@@ -50,5 +47,4 @@ class DjinnPeer:
         return djinn_launch({**flags, **self.flags})
 
     def versions(self) -> dict[str, str]:
-        """See `Peer`."""
         return {name: version(name) for name in PACKAGES}

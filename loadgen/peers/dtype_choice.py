@@ -1,7 +1,5 @@
 """The data type of servers that are started for a run: all of them get the same one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The GGUF file of a Transformers folder: the very weights that the other servers load, in the same data type."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """llama.cpp's server: continuous batching, flash attention, and every cache for prompts that it has."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
@@ -27,11 +25,9 @@ class LlamaCppPeer:
     served_model: str = SERVED_NAME
 
     def is_installed(self) -> bool:
-        """See `Peer`."""
         return _source().server.exists()
 
     def install(self, say: Say) -> None:
-        """See `Peer`."""
         if self.is_installed():
             return
         say("fetching llama.cpp's source")
@@ -61,7 +57,6 @@ class LlamaCppPeer:
         return Launch([str(_source().server), *flatten(flags), buffers, "--metrics"])
 
     def versions(self) -> dict[str, str]:
-        """See `Peer`."""
         return {PACKAGE: VERSION}
 
 

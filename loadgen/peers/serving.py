@@ -1,7 +1,5 @@
 """A peer that serves: for the length of a block."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -86,7 +84,6 @@ class ManagedTarget:
 
     @asynccontextmanager
     async def reach(self) -> AsyncIterator[TargetSpec]:
-        """See `Access`."""
         with _starting(self.peer, self.settings) as (process, served):
             for _ in unready(process, served.url):
                 await asyncio.sleep(POLL_S)

@@ -1,7 +1,5 @@
 """vLLM: prefix caching, chunked prefill and compilation are its defaults and stay on."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 
@@ -35,18 +33,15 @@ class VllmPeer:
     served_model: str = SERVED_NAME
 
     def is_installed(self) -> bool:
-        """See `Peer`."""
         usable = self.offload_gib is None or on_cuda()
         return usable and vllm_environment.is_complete(_environment(), cuda=on_cuda())
 
     def install(self, say: Say) -> None:
-        """See `Peer`."""
         self._require_device()
         say("vLLM's environment: many minutes the first time")
         vllm_environment.ensure_vllm(_environment(), cuda=on_cuda())
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
-        """See `Peer`."""
         self._require_device()
         cuda = on_cuda()
         flags = {
@@ -67,7 +62,6 @@ class VllmPeer:
         return Launch([*server, *flatten(flags), TELL_CACHED], _variables(settings, cuda))
 
     def versions(self) -> dict[str, str]:
-        """See `Peer`."""
         environment = _environment()
         packages = [vllm_environment.package(on_cuda()), "torch", "transformers"]
         if not on_cuda():

@@ -1,7 +1,5 @@
 """Installing vLLM: without the packages that text models on CPUs do not need."""
 
-from __future__ import annotations
-
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

@@ -1,7 +1,5 @@
 """Where peers live, and virtual environments of their own: their pins must not meet Djinn's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where things are kept that are fetched once: by default where Djinn itself keeps its models."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

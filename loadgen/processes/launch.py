@@ -1,7 +1,5 @@
 """How a server is started, and what of that may be published."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A program beside the load generator, which never imports PyTorch itself: it is asked in lines of JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A server as a process of its own: started, waited for, stopped with all of its children."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

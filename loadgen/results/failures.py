@@ -1,7 +1,5 @@
 """Errors of one part of an experiment, written down so that the next part can run, and shown in the end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Drawn small, so that their text stays readable where a page is 400 px wide; a wi
 Matplotlib's object API is used: there is no state that two figures share.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

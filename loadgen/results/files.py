@@ -1,7 +1,5 @@
 """Result files: what all have in common, how they are named, written, and read back."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

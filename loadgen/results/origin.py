@@ -1,7 +1,5 @@
 """Where a result comes from: the machine, the versions, the command."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -44,10 +42,10 @@ def machine() -> Machine:
     )
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Versions of the packages that are installed beside the load generator."""
     found = {}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

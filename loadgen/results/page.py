@@ -1,7 +1,5 @@
 """A report as one HTML file that needs nothing else: figures as SVG in it, readable on a phone, light and dark."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader
 
 from loadgen.results.figures import Figure, to_png, to_svg
+from loadgen.results.files import Result, result_path, write_result
 from loadgen.results.tables import TextTable
 
 
@@ -63,3 +62,13 @@ def write_pictures(page: Page, path: Path) -> list[Path]:
         written.append(path.with_name(f"{path.stem}-{figure.slug}{again}.png"))
         to_png(figure, written[-1])
     return written
+
+
+def write_outputs(report: Result, page: Page, folder: Path) -> list[Path]:
+    """Write EXPERIMENT-TIME.json, .html and -FIGURE.png to `folder`; returns their paths. Raises OSError.
+
+    The JSON comes first: everything else can be made from it again.
+    """
+    data = write_result(report, result_path(folder, report.experiment, report.started_at, "json"))
+    html = write_page(page, data.with_suffix(".html"))
+    return [data, html, *write_pictures(page, html)]

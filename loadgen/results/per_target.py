@@ -1,7 +1,5 @@
 """Results that have a report for each of several targets."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from loadgen.results.inputs import Server
@@ -41,10 +39,8 @@ class PerTarget:
 
     @property
     def interrupted(self) -> bool:
-        """See `Result`."""
         return any(target.findings.interrupted for target in self.targets)
 
     @property
     def succeeded(self) -> bool:
-        """See `Result`."""
         return all(target.succeeded for target in self.targets)

@@ -1,7 +1,5 @@
 """Kinds of plot: each draws on the axes of a `Figure`. Series get their colours by their number, in the order given."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How an experiment goes, live."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The published form of a result, from the dataclass that it is."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of text: made once, shown on a terminal and on a page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -46,6 +44,13 @@ class TextTable:
 def to_rich(tables: Iterable[TextTable]) -> Group:
     """The tables for a terminal."""
     return Group(*(part for table in tables for part in _rich(table)))
+
+
+def to_markdown(table: TextTable) -> str:
+    """A Markdown table under a heading, and its note."""
+    rule = ["---" if place < table.text_columns else "---:" for place in range(len(table.header))]
+    lines = [f"| {' | '.join(cells)} |" for cells in (table.header, rule, *table.rows)]
+    return "\n".join([f"## {table.title}", "", *lines, "", *([table.note, ""] if table.note else [])])
 
 
 def _rich(table: TextTable) -> Iterator[RenderableType]:

@@ -1,7 +1,5 @@
 """Figures, sizes, times and speeds as text, each always written the same way."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 MIB = 1 << 20

@@ -1,7 +1,5 @@
 """Figures that are held against targets, whatever the experiment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

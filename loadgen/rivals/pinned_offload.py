@@ -10,8 +10,6 @@ and token. With `model`, a folder that Transformers can load, the pass also goes
 up to each layer of `after`. `{"layer"}` then brings back all that the pass has had when it stood after that layer.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """When each step of Transformers' `generate` was over."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -1,7 +1,5 @@
 """A Djinn server's memory map."""
 
-from __future__ import annotations
-
 from client import MemoryMap
 from client.calls import memory
 from client.transport import AsyncTransport
@@ -16,11 +14,9 @@ class DjinnReader:
         self._transport = transport
 
     async def read(self) -> Reading:
-        """See `Reader`."""
         return to_reading(await self._transport.send(memory()))
 
     async def close(self) -> None:
-        """See `Reader`."""
         await self._transport.close()
 
 

@@ -1,7 +1,5 @@
 """What the server's processes use."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 

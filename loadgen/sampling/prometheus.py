@@ -1,7 +1,5 @@
 """The common serving metrics of servers that are not Djinn, from their `/metrics`."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -33,7 +31,6 @@ class PrometheusReader:
         self._absent = False
 
     async def read(self) -> Reading | None:
-        """See `Reader`."""
         if self._absent:
             return None
         try:
@@ -45,7 +42,6 @@ class PrometheusReader:
             return None
 
     async def close(self) -> None:
-        """See `Reader`."""
         await self._transport.close()
 
 

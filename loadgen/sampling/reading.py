@@ -1,7 +1,5 @@
 """What a server tells of itself at one moment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Samples of one server, on a clock of their own that starts with the run."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

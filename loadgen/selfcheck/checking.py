@@ -1,7 +1,5 @@
 """Many agents against the stub, and what the load generator makes of its delays."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """`python -m loadgen selfcheck`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Sequence

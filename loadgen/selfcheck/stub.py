@@ -5,8 +5,6 @@ the arrival of its request, so that one that is late does not push back those th
 loop's own callbacks: what a web framework takes for itself would count as the load generator's error.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -48,17 +46,14 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         if self._timer is not None:
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         if self._arrived is None:
             self._arrived = self._loop.time()
         self._http.receive_data(data)

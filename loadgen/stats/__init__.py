@@ -1,7 +1,5 @@
 """From records to figures. Pure."""
 
-from __future__ import annotations
-
 from loadgen.stats.distribution import Distribution
 from loadgen.stats.goodput import Goodput
 from loadgen.stats.spread import HEADLINES, Headline, spread

@@ -1,7 +1,5 @@
 """Agents over time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How many turns were as fast as they had to be."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

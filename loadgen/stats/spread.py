@@ -1,7 +1,5 @@
 """How much the headline figures differ from repeat to repeat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What runs of one target come to."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tokens that a server computed, and those it computed again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from loadgen.load.records import TurnRecord

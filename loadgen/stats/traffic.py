@@ -1,7 +1,5 @@
 """What a server's own totals and its processes come to, over runs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The servers under load: one protocol here, one file for each kind of server."""
 
-from __future__ import annotations
-
 from loadgen.load.workload import Signals
 from loadgen.targets.base import Agent, Target, TargetSpec
 from loadgen.targets.djinn import DjinnTarget

@@ -1,7 +1,5 @@
 """How a target comes to be up while it is measured."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -36,15 +34,12 @@ class RunningTarget:
 
     @property
     def name(self) -> str:
-        """See `Access`."""
         return self.spec.name
 
     @property
     def running(self) -> TargetSpec:
-        """See `Access`."""
         return self.spec
 
     @asynccontextmanager
     async def reach(self) -> AsyncIterator[TargetSpec]:
-        """See `Access`."""
         yield self.spec

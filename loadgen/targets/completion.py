@@ -1,7 +1,5 @@
 """The events of one streamed completion, as OpenAI has them. Nothing here does I/O."""
 
-from __future__ import annotations
-
 from typing import Protocol, TypeVar
 
 from httpx_sse import ServerSentEvent
@@ -69,7 +67,6 @@ class CompletionDecoder:
         self._done = False
 
     def feed(self, event: ServerSentEvent) -> bool:
-        """See `Decoder`."""
         if event.data == DONE:
             self._done = True
             return False
@@ -83,7 +80,6 @@ class CompletionDecoder:
         return any(choice.text or choice.token_ids for choice in chunk.choices)
 
     def cost(self) -> TurnCost:
-        """See `Decoder`."""
         if not self._done:
             raise StreamBroken("the stream ended before the completion did")
         if self._usage is None:

@@ -1,7 +1,5 @@
 """How servers differ that run completions without sessions: found out by asking, not by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -45,7 +43,6 @@ class OpenAIDialect:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def tokenize(self, text: str, special: bool) -> Call[TokenIds]:
-        """See `Dialect`."""
         return tokenize_call(text, special, self.model)
 
     def completion(self, prompt: TokenIds, completion_tokens: int) -> Call[bytes]:
@@ -63,7 +60,6 @@ class OpenAIDialect:
         return Call("POST", "/v1/completions", bytes, json=body)
 
     def decoder(self) -> Decoder:
-        """See `Dialect`."""
         return CompletionDecoder()
 
 
@@ -72,11 +68,9 @@ class LlamaCppDialect:
     """llama.cpp's own `/completion`: unlike its `/v1/completions` it tells token ids."""
 
     def tokenize(self, text: str, special: bool) -> Call[TokenIds]:
-        """See `Dialect`."""
         return Call("POST", "/tokenize", read_tokens, json={"content": text, "add_special": special})
 
     def completion(self, prompt: TokenIds, completion_tokens: int) -> Call[bytes]:
-        """See `Dialect`."""
         body = {
             "prompt": prompt,
             "n_predict": completion_tokens,
@@ -89,7 +83,6 @@ class LlamaCppDialect:
         return Call("POST", "/completion", bytes, json=body)
 
     def decoder(self) -> Decoder:
-        """See `Dialect`."""
         return LlamaCppDecoder()
 
 

@@ -19,11 +19,9 @@ class DjinnTarget:
         self._transport = spec.transport()
 
     async def prepare(self, tokens: int) -> None:
-        """See `Target`."""
         check_context(self.spec, await self._transport.send(MODELS), tokens)
 
     async def tokenize(self, text: str, special: bool) -> TokenIds:
-        """See `Target`."""
         return await self._transport.send(tokenize_call(text, special))
 
     def new_agent(self) -> DjinnAgent:

@@ -1,7 +1,5 @@
 """Quantiles of a Prometheus histogram over a stretch of time. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise

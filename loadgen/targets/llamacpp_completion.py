@@ -1,7 +1,5 @@
 """The events of one streamed completion, as llama.cpp's own `/completion` has them. Nothing here does I/O."""
 
-from __future__ import annotations
-
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel
 
@@ -40,7 +38,6 @@ class LlamaCppDecoder:
         return self._ids if complete else ()
 
     def feed(self, event: ServerSentEvent) -> bool:
-        """See `Decoder`."""
         chunk = read_chunk(event, _Chunk)
         if chunk.error is not None:
             raise error_from_event(event.data, request_id=None)
@@ -51,7 +48,6 @@ class LlamaCppDecoder:
         return bool(chunk.content or chunk.tokens)
 
     def cost(self) -> TurnCost:
-        """See `Decoder`."""
         if self._last is None:
             raise StreamBroken("the stream ended before the completion did")
         return TurnCost(

@@ -28,7 +28,6 @@ class OpenAITarget:
         self.dialect = await find_dialect(self.spec, self._model, self.transport)
 
     async def tokenize(self, text: str, special: bool) -> TokenIds:
-        """See `Target`."""
         return await self.transport.send(self.dialect.tokenize(text, special))
 
     def new_agent(self) -> OpenAIAgent:

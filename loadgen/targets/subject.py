@@ -1,7 +1,5 @@
 """A Djinn server under an experiment: its sessions, its memory, its metrics."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

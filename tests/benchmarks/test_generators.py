@@ -20,7 +20,6 @@ from benchmarks.generators.measured import Measured, OtherLoadError, check_load
 from benchmarks.generators.record import Run, write_run
 from benchmarks.generators.report import comparison_table
 from benchmarks.generators.rounds import MAX_TRIES, RoundRunner
-from benchmarks.machine import describe_machine
 from loadgen.processes.launch import Launch
 from loadgen.processes.process import ServerFailedError
 
@@ -193,10 +192,17 @@ def test_an_unknown_report_is_refused() -> None:
 def test_the_record_says_who_does_not_agree(tmp_path: Path) -> None:
     rounds = [a_round(0, 1.2, 1.0)]
     found = compare(rounds)
-    machine = describe_machine([0])
     burst = replace(LOAD, name="burst", rate=inf)
     reason = "b, steady: 4 of 5 requests completed"
-    run = Run("2026-01-31T09:30:00Z", "m", machine, {}, Launch(["djinn"]), (LOAD, burst), rounds, found, [reason])
+    run = Run(
+        model="m",
+        rival_versions={},
+        launch=Launch(["djinn"]),
+        loads=(LOAD, burst),
+        rounds=rounds,
+        comparisons=found,
+        discarded=[reason],
+    )
     path = write_run(tmp_path, run, comparison_table(found, "ours", "theirs"))
     text = path.read_text()
     assert "| steady: TTFT, median (s) | 1.2 [1.2, 1.2] | 1 [1, 1] | 1.20× [1.20, 1.20] | NO |" in text

@@ -6,11 +6,12 @@ from statistics import StatisticsError
 import numpy as np
 import pytest
 
-from benchmarks.spread import Spread, full_range, middle_half, ratio_of_medians
+from benchmarks.spread import middle_half, ratio_of_medians
+from loadgen.results.spread import Spread
 
 
 def test_the_full_range_has_the_extremes() -> None:
-    assert full_range([3.0, 1.0, 2.0, 10.0]) == Spread(2.5, 1.0, 10.0)
+    assert Spread.over([3.0, 1.0, 2.0, 10.0]) == Spread(2.5, 1.0, 10.0, 4)
 
 
 def test_the_middle_half_has_the_quartiles() -> None:

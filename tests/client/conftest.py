@@ -13,7 +13,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from client import AsyncDjinn, Djinn
 from tests.client.blocking import Blocking
-from tests.client.pausing import GREEDY
+from tests.client.breakpoints.pausing import GREEDY
 
 AnswerWith = Callable[[bytes], str]
 

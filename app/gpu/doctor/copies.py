@@ -1,7 +1,5 @@
 """How fast bytes get from host memory to the device and back: the limit that KV moves are held against."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from statistics import median

@@ -1,7 +1,5 @@
 """What the NVIDIA driver can run: asked of its own library, which also answers where PyTorch can use no GPU."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

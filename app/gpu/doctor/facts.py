@@ -1,7 +1,5 @@
 """What the doctor learns through PyTorch, as plain values: judging them takes no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

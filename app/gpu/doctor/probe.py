@@ -1,7 +1,5 @@
 """Asking PyTorch and the driver about this machine's devices."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

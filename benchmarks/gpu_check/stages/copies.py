@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu_check.context import SkipStage, StageContext
 from benchmarks.gpu_check.plan import MIB, CopyPlan
-from benchmarks.spread import Spread, full_range
+from loadgen.results.spread import Spread
 
 LEAST_BYTES = 256 << 20
 """Under one reading of the clock: a small copy is made so often."""
@@ -29,7 +29,6 @@ class PlainCopies:
         return times * self.size / self._timed(lambda: self._queue(0, times)) / 1e9
 
     def to_host(self, times: int = 1) -> float:
-        """See `to_device`."""
         return times * self.size / self._timed(lambda: self._queue(1, times)) / 1e9
 
     def both_ways(self, times: int = 1) -> float:
@@ -78,7 +77,7 @@ def memory_bandwidth(device: str, nbytes: int, rounds: int) -> Spread:
     if device == "cuda":
         del source, target
         torch.cuda.empty_cache()  # an engine that comes next looks at what is free
-    return full_range(rates[1:])
+    return Spread.over(rates[1:])
 
 
 def _wait(device: str) -> None:
@@ -88,7 +87,7 @@ def _wait(device: str) -> None:
 
 def run(context: StageContext) -> None:
     """Copies of every size, each way alone and both at once."""
-    plan, journal, device = context.plan.copies, context.journal, context.plan.device
+    plan, journal, device = context.plan.copies, context.journal, context.device
     if device == "cuda" and not torch.cuda.is_available():
         raise SkipStage("there is no CUDA device")
     _describe(context)
@@ -101,7 +100,7 @@ def _describe(context: StageContext) -> None:
     journal = context.journal
     journal.fact("torch", torch.__version__)
     journal.fact("CUDA of torch", torch.version.cuda)
-    if context.plan.device == "cuda":
+    if context.device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         journal.fact("device", properties.name)
         journal.fact("compute capability", f"{properties.major}.{properties.minor}")
@@ -109,12 +108,12 @@ def _describe(context: StageContext) -> None:
 
 
 def _measure(context: StageContext, plan: CopyPlan, size: int) -> None:
-    copies, journal = PlainCopies(size, context.plan.device), context.journal
-    times = max(1, LEAST_BYTES // size) if context.plan.device == "cuda" else 1
+    copies, journal = PlainCopies(size, context.device), context.journal
+    times = max(1, LEAST_BYTES // size) if context.device == "cuda" else 1
     ways = {"to the device": copies.to_device, "to the host": copies.to_host, "both ways": copies.both_ways}
     for name, copy in ways.items():
         rates = [copy(times) for _ in range(plan.rounds + 1)][1:]
         journal.samples(f"{name}, {size} bytes, GB/s", rates)
         journal.point("Pinned copies", name, size / MIB, median(rates))
         if size == plan.sizes[-1]:
-            journal.figure(f"Pinned copy {name}, {size / MIB:g} MiB", "GB/s", full_range(rates))
+            journal.figure(f"Pinned copy {name}, {size / MIB:g} MiB", "GB/s", Spread.over(rates))

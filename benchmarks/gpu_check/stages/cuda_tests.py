@@ -7,8 +7,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.figures import Target
-from benchmarks.gpu_check.context import SkipStage, StageContext, StageFailed
+from benchmarks.gpu_check.context import SkipStage, StageContext
 from benchmarks.gpu_check.overlay import ROOT
+from loadgen.errors import NotAsMeant
 
 MARK = "mark.cuda"
 OPTIONS = ("-m", "cuda", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors")
@@ -26,18 +27,18 @@ def run(context: StageContext) -> None:
 
 
 def run_tests(files: list[str], folder: Path, seconds: float) -> ElementTree.Element:
-    """pytest's JUnit report of the marked tests in `files`. Raises `StageFailed` if there is none."""
+    """pytest's JUnit report of the marked tests in `files`. Raises `NotAsMeant` if there is none."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "junit.xml"
         command = [sys.executable, "-m", "pytest", *OPTIONS, f"--junitxml={report}", *files]
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired as error:
-            raise StageFailed(f"pytest took longer than {seconds:.0f} s") from error
+            raise NotAsMeant(f"pytest took longer than {seconds:.0f} s") from error
         said = done.stdout[-LOG_CHARACTERS:] + done.stderr[-LOG_CHARACTERS:]
         print(said)
         if not report.exists():
-            raise StageFailed(f"pytest wrote no report: {said}")
+            raise NotAsMeant(f"pytest wrote no report: {said}")
         return ElementTree.parse(report).getroot()
 
 

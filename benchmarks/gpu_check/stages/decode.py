@@ -7,16 +7,16 @@ from statistics import mean
 import torch
 
 from app.domain.values import ModelInfo
+from benchmarks.engine.away import random_tokens
+from benchmarks.engine.decoding import decode_rate
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.loading import load
 from benchmarks.figures import Target
-from benchmarks.gpu_check.away import random_tokens
 from benchmarks.gpu_check.context import StageContext
-from benchmarks.gpu_check.engines import load
-from benchmarks.gpu_check.live import LiveEngine
 from benchmarks.gpu_check.plan import DecodePlan
+from benchmarks.gpu_check.rivals.transformers import LEAST_S, Way, rates_of_transformers
 from benchmarks.gpu_check.stages.copies import memory_bandwidth
-from benchmarks.gpu_check.transformers_generate import LEAST_S, Way, rates_of_transformers
-from benchmarks.gpu_check.windows import decode_rate
-from benchmarks.spread import Spread, full_range
+from loadgen.results.spread import Spread
 
 OF_LIMIT = Target(0.8, at_least=True)
 AHEAD = Target(1.0, at_least=True)
@@ -25,7 +25,7 @@ CHART = "Decode"
 
 def run(context: StageContext) -> None:
     """Djinn at every batch, then Transformers at every batch, as far as there is time."""
-    plan, device = context.plan.decode, context.plan.device
+    plan, device = context.plan.decode, context.device
     bandwidth = memory_bandwidth(device, plan.memory_bytes, rounds=3).median
     room = f"{max(plan.batches) + 1}x{plan.prompt_tokens + plan.tokens + 16}"
     own: dict[int, float] = {}
@@ -45,13 +45,13 @@ def _measure(context: StageContext, live: LiveEngine, batch: int, bandwidth: flo
     limit = bytes_limit(live.info, batch, plan.prompt_tokens + plan.tokens // 2, bandwidth)
     random = Random(batch)
     rates = [_rate(live, plan, batch, random) for _ in range(plan.rounds + 1)][1:]
-    spread = full_range(rates)
+    spread = Spread.over(rates)
     journal.samples(f"Djinn, batch {batch}, tok/s", rates)
     journal.point(CHART, "Djinn", batch, spread.median)
     journal.point(CHART, "bytes over bandwidth", batch, limit)
     journal.figure(f"Djinn, batch {batch}", "tok/s", spread)
     journal.value(f"Bytes over bandwidth, batch {batch}", "tok/s", limit)
-    share = Spread(spread.median / limit, spread.low / limit, spread.high / limit)
+    share = Spread.over([rate / limit for rate in rates])
     journal.figure(f"Djinn / bytes over bandwidth, batch {batch}", "×", share, OF_LIMIT if batch == 1 else None)
     return spread.median
 
@@ -82,7 +82,7 @@ def _beside_transformers(context: StageContext, plan: DecodePlan, own: dict[int,
         journal, name = context.journal, f"Transformers, {way}, batch {batch}"
         journal.samples(f"{name}, tok/s", rates)
         journal.point(CHART, f"Transformers, {way}", batch, mean(rates))
-        journal.figure(name, "tok/s", full_range(rates))
+        journal.figure(name, "tok/s", Spread.over(rates))
         journal.value(f"Djinn / {name}", "×", own[batch] / mean(rates), AHEAD)
         best[batch] = max(best.get(batch, 0.0), mean(rates))
     if len(best) < len(plan.batches) or context.left_s < LEAST_S[Way.COMPILED]:

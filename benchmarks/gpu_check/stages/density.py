@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from benchmarks.figures import Target
-from benchmarks.gpu_check.context import StageContext, StageFailed
+from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import DensityPlan
+from loadgen.errors import NotAsMeant
 from loadgen.experiments.density.experiment import run_density
 from loadgen.experiments.density.measuring import Plan
 from loadgen.experiments.density.report import DensityReport
@@ -34,7 +35,7 @@ def run(context: StageContext) -> None:
     load = _workload(plan)
     measured = Plan(load, plan_trace(load), python_topics(), Measurement(turn_timeout_s=TURN_TIMEOUT_S))
     port = free_port()
-    launch, url = djinn_launch(_flags(context.plan.device, plan, port)), f"http://127.0.0.1:{port}"
+    launch, url = djinn_launch(_flags(context.device, plan, port)), f"http://127.0.0.1:{port}"
     command = without_folders(launch, [ROOT]).as_words()
     with running_server(launch.command, launch.environment, url) as pid:
         target = RunningTarget(TargetSpec("djinn", url, pid=pid, command=command))
@@ -77,7 +78,7 @@ def _flags(device: str, plan: DensityPlan, port: int) -> dict[str, str]:
 def _report(context: StageContext, report: DensityReport) -> None:
     journal, found = context.journal, report.targets[0].summary
     if not found.turns_completed:
-        raise StageFailed(f"no turn completed: {found.turn_errors | found.other_errors}")
+        raise NotAsMeant(f"no turn completed: {found.turn_errors | found.other_errors}")
     journal.value("Turns that completed / planned", "×", found.turns_completed / found.turns_planned, ALL)
     journal.value("Errors", "", sum(found.turn_errors.values()) + sum(found.other_errors.values()), NONE)
     journal.value("Most agents at once", "", found.peak_agents)

@@ -9,7 +9,7 @@ from benchmarks.gpu_check.context import StageContext
 
 def run(context: StageContext) -> None:
     """Every finding; what speaks against the machine is a note."""
-    report = json.loads(examine(context.plan.device, None, MachineProbe()).to_json())
+    report = json.loads(examine(context.device, None, MachineProbe()).to_json())
     for finding in report["findings"]:
         context.journal.fact(finding["name"], finding["summary"])
         if finding["remedy"] is not None:

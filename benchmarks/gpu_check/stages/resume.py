@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 from random import Random
 from statistics import median
-from typing import cast
 
 from app.domain.breakpoints import Action, Breakpoint, Pass, Until, When
 from app.domain.values import SessionId
-from app.gpu.models.base import LayerStack
 from app.messages import Paused
+from benchmarks.engine.away import Moved, Passer, check_whole, park, random_tokens
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.loading import FEW, build, load_layers
+from benchmarks.engine.pauses import WatchedStack
 from benchmarks.figures import Target
-from benchmarks.gpu_check.away import Moved, Passer, check_whole, park, random_tokens
-from benchmarks.gpu_check.context import StageContext, StageFailed
-from benchmarks.gpu_check.engines import FEW, build, load_layers
-from benchmarks.gpu_check.live import LiveEngine
+from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import ResumePlan
-from benchmarks.gpu_check.restores import WatchedStack
-from benchmarks.spread import full_range
+from loadgen.errors import NotAsMeant
+from loadgen.results.spread import Spread
 from loadgen.rivals.pinned_offload import Snapshot
 
 BESIDE_OFFLOAD, BESIDE_RECOMPUTE = Target(1.05), Target(1.0)
@@ -41,8 +40,8 @@ def run(context: StageContext) -> None:
     plan = context.plan.resume
     found: dict[int, list[Sample]] = {layer: [] for layer in plan.layers}
     budgets = {"kv_device": f"1x{plan.device_tokens}", "kv_host": f"3x{plan.device_tokens}"}
-    watched = WatchedStack(load_layers(context, plan.model), context.plan.device)
-    with build(context, plan.model, cast("LayerStack", watched), max_running=FEW, **budgets) as live:
+    watched = WatchedStack(load_layers(context, plan.model), context.device)
+    with build(context, plan.model, watched, max_running=FEW, **budgets) as live:
         bench = _Bench(live, watched, plan)
         bench.sample(plan.layers[0])  # not kept: nothing shall be allocated or compiled under the clock
         for _ in range(plan.rounds):
@@ -96,7 +95,7 @@ class _Bench:
         turn = live.resume(session, Until(end=True))
         live.finish(turn)
         if not turn.times:
-            raise StageFailed("a turn that was resumed gave no token")
+            raise NotAsMeant("a turn that was resumed gave no token")
         standing_s = self._watched.ready_at - turn.sent_at
         check_whole(live, Moved(standing_s, live.place(session).bytes_in - before), self._plan.tokens)
         live.close(session)
@@ -109,7 +108,7 @@ class _Bench:
         session = self._live.open([stop])
         turn = self._live.generate(session, random_tokens(self._random, self._plan.tokens))
         if not isinstance(turn.end, Paused) or turn.end.checkpoint.layer != layer - 1:
-            raise StageFailed(f"a turn did not pause after layer {layer}")
+            raise NotAsMeant(f"a turn did not pause after layer {layer}")
         return _Stand(session, turn.ended_at - turn.sent_at, turn.end.checkpoint.first)
 
     def _make_snapshot(self) -> Snapshot:
@@ -131,10 +130,10 @@ def _report(context: StageContext, layer: int, samples: list[Sample]) -> None:
         milliseconds = [each * 1e3 for each in seconds]
         journal.samples(f"{name}, {way}, ms", milliseconds)
         journal.point(CHART, way, layer, median(milliseconds))
-        journal.figure(f"{name}, {way}", "ms", full_range(milliseconds))
-    journal.figure(f"{name}, Djinn, to the next token", "ms", full_range([each.token_s * 1e3 for each in samples]))
-    beside_offload = full_range([each.djinn / each.offload for each in samples])
-    beside_recompute = full_range([each.djinn / each.recompute for each in samples])
+        journal.figure(f"{name}, {way}", "ms", Spread.over(milliseconds))
+    journal.figure(f"{name}, Djinn, to the next token", "ms", Spread.over([each.token_s * 1e3 for each in samples]))
+    beside_offload = Spread.over([each.djinn / each.offload for each in samples])
+    beside_recompute = Spread.over([each.djinn / each.recompute for each in samples])
     wins = layer >= context.plan.resume.recompute_loses_from
     journal.figure(f"{name}, Djinn / hand-written offload", "×", beside_offload, BESIDE_OFFLOAD)
     journal.figure(f"{name}, Djinn / computed again", "×", beside_recompute, BESIDE_RECOMPUTE if wins else None)

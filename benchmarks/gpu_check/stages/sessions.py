@@ -6,13 +6,13 @@ from random import Random
 
 from app.domain.values import Phase
 from app.messages import TurnFinished
+from benchmarks.engine.away import random_tokens
+from benchmarks.engine.live import LiveEngine, LiveTurn
+from benchmarks.engine.loading import load
 from benchmarks.figures import Target
-from benchmarks.gpu_check.away import random_tokens
 from benchmarks.gpu_check.context import StageContext
-from benchmarks.gpu_check.engines import load
-from benchmarks.gpu_check.live import LiveEngine, LiveTurn
 from benchmarks.gpu_check.plan import SessionsPlan
-from benchmarks.spread import full_range
+from loadgen.results.spread import Spread
 
 ALL = Target(1.0, at_least=True)
 NONE = Target(0.0)
@@ -91,7 +91,7 @@ def _report(context: StageContext, live: LiveEngine, crowd: Crowd, seconds: floa
     journal.value("All turns of all sessions", "s", seconds)
     first_tokens = [turn.times[0] - turn.sent_at for turns in crowd.turns for turn in turns[1:] if turn.times]
     if first_tokens:
-        journal.figure("First token of a second turn, all sent at once", "s", full_range(first_tokens))
+        journal.figure("First token of a second turn, all sent at once", "s", Spread.over(first_tokens))
     journal.value("Tokens computed again", "", crowd.recomputed(), NONE)
     journal.value("Sessions that lost KV", "", memory.counts.dropped, NONE)
     for way, name in (("out", "left the device"), ("in", "came back")):

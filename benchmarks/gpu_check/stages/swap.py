@@ -2,14 +2,14 @@
 
 from random import Random
 
+from benchmarks.engine.away import Moved, Passer, check_whole, fetch, park, random_tokens
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.loading import FEW, load
 from benchmarks.figures import Target
-from benchmarks.gpu_check.away import Moved, Passer, check_whole, fetch, park, random_tokens
 from benchmarks.gpu_check.context import StageContext
-from benchmarks.gpu_check.engines import FEW, load
-from benchmarks.gpu_check.live import LiveEngine
 from benchmarks.gpu_check.plan import SwapPlan
 from benchmarks.gpu_check.stages.copies import PlainCopies
-from benchmarks.spread import full_range
+from loadgen.results.spread import Spread
 
 SHARE = Target(0.9, at_least=True)
 LEAST_S = 4.0
@@ -18,7 +18,7 @@ LEAST_S = 4.0
 def run(context: StageContext) -> None:
     """Rounds of a plain copy and a move, each way."""
     plan = context.plan.swap
-    plain = PlainCopies(plan.plain_bytes, context.plan.device)
+    plain = PlainCopies(plan.plain_bytes, context.device)
     budgets = {"kv_device": f"1x{plan.device_tokens}", "kv_host": f"3x{plan.device_tokens}"}
     rounds: list[dict[str, float]] = []
     with load(context, plan.model, max_running=FEW, **budgets) as live:
@@ -59,10 +59,10 @@ def _report(context: StageContext, way: str, rounds: list[dict[str, float]], own
     rates, plain = [each[way] for each in rounds], [each[f"plain {way}"] for each in rounds]
     journal.samples(f"moves {way}, GB/s", rates)
     journal.samples(f"plain copies {way}, GB/s", plain)
-    journal.figure(f"{name}, from signal to news", "GB/s", full_range(rates))
-    journal.figure(f"Plain pinned copy beside it, {way}", "GB/s", full_range(plain))
+    journal.figure(f"{name}, from signal to news", "GB/s", Spread.over(rates))
+    journal.figure(f"Plain pinned copy beside it, {way}", "GB/s", Spread.over(plain))
     shares = [rate / copy for rate, copy in zip(rates, plain, strict=True)]
-    journal.figure(f"{name} / plain pinned copy", "×", full_range(shares), SHARE)
+    journal.figure(f"{name} / plain pinned copy", "×", Spread.over(shares), SHARE)
     journal.value(f"{name}, by the engine's own clock", "GB/s", own)
 
 

@@ -12,17 +12,17 @@ from app.gpu.startup.budgets import weight_bytes
 from app.gpu.startup.loader import load_engine
 from app.machine.memory import read_host_memory
 from app.model_store.resolve import ResolvedModel
+from benchmarks.engine.away import random_tokens
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.loading import live, make_settings
 from benchmarks.figures import Target
-from benchmarks.gpu_check.accelerate_generate import time_accelerate
-from benchmarks.gpu_check.away import random_tokens
 from benchmarks.gpu_check.context import StageContext
-from benchmarks.gpu_check.engines import live, make_settings
 from benchmarks.gpu_check.large_model import MEMORY_SHARE, make_large_model
-from benchmarks.gpu_check.live import LiveEngine
 from benchmarks.gpu_check.plan import StreamPlan
+from benchmarks.gpu_check.rivals.accelerate import time_accelerate
 from benchmarks.gpu_check.stages.copies import PlainCopies
-from benchmarks.spread import full_range
 from loadgen.experiments.weights.generation import Generation, Timed
+from loadgen.results.spread import Spread
 
 OF_PINNED = Target(0.9, at_least=True)
 OVER_SWEEP = Target(1.3)
@@ -41,7 +41,7 @@ def run(context: StageContext) -> None:
     room = max(batch * (plan.prompt // batch + plan.tokens + 2 * BLOCK_TOKENS) for batch in plan.batches)
     with tempfile.TemporaryDirectory() as cache:
         settings = make_settings(
-            context.plan.device,
+            context.device,
             plan.model,
             weights_device=plan.budget,
             cache_dir=cache,
@@ -50,18 +50,18 @@ def run(context: StageContext) -> None:
             kv_device=f"1x{room}",
             kv_policy="none",
         )
-        plain = PlainCopies(plan.plain_bytes, context.plan.device)
+        plain = PlainCopies(plan.plain_bytes, context.device)
         with live(context, load_engine(model, settings.engine())) as engine:
             bench = _Bench(context, engine, plain)
             own = {batch: bench.measure(batch) for batch in plan.batches}
     del engine, bench, plain
     gc.collect()
-    if context.plan.device == "cuda":
+    if context.device == "cuda":
         torch.cuda.empty_cache()
         if missing := _missing_for_accelerate(context, model):
             context.journal.note(f"There was no {missing} left for Accelerate.")
             return
-    _report_accelerate(context, time_accelerate(model, plan, context.plan.device), own[min(own)])
+    _report_accelerate(context, time_accelerate(model, plan, context.device), own[min(own)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,13 @@ class _Bench:
         journal.samples(f"first token, {name}, s", firsts)
         shares = [rate / copy for rate, copy in zip(rates, copies, strict=True)]
         sweeps = [first * copy * 1e9 / self._streamed for first, copy in zip(firsts, copies, strict=True)]
-        tokens = full_range([found.tokens_per_s for _, found in rounds])
+        tokens = Spread.over([found.tokens_per_s for _, found in rounds])
         journal.point(CHART, "Djinn", batch, tokens.median)
-        journal.figure(f"Streamed weights, {name}", "GB/s", full_range(rates))
-        journal.figure(f"Streamed weights / plain pinned copy, {name}", "×", full_range(shares), OF_PINNED)
-        journal.figure(f"First token of {self._plan.prompt} tokens of prompt, {name}", "s", full_range(firsts))
+        journal.figure(f"Streamed weights, {name}", "GB/s", Spread.over(rates))
+        journal.figure(f"Streamed weights / plain pinned copy, {name}", "×", Spread.over(shares), OF_PINNED)
+        journal.figure(f"First token of {self._plan.prompt} tokens of prompt, {name}", "s", Spread.over(firsts))
         target = OVER_SWEEP if batch == min(self._plan.batches) else None
-        journal.figure(f"First token / one pass of plain copies, {name}", "×", full_range(sweeps), target)
+        journal.figure(f"First token / one pass of plain copies, {name}", "×", Spread.over(sweeps), target)
         journal.figure(f"Tokens, {name}", "tok/s", tokens)
         return Own(median(firsts), tokens.median)
 

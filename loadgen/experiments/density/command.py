@@ -1,7 +1,5 @@
 """`python -m loadgen density`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from functools import partial

@@ -1,7 +1,5 @@
 """How a run went over time. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import accumulate
 

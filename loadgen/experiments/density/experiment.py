@@ -4,8 +4,6 @@ Every agent generates, thinks, and comes back with its whole conversation as con
 one target after the other: same arrivals, same think times, same text, same numbers of tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """What an experiment found, as figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain

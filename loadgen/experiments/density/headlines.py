@@ -1,7 +1,5 @@
 """The figures that matter most, target beside target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from loadgen.experiments.density.report import Named, names

@@ -1,7 +1,5 @@
 """How a run goes, on the terminal, while it goes."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

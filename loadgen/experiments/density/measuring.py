@@ -1,7 +1,5 @@
 """One run of the trace on one target that is up."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager

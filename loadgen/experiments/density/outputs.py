@@ -1,7 +1,5 @@
 """All files of a run: the result, the page, and every turn as CSV."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from loadgen.experiments.density.report import DensityReport
 from loadgen.load.records import Failure, Run, TurnRecord
 from loadgen.load.trace import Trace, write_trace
 from loadgen.results.files import result_path
-from loadgen.results.outputs import write_outputs
+from loadgen.results.page import write_outputs
 from loadgen.stats.tokens import recomputed_tokens
 
 COLUMNS = (

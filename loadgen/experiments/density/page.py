@@ -1,7 +1,5 @@
 """The report as a page, and several reports as one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from loadgen.experiments.density.figures import figures

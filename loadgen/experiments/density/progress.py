@@ -1,7 +1,5 @@
 """How far a run is, from what was planned and what has been seen of it. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

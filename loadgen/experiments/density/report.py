@@ -1,7 +1,5 @@
 """The result file of the experiment, and names for the targets of one or several of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

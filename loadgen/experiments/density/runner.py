@@ -1,7 +1,5 @@
 """Lets the agents of one run loose on one target."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

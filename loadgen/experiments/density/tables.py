@@ -1,7 +1,5 @@
 """What an experiment found, as tables."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

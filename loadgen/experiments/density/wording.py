@@ -1,7 +1,5 @@
 """How far a run is, in words and bars."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rich.text import Text

@@ -1,7 +1,5 @@
 """What KV that went through fp8 does to what a session says next."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile

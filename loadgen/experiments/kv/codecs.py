@@ -1,7 +1,5 @@
 """Making KV smaller, and how long that takes."""
 
-from __future__ import annotations
-
 import statistics
 import time
 import zlib

@@ -1,7 +1,5 @@
 """`python -m loadgen kv`."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import partial
@@ -16,7 +14,7 @@ from loadgen.options.common import add_common, each_target, finish, make_output,
 from loadgen.options.disk import with_disk
 from loadgen.options.plan_fields import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.outputs import write_outputs
+from loadgen.results.page import write_outputs
 
 FULL = KVPlan()
 QUICK = KVPlan(tokens=512, repeats=3, decoded=32)

@@ -1,7 +1,5 @@
 """How fast the server itself moves a session's KV, by its own clock."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time

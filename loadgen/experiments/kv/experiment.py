@@ -4,8 +4,6 @@ Structure and sizes are read from a running server and from a session that it ex
 by the server, everything else here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence

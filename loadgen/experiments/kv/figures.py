@@ -1,7 +1,5 @@
 """The figures of one target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 

@@ -4,8 +4,6 @@ The format is that of "FP8 Formats for Deep Learning" (Micikevicius et al., 2022
 no scale, as with vLLM's `--kv-cache-dtype fp8` without calibration; values beyond 448 become 448.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The report as a page and for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from loadgen.experiments.kv.figures import fp8_figure, growth_figure, payoff_figures, transfer_figure

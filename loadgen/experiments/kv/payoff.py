@@ -1,7 +1,5 @@
 """Whether it is faster to make KV smaller, send that and restore it, than to send it as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

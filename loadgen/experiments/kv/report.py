@@ -1,7 +1,5 @@
 """What the experiment found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """An exported session, read: safetensors with the tensors `token_ids`, `about`, `kv` and `sha256`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What KV is made of, as the running server and a session that it exported tell it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from client import MemoryMap

@@ -1,7 +1,5 @@
 """The figures as tables of text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from loadgen.experiments.kv.answers import Answers

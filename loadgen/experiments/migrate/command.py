@@ -1,7 +1,5 @@
 """`python -m loadgen migrate`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 
@@ -15,7 +13,7 @@ from loadgen.options.common import add_common, finish, make_output, read_corpus,
 from loadgen.options.disk import with_disk
 from loadgen.options.plan_fields import add_plan_options, integers, read_plan, with_default
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.outputs import write_outputs
+from loadgen.results.page import write_outputs
 from loadgen.results.tables import to_rich
 
 FULL = MigratePlan()

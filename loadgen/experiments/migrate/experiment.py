@@ -1,7 +1,5 @@
 """Whether a session goes on elsewhere as if it had never moved, and what the move costs beside computing it anew."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable

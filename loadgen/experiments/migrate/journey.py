@@ -1,7 +1,5 @@
 """One session that moves, beside one that stays, and one that is computed anew where the other has gone."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The report as a page and for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """What the experiment found."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Whether a session says among all others what it says by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from loadgen.errors import NotAsMeant

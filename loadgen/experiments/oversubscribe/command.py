@@ -1,7 +1,5 @@
 """`python -m loadgen oversubscribe`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 
@@ -14,7 +12,7 @@ from loadgen.experiments.oversubscribe.tables import tables
 from loadgen.options.common import add_common, each_target, finish, make_output, read_corpus, with_origin
 from loadgen.options.plan_fields import add_plan_options, read_plan
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.outputs import write_outputs
+from loadgen.results.page import write_outputs
 
 FULL = OversubscribePlan()
 OPTIONS = {

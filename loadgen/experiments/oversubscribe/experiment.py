@@ -4,8 +4,6 @@ Sessions grow turn by turn until their KV is several times what fits. All the wh
 afterwards some sessions are answered again, alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

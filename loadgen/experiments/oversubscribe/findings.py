@@ -1,7 +1,5 @@
 """What was seen of one target, as it was seen. Times in seconds since the start of the run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from loadgen.load.prompts import TokenIds

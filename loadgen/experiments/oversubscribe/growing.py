@@ -1,7 +1,5 @@
 """Sessions that take turns until they have their length."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence

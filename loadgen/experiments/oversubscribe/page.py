@@ -1,7 +1,5 @@
 """The report as a page, with its figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What the experiment does, decided before it runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loadgen.errors import LoadgenError

@@ -1,7 +1,5 @@
 """From what was seen to figures."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The figures as tables of text, for the terminal and for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from loadgen.experiments.oversubscribe.report import TargetReport, mib

@@ -1,7 +1,5 @@
 """Sessions that leave the device, so that nothing of them is left there, and come back."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence

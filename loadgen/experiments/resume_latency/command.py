@@ -1,7 +1,5 @@
 """`python -m loadgen resume-latency`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 
@@ -16,7 +14,7 @@ from loadgen.options.common import add_common, each_target, finish, make_output,
 from loadgen.options.plan_fields import add_plan_options, integers, numbers, read_plan, with_default
 from loadgen.options.servers import read_settings
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.outputs import write_outputs
+from loadgen.results.page import write_outputs
 
 FULL = ResumePlan()
 

@@ -4,8 +4,6 @@ A session is paused between two layers and leaves the device. Each way back is t
 model stands there again with all KV in place, and until the next token.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The histories of all sessions: real text, and no two with a common beginning, so that no prefix cache helps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """All samples of one target, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass

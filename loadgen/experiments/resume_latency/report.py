@@ -1,7 +1,5 @@
 """The result file of the experiment, and the targets that its figures are held against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """From samples to figures. Times in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

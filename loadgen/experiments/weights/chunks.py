@@ -1,7 +1,5 @@
 """How large copies of weights should be: a server for each size, in turns, and what comes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

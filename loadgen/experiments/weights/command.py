@@ -1,7 +1,5 @@
 """`python -m loadgen weights`."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ double buffer, with the offload of others, and with copies of the same bytes tha
 how large Djinn's copies should be.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """What was seen, as it was seen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 

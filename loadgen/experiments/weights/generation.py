@@ -1,7 +1,5 @@
 """One batch of prompts, the answers, and their times."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """All samples of the comparison, one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """All files of a run: the page with its figures, and every sample as CSV."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,8 +14,7 @@ from loadgen.experiments.weights.report import WeightsReport
 from loadgen.experiments.weights.summary import Measure
 from loadgen.experiments.weights.tables import MEASURES, choice_in_words, tables
 from loadgen.results.figures import Figure
-from loadgen.results.outputs import write_outputs
-from loadgen.results.page import Page, Section
+from loadgen.results.page import Page, Section, write_outputs
 from loadgen.results.plots import Series, bars, lines
 from loadgen.results.text import in_bytes
 

@@ -1,7 +1,5 @@
 """Files that are read from the disk each time, whatever memory the machine has to spare."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

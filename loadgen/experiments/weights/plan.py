@@ -1,7 +1,5 @@
 """What the experiment does, decided before it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

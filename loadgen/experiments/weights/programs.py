@@ -1,7 +1,5 @@
 """The programs that Djinn is compared with, and what there is of each."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The result file of the experiment, and the targets that its figures are held against."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -44,12 +42,10 @@ class WeightsReport(Result):
 
     @property
     def interrupted(self) -> bool:
-        """See `Result`."""
         return self.findings.interrupted
 
     @property
     def succeeded(self) -> bool:
-        """See `Result`."""
         return all_well(self.verdicts, self.findings.failures, interrupted=self.interrupted)
 
 

@@ -1,7 +1,5 @@
 """What runs: a model, a budget, and the servers of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

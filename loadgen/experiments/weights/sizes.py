@@ -1,7 +1,5 @@
 """Sizes: as the command line has them, and of a model, read from its files."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The figures as tables of text, for the terminal and for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from loadgen.experiments.weights.chunks import NEAR_BEST, Choice

@@ -1,7 +1,5 @@
 """Whether a turn that pauses in every pass says what it says without, and what a pause costs its client."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """`python -m loadgen whitebox`."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import fields
 from functools import partial
@@ -15,7 +13,7 @@ from loadgen.experiments.whitebox.tables import tables
 from loadgen.options.common import add_common, each_target, finish, make_output, read_corpus, with_origin
 from loadgen.options.plan_fields import integers
 from loadgen.options.targets import add_targets, read_targets, run_on
-from loadgen.results.outputs import write_outputs
+from loadgen.results.page import write_outputs
 
 DEFAULTS = WhiteboxPlan()
 

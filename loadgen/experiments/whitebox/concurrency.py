@@ -1,7 +1,5 @@
 """What others notice of a session that is paused."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ Everything is measured from outside, on a running server: tokens with pauses in 
 round trips, steering, throughput beside a paused session, and the server's memory before, during and after.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The report as a page: what was found on each target, with its plots."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from loadgen.experiments.whitebox.findings import Waited

@@ -1,7 +1,5 @@
 """What steering does to what is said, and what it and breakpoints that never match do to the speed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from client import AsyncSession, DjinnError

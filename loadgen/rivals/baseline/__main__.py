@@ -1,7 +1,5 @@
 """`python -m loadgen.rivals.baseline`: the server. With `--actors` the model is in Ray actors, else in this process."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which worker knows a conversation, told by its tokens: its history is the beginning of its next prompt."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 

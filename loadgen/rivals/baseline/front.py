@@ -1,7 +1,5 @@
 """The routes: `/v1/models`, `/v1/completions` and `/tokenize`, as OpenAI and vLLM have them."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

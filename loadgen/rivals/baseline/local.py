@@ -1,7 +1,5 @@
 """The model in this process, with static batching: whoever waits when a batch is done makes up the next one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -30,7 +28,6 @@ class LocalGenerator:
                 yield token
 
     async def close(self) -> None:
-        """See `Generator`."""
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
 

@@ -1,7 +1,5 @@
 """One Transformers model, and `generate` over a left-padded batch of jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The model in Ray actors, each of which owns one logical GPU and its share of the cores: static partitioning."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -64,5 +62,4 @@ class RayGenerator:
             self._affinity.end(worker, history)
 
     async def close(self) -> None:
-        """See `Generator`."""
         ray.shutdown()

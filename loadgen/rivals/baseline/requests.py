@@ -1,7 +1,5 @@
 """What the server may be asked, and what goes from it to a generator and back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ may have, and a folder for the file that they are read from on a CPU. `{"prompts
 tokens greedily after prompts of one length; `{"passes"}` only copies what so many passes stream.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

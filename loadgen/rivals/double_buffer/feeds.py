@@ -1,7 +1,5 @@
 """Where a pass finds its weights: some stay on the device, the others come through two buffers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +44,6 @@ class KeptAndStreamed:
 
     @contextmanager
     def use(self, index: int) -> Iterator[Tensor]:
-        """See `Feed`."""
         if index in self._kept:
             yield self._kept[index]
             return

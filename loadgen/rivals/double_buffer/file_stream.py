@@ -1,7 +1,5 @@
 """Weights that a CPU reads from a file, on a thread of its own."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -36,11 +34,9 @@ class FileStream:
         return found
 
     def release(self, buffer: Tensor) -> None:
-        """See `Stream`."""
         self._empty.put(buffer)
 
     def time_copies(self, passes: int) -> float:
-        """See `Stream`."""
         buffers = torch.zeros(BUFFERS, self._size, dtype=torch.uint8)
         began = time.perf_counter()
         for span, buffer in zip(self._spans * passes, cycle(buffers), strict=False):

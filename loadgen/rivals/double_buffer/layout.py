@@ -1,7 +1,5 @@
 """How the tensors of a bundle, which are needed at once, lie in one run of bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

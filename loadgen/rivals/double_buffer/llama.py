@@ -1,7 +1,5 @@
 """A decoder of the Llama family, its weights in bundles: one for each layer, then rows of the output projection."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path

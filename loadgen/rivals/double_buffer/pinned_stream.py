@@ -1,7 +1,5 @@
 """Weights that a CUDA device is sent from pinned host memory, on a stream of its own."""
 
-from __future__ import annotations
-
 import time
 from itertools import cycle
 from queue import SimpleQueue
@@ -27,17 +25,14 @@ class PinnedStream:
             self._launch(torch.zeros(self._size, dtype=torch.uint8, device=device))
 
     def next(self) -> Tensor:
-        """See `Stream`."""
         buffer, there = self._ahead.get()
         torch.cuda.current_stream(self._device).wait_event(there)
         return buffer
 
     def release(self, buffer: Tensor) -> None:
-        """See `Stream`."""
         self._launch(buffer)
 
     def time_copies(self, passes: int) -> float:
-        """See `Stream`."""
         buffers = torch.zeros(BUFFERS, self._size, dtype=torch.uint8, device=self._device)
         torch.cuda.synchronize(self._device)
         began = time.perf_counter()

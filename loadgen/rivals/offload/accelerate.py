@@ -5,8 +5,6 @@ On a CPU that is where it computes: nothing would move, and nothing would be sav
 own, takes a quarter longer for a pass.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What the programs have in common: `generate`, timed token by token, and the lines that ask for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ A layer's parameters are copied from there before they are used, and those of th
 disk needs libaio, which DeepSpeed does not bring along.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

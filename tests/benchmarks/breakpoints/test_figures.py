@@ -2,21 +2,26 @@
 
 import pytest
 
-from benchmarks.breakpoints.decoding import DecodeRound
 from benchmarks.breakpoints.figures import figures_of
-from benchmarks.breakpoints.pauses import PauseTimes
-from benchmarks.breakpoints.runner import Measured
+from benchmarks.breakpoints.plan import KINDS
+from benchmarks.breakpoints.runner import DecodeRound, Measured
+from benchmarks.engine.pauses import PauseTimes
 from benchmarks.figures import Figure, figure_table
+
+
+def rates(*values: float) -> dict[str, float]:
+    return dict(zip(KINDS, values, strict=True))
+
 
 MEASURED = Measured(
     decode_pauses=[PauseTimes(1e-4, 2e-5, 5e-4), PauseTimes(1e-4, 4e-5, 7e-4), PauseTimes(1e-4, 6e-5, 1e-2)],
     prefill_pauses=[PauseTimes(1e-3, 2e-5, 3e-3)] * 2,
     rounds=[
-        DecodeRound(16, plain=200.0, beside_paused=196.0, unmatched=199.0, steered=180.0),
-        DecodeRound(16, plain=100.0, beside_paused=99.5, unmatched=98.0, steered=50.0),
-        DecodeRound(16, plain=200.0, beside_paused=202.0, unmatched=196.0, steered=160.0),
-        DecodeRound(1, plain=40.0, beside_paused=20.0, unmatched=40.0, steered=40.0),
-        DecodeRound(1, plain=40.0, beside_paused=20.0, unmatched=40.0, steered=40.0),
+        DecodeRound(16, rates(200.0, 196.0, 199.0, 180.0)),
+        DecodeRound(16, rates(100.0, 99.5, 98.0, 50.0)),
+        DecodeRound(16, rates(200.0, 202.0, 196.0, 160.0)),
+        DecodeRound(1, rates(40.0, 20.0, 40.0, 40.0)),
+        DecodeRound(1, rates(40.0, 20.0, 40.0, 40.0)),
     ],
     other_cpu_share=0.0,
 )
@@ -27,14 +32,14 @@ def figure(label: str) -> Figure:
     return found
 
 
-def row(label: str) -> list[str]:
+def row(label: str) -> tuple[str, ...]:
     [found] = [row for row in figure_table("", figures_of(MEASURED)).rows if row[0] == label]
     return found[1:]
 
 
 def test_times_are_in_milliseconds_and_held_against_their_targets() -> None:
-    assert row("Resume taken, decode, p50") == ["0.040 ms [0.030, 0.050]", "≤ 0.1 ms", "yes"]
-    assert row("Checkpoint restored, prefill of 512 tokens, p50") == ["3.00 ms", "≤ 2 ms", "no"]
+    assert row("Resume taken, decode, p50") == ("0.040 ms [0.030, 0.050]", "≤ 0.1 ms", "yes")
+    assert row("Checkpoint restored, prefill of 512 tokens, p50") == ("3.00 ms", "≤ 2 ms", "no")
 
 
 def test_one_slow_restore_shows_in_the_99th_percentile_only() -> None:
@@ -61,5 +66,5 @@ def test_breakpoints_that_do_not_match_cost_time() -> None:
 
 
 def test_a_single_session_has_figures_of_its_own_and_no_throughput_target() -> None:
-    assert row("Throughput of 1 session beside a paused one / alone") == ["0.500 ×", "", ""]
-    assert row("Time steered (scale) / not, 1 session") == ["1.000 ×", "", ""]
+    assert row("Throughput of 1 session beside a paused one / alone") == ("0.500 ×", "", "")
+    assert row("Time steered (scale) / not, 1 session") == ("1.000 ×", "", "")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check.context import StageContext, StageFailed
-from benchmarks.gpu_check.journal import Journal, StageRecord, read_journal
+from benchmarks.gpu_check.context import StageContext
 from benchmarks.gpu_check.plan import FULL
+from benchmarks.gpu_check.reports.journal import Journal, StageRecord, read_journal
 from benchmarks.gpu_check.stages import cuda_tests
+from loadgen.errors import NotAsMeant
 
 TESTS = f"""
 import pytest
@@ -37,5 +38,5 @@ def test_each_end_is_counted_and_failures_are_named(tmp_path: Path) -> None:
 
 
 def test_tests_that_take_too_long_are_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(StageFailed, match="longer"):
+    with pytest.raises(NotAsMeant, match="longer"):
         cuda_tests.run_tests(["test_some.py"], tmp_path, 0.01)

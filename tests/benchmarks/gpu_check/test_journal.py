@@ -4,7 +4,7 @@ from io import StringIO
 from pathlib import Path
 
 from benchmarks.figures import Target
-from benchmarks.gpu_check.journal import Journal, Outcome, StageRecord, read_journal
+from benchmarks.gpu_check.reports.journal import Journal, Outcome, StageRecord, read_journal
 
 
 def write(path: Path, *, has_targets: bool = True, end: Outcome | None = Outcome.DONE) -> None:

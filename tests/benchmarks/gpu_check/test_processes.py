@@ -1,14 +1,15 @@
 """Stages in processes of their own."""
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
-from benchmarks.gpu_check.journal import Outcome, StageRecord, read_journal
 from benchmarks.gpu_check.plan import FULL
 from benchmarks.gpu_check.processes import run_for
-from benchmarks.gpu_check.record import describe_run
+from benchmarks.gpu_check.reports.journal import Outcome, StageRecord, read_journal
+from benchmarks.gpu_check.reports.record import describe_run
 from benchmarks.gpu_check.runner import Budget, run_stages
 from benchmarks.gpu_check.stage_list import STAGES
 
@@ -36,7 +37,7 @@ def test_a_stage_is_killed_when_its_time_is_over(tmp_path: Path) -> None:
 
 
 def test_a_stage_without_a_gpu_or_without_time_is_not_begun(tmp_path: Path) -> None:
-    run, kept = describe_run(FULL, "2026-01-31T09:30:00Z", []), list[StageRecord]()
+    run, kept = describe_run("cuda", asdict(FULL), []), list[StageRecord]()
     with tempfile.TemporaryFile("w+") as log:
         run_stages(STAGES, FULL, run, Budget(5), (tmp_path, log), kept.append)
 

@@ -3,19 +3,17 @@
 import time
 from io import StringIO
 from pathlib import Path
-from typing import cast
 
 import pytest
 from torch import Tensor
 
-from app.gpu.models.base import LayerStack
 from app.gpu.step.activations import HostTensor
-from benchmarks.gpu_check import restores
+from benchmarks.engine import pauses
+from benchmarks.engine.loading import FEW, build, load_layers
+from benchmarks.engine.pauses import WatchedStack
 from benchmarks.gpu_check.context import StageContext
-from benchmarks.gpu_check.engines import FEW, build, load_layers
-from benchmarks.gpu_check.journal import Journal
 from benchmarks.gpu_check.plan import TINY
-from benchmarks.gpu_check.restores import WatchedStack
+from benchmarks.gpu_check.reports.journal import Journal
 from benchmarks.gpu_check.stages.resume import _Bench
 
 COPY_S = 0.2
@@ -31,7 +29,7 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         arrives_at[0] = time.perf_counter() + COPY_S
 
     monkeypatch.setattr(HostTensor, "load", launch)
-    monkeypatch.setattr(restores, "synchronize", lambda _: time.sleep(max(0.0, arrives_at[0] - time.perf_counter())))
+    monkeypatch.setattr(pauses, "synchronize", lambda _: time.sleep(max(0.0, arrives_at[0] - time.perf_counter())))
 
 
 @pytest.mark.timeout(120)
@@ -42,7 +40,7 @@ def test_djinn_stands_when_the_residual_stream_has_arrived() -> None:
     context = StageContext(TINY, Journal(StringIO(), has_targets=False), 0.0, Path())
     budgets = {"kv_device": f"1x{plan.device_tokens}", "kv_host": f"3x{plan.device_tokens}"}
     watched = WatchedStack(load_layers(context, plan.model), TINY.device)
-    with build(context, plan.model, cast("LayerStack", watched), max_running=FEW, **budgets) as live:
+    with build(context, plan.model, watched, max_running=FEW, **budgets) as live:
         bench = _Bench(live, watched, plan)
         for layer in (1, live.info.num_layers):
             sample = bench.sample(layer)

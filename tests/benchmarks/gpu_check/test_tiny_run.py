@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check.journal import Outcome, StageRecord
 from benchmarks.gpu_check.program import run_check, write_page_of
-from benchmarks.gpu_check.record import Run, read_run
+from benchmarks.gpu_check.reports.journal import Outcome, StageRecord
+from benchmarks.gpu_check.reports.record import Run, read_run
 from benchmarks.gpu_check.stage_list import STAGES
 
 ENGINE_STAGES = [stage.name for stage in STAGES if stage.name != "cuda_tests"]
@@ -60,7 +60,7 @@ def test_a_profile_that_is_asked_for_is_written(tmp_path: Path) -> None:
 
 def test_the_record_says_what_was_run_and_a_page_can_be_drawn_later(tmp_path: Path) -> None:
     run = check(tmp_path, "copies")
-    assert run.machine.device
+    assert run.device.name
     assert run.versions["torch"]
     assert run.plan["name"] == "tiny"
 

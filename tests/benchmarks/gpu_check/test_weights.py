@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from app.gpu.startup.loader import load_engine
-from benchmarks.gpu_check.engines import make_settings
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.loading import make_settings
 from benchmarks.gpu_check.large_model import with_layers
-from benchmarks.gpu_check.live import LiveEngine
 from benchmarks.gpu_check.plan import TINY
 from benchmarks.gpu_check.stages.weights import streamed_bytes
 

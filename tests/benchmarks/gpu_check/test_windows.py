@@ -3,9 +3,9 @@
 import pytest
 
 from app.domain.values import ModelInfo, SessionId
-from benchmarks.gpu_check.live import LiveTurn
+from benchmarks.engine.decoding import decode_rate
+from benchmarks.engine.live import LiveTurn
 from benchmarks.gpu_check.stages.decode import bytes_limit
-from benchmarks.gpu_check.windows import decode_rate
 
 # Llama 2 7B in bfloat16, from its published config: 6.74 billion parameters, 512 KiB of KV a token.
 LLAMA_2_7B = ModelInfo("llama-2-7b", 4096, 32_000, 32, 4096, 32, 128, "bfloat16", "cuda", 13_476_839_424, 524_288)

@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from benchmarks.peers.report import ratio_table, variant_table
-from benchmarks.tables import to_markdown, to_rich
+from loadgen.results.tables import to_markdown, to_rich
 from tests.benchmarks.peers.test_summary import ROUNDS
 
 
@@ -20,21 +20,21 @@ def test_ratio_table_in_markdown() -> None:
 def test_without_djinn_there_is_nothing_to_compare_with() -> None:
     table = ratio_table([entry for entry in ROUNDS if entry.peer != "djinn"])
 
-    assert table.header == ["", "vLLM"]
+    assert table.header == ("", "vLLM")
 
 
 def test_variant_table_has_a_column_for_every_data_type() -> None:
     table = variant_table(ROUNDS)
 
-    assert table.header == ["", "Djinn float32", "vLLM float32", "vLLM bfloat16"]
-    assert table.rows[0][1:] == ["250.0 [200.0, 300.0]", "100.0", "150.0 [50.0, 160.0]"]
+    assert table.header == ("", "Djinn float32", "vLLM float32", "vLLM bfloat16")
+    assert table.rows[0][1:] == ("250.0 [200.0, 300.0]", "100.0", "150.0 [50.0, 160.0]")
 
 
 def test_the_terminal_shows_every_cell() -> None:
     console = Console(width=160, record=True, file=StringIO())
     table = ratio_table(ROUNDS)
 
-    console.print(to_rich(table))
+    console.print(to_rich([table]))
 
     shown = console.export_text()
     assert all(cell in shown for row in table.rows for cell in row)

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.peers.rounds import Measurement, Round
 from benchmarks.peers.summary import Best, Metric, best_by_peer, metrics_of, times_better
 from benchmarks.peers.timeline import DecodePhase
-from benchmarks.spread import Spread
+from loadgen.results.spread import Spread
 
 THROUGHPUT = Metric("throughput_8", "Throughput, 8 streams", "tok/s", True)
 TTFT = Metric("ttft_1000", "First token of 1,000", "s", False)
@@ -34,8 +34,8 @@ def test_time_to_first_token_is_the_median_over_the_prompts() -> None:
 def test_a_peer_stands_with_its_better_data_type_by_the_median_of_its_rounds() -> None:
     best = best_by_peer(ROUNDS, THROUGHPUT)
 
-    assert best["vllm"] == Best("bfloat16", Spread(150.0, 50.0, 160.0))
-    assert best["djinn"] == Best("float32", Spread(250.0, 200.0, 300.0))
+    assert best["vllm"] == Best("bfloat16", Spread(150.0, 50.0, 160.0, 3))
+    assert best["djinn"] == Best("float32", Spread(250.0, 200.0, 300.0, 2))
 
 
 def test_a_shorter_time_is_better() -> None:
@@ -44,12 +44,12 @@ def test_a_shorter_time_is_better() -> None:
 
 def test_ratios_pair_each_round_with_itself() -> None:
     # Round 0: 200 / 50; round 1: 300 / 150; round 2 has no partner.
-    assert times_better(ROUNDS, THROUGHPUT, "djinn", "vllm") == Spread(3.0, 2.0, 4.0)
+    assert times_better(ROUNDS, THROUGHPUT, "djinn", "vllm") == Spread(3.0, 2.0, 4.0, 2)
 
 
 def test_a_ratio_of_times_is_above_one_for_the_faster() -> None:
     # Round 0: 0.5 s against 1.0 s; round 1: 0.5 s against 2.0 s.
-    assert times_better(ROUNDS, TTFT, "djinn", "vllm") == Spread(0.375, 0.25, 0.5)
+    assert times_better(ROUNDS, TTFT, "djinn", "vllm") == Spread(0.375, 0.25, 0.5, 2)
 
 
 def test_an_absent_peer_has_no_ratio() -> None:

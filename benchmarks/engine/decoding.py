@@ -1,0 +1,82 @@
+"""What breakpoints cost sessions that decode: kinds of sessions take turns in random order, with the same prompts."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
+from app.domain.values import SessionId
+from benchmarks.engine.away import random_tokens
+from benchmarks.engine.live import LiveEngine, LiveTurn
+
+NEVER = 10**6
+FACTOR = 0.9
+WARM_UP_TOKENS = 3
+"""Of every turn, that are not counted: a step with another's prompt in it is no decode step."""
+
+
+def decode_rate(turns: Sequence[LiveTurn]) -> float:
+    """Tokens a second from the moment when every turn has had its first few tokens until the first turn ends."""
+    begin = max(turn.times[WARM_UP_TOKENS - 1] for turn in turns)
+    end = min(turn.times[-1] for turn in turns)
+    counted = sum(1 for turn in turns for time in turn.times if begin < time <= end)
+    return counted / (end - begin)
+
+
+class DecodeBench:
+    """`width` sessions of each kind with the same prompts of `prompt_tokens` tokens, whose contexts have the same
+    lengths whatever the kind, and that decode `steps` tokens.
+    """
+
+    def __init__(self, live: LiveEngine, *, width: int, prompt_tokens: int, steps: int) -> None:
+        self._live = live
+        self._width = width
+        self._steps = steps
+        self._random = Random(0)
+        self._prompts = [random_tokens(self._random, prompt_tokens) for _ in range(width + 1)]
+        layers = tuple(sorted({live.info.num_layers * quarter // 4 for quarter in (1, 2, 3)}))
+        self._stop = Breakpoint("stop", layers[:1], Action.PAUSE, When(Pass.DECODE))
+        self._unmatched = (
+            Breakpoint("position", layers, Action.PAUSE, When(Pass.DECODE, position=NEVER)),
+            Breakpoint("every", layers, Action.CAPTURE, When(Pass.DECODE, every=NEVER)),
+        )
+        steered_after = (live.info.num_layers // 5,)
+        self._steering = Breakpoint("steer", steered_after, Action.EDIT, edits=(Edit(EditOp.SCALE, FACTOR),))
+        self._kinds: dict[str, Callable[[], float]] = {
+            "plain": lambda: self._rate(self._open()),
+            "again": lambda: self._rate(self._open()),
+            "unarmed": lambda: self._rate(self._open_unarmed()),
+            "unmatched": lambda: self._rate(self._open(*self._unmatched)),
+            "beside_paused": self._rate_beside_paused,
+            "beside_armed": lambda: self._rate([*self._open()[1:], self._live.open(self._unmatched)]),
+            "steered": lambda: self._rate(self._open(self._steering)),
+        }
+
+    def round(self, *kinds: str) -> dict[str, float]:
+        """Tokens a second of each of these kinds, once. The first round leaves the prompts in the prefix cache."""
+        return {kind: self._kinds[kind]() for kind in self._random.sample(kinds, len(kinds))}
+
+    def _open(self, *breakpoints: Breakpoint) -> list[SessionId]:
+        return [self._live.open(breakpoints) for _ in range(self._width)]
+
+    def _open_unarmed(self) -> list[SessionId]:
+        """Sessions whose breakpoints have been taken again."""
+        sessions = self._open(self._stop, *self._unmatched)
+        for session in sessions:
+            self._live.disarm(session)
+        return sessions
+
+    def _rate_beside_paused(self) -> float:
+        paused = self._live.open([self._stop])
+        self._live.generate(paused, self._prompts[-1], 2)
+        rate = self._rate(self._open())
+        self._live.close(paused)
+        return rate
+
+    def _rate(self, sessions: list[SessionId]) -> float:
+        turns = [
+            self._live.submit(session, prompt, self._steps)
+            for session, prompt in zip(sessions, self._prompts, strict=False)
+        ]
+        self._live.finish(*turns)
+        self._live.close(*sessions)
+        return decode_rate(turns)

@@ -1,0 +1,74 @@
+"""Engines as `djinn serve` makes them."""
+
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+
+from app.gpu.attention import attention_for
+from app.gpu.device.choice import choose_device, choose_dtype, streams_of
+from app.gpu.engine import Engine
+from app.gpu.models import load_stack
+from app.gpu.models.base import LayerStack
+from app.gpu.startup.loader import build_engine, load_engine
+from app.gpu.startup.weights import LoadedModel
+from app.model_store.resolve import ResolvedModel, resolve
+from app.settings import Settings
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.profile import traced
+
+FEW = 4
+"""Most sessions in one step where no more take part: an engine prepares for as many as it is told when it is loaded."""
+
+
+class Place(Protocol):
+    """Where an engine runs, and where its work is traced to, if it is."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def trace(self) -> Path | None: ...
+
+
+def make_settings(device: str, model: str, **changed: object) -> Settings:
+    """The server's defaults but for `changed`, and without a state folder."""
+    return Settings.model_validate({"model": model, "device": device, "state_dir": None, **changed})
+
+
+def find_model(name: str) -> ResolvedModel:
+    """A folder, or a model with random weights: neither needs a cache."""
+    return resolve(name, cache_dir=Path())
+
+
+def load(place: Place, model: str, **changed: object) -> LiveEngine:
+    """Load a model and put an engine around it. Raises `DjinnError` if the machine has no room for it."""
+    settings = make_settings(place.device, model, **changed)
+    return live(place, load_engine(find_model(model), settings.engine()))
+
+
+def load_layers(place: Place, model: str, dtype: str = "auto") -> LayerStack:
+    """The model alone, to build several engines around it."""
+    device = choose_device(place.device)
+    return load_stack(
+        find_model(model), device=device, dtype=choose_dtype(dtype, device), attention=attention_for(device)
+    )
+
+
+def build(place: Place, model: str, stack: object, **changed: object) -> LiveEngine:
+    """An engine around a loaded model: a `LayerStack`, or something that stands before one."""
+    settings = make_settings(place.device, model, **changed)
+    layers = cast("LayerStack", stack)
+    loaded = LoadedModel(layers, streams_of(layers.device))
+    return live(place, build_engine(find_model(model), loaded, settings.engine()))
+
+
+def live(place: Place, engine: Engine) -> LiveEngine:
+    """The engine, traced if that is asked for."""
+    return LiveEngine(engine, None if place.trace is None else traced(place.trace, place.device))
+
+
+def synchronize(device: str) -> None:
+    """Wait for all that the device has been given to do."""
+    if device == "cuda":
+        torch.cuda.synchronize()

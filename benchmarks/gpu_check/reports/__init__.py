@@ -1,0 +1,1 @@
+"""What the check writes: a journal of each stage, the record of the run, its page."""

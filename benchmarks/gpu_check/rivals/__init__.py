@@ -1,0 +1,1 @@
+"""What Djinn is held against, on models of the same shape."""

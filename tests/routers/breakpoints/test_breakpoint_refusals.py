@@ -1,0 +1,233 @@
+"""What breakpoints cannot be: every refusal names the field, says what is allowed, and arms nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+from tests.routers.breakpoints.pausing import HIDDEN, arm
+
+EDIT: dict[str, Any] = {"layer": 1, "action": "edit"}
+SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
+ONES = [1] * HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"layer": 4}, "layer", "0 to 3"),
+        ({"layer": -1}, "layer", "greater than or equal to 0"),
+        ({"layer": "1"}, "layer", "integer"),
+        ({"layer": 1.0}, "layer", "integer"),
+        ({"layer": None}, "layer", "exactly one of layer and layers, not none"),
+        ({"layer": 1, "layers": [2]}, "layer", "exactly one of layer and layers, not both"),
+        ({"layer": None, "layers": []}, "layers", "at least 1"),
+        ({"layer": None, "layers": [0, 4]}, "layers.1", "0 to 3"),
+        ({"layer": None, "layers": [0, 2, 0]}, "layers.2", "twice"),
+        ({"action": "stop"}, "action", "'pause', 'capture' or 'edit'"),
+        ({"action": None}, "action", "'pause', 'capture' or 'edit'"),
+        ({"when": {"pass": "both"}}, "when.pass", "'prefill', 'decode' or 'any'"),
+        ({"when": {"in_pass": "any"}}, "when.in_pass", "not permitted"),
+        ({"when": {"position": -1}}, "when.position", "greater than or equal to 0"),
+        ({"when": {"position": 1024}}, "when.position", "0 to 1023"),
+        ({"when": {"token_id": 512}}, "when.token_id", "at most 511"),
+        ({"when": {"every": 0}}, "when.every", "greater than or equal to 1"),
+        ({"when": {"layer": 1}}, "when.layer", "not permitted"),
+        ({"when": "prefill"}, "when", "dictionary"),
+        ({"once": 1}, "once", "boolean"),
+        ({"timeout_s": 0}, "timeout_s", "greater than or equal to 0.1 and less than or equal to 86400"),
+        ({"timeout_s": 86401}, "timeout_s", "greater than or equal to 0.1 and less than or equal to 86400"),
+        ({"on_timeout": "retry"}, "on_timeout", "'resume' or 'abort'"),
+        ({"action": "capture", "timeout_s": 5}, "timeout_s", "goes with action pause, not with capture"),
+        ({**EDIT, "edits": [SCALE], "on_timeout": "abort"}, "on_timeout", "goes with action pause, not with edit"),
+        ({"edits": [SCALE]}, "edits", "goes with action edit, not with pause"),
+        ({"action": "capture", "edits": [SCALE]}, "edits", "goes with action edit, not with capture"),
+        ({"action": "edit"}, "edits", "needs 1 to 16"),
+        ({"action": "edit", "edits": []}, "edits", "at least 1"),
+        ({"action": "edit", "edits": [SCALE] * 17}, "edits", "at most 16"),
+        ({"name": "mine"}, "name", "not permitted"),
+    ],
+)
+def test_a_bad_field_is_named_with_what_is_allowed(
+    http: httpx.Client, session: str, body: dict[str, Any], param: str, says: str
+) -> None:
+    answer = http.post(f"{session}/breakpoints", json={"layer": 1, "action": "pause", **body})
+    message = assert_error(answer, 422, "field_out_of_range", param=param)
+    assert param in message
+    assert says in message
+    assert http.get(f"{session}/breakpoints").json() == {"data": []}
+
+
+@pytest.mark.parametrize(
+    ("edit", "field", "says"),
+    [
+        ({}, "op", "required"),
+        ({"op": "explode"}, "op", "'scale', 'add', 'replace', 'project_out', 'clamp' or 'ablate'"),
+        ({"op": "scale"}, "factor", "scale needs it"),
+        ({"op": "clamp", "vector": ONES}, "factor", "clamp needs it"),
+        ({"op": "ablate", "factor": 1}, "factor", "goes with scale, add, clamp, not with ablate"),
+        ({"op": "replace", "vector": ONES, "factor": 1}, "factor", "not with replace"),
+        ({"op": "project_out", "vector": ONES, "factor": 1}, "factor", "not with project_out"),
+        ({"op": "scale", "factor": 1e39}, "factor", "to 3.4028234663852886e+38"),
+        ({"op": "scale", "factor": "2"}, "factor", "number"),
+        *(({"op": op}, "vector", f"{op} needs it") for op in ("add", "replace", "project_out")),
+        ({"op": "clamp", "factor": 1}, "vector", "clamp needs it"),
+        ({**SCALE, "vector": ONES}, "vector", "goes with add, replace, project_out, clamp, not with scale"),
+        ({"op": "ablate", "vector": "v"}, "vector", "not with ablate"),
+        ({"op": "add", "vector": ONES[1:]}, "vector", f"must have {HIDDEN} numbers, not {HIDDEN - 1}"),
+        ({"op": "add", "vector": []}, "vector", f"must have {HIDDEN} numbers, not 0"),
+        ({"op": "add", "vector": [*ONES[1:], None]}, "vector.63", "number"),
+        ({"op": "add", "vector": [*ONES[1:], -1e39]}, "vector.63", "from -3.4028234663852886e+38"),
+        ({"op": "add", "vector": "a b"}, "vector", "pattern"),
+        ({"op": "add", "vector": "v" * 65}, "vector", "pattern"),
+        ({"op": "add", "vector": 1}, "vector", "string"),
+        ({"op": "project_out", "vector": [0] * HIDDEN}, "vector", "from 1e-18 to 1e+18, not 0.0"),
+        ({"op": "project_out", "vector": [1e20] * HIDDEN}, "vector", "from 1e-18 to 1e+18"),
+        ({"op": "clamp", "vector": [1e-60] * HIDDEN, "factor": 1}, "vector", "from 1e-18 to 1e+18, not 0.0"),
+        ({**SCALE, "positions": "first"}, "positions", "'last' or 'all'"),
+        ({**SCALE, "positions": [1]}, "positions", "at least 2"),
+        ({**SCALE, "positions": [1, 2, 3]}, "positions", "at most 2"),
+        ({**SCALE, "positions": [3, 3]}, "positions", "lower than the end"),
+        ({**SCALE, "positions": [-1, 3]}, "positions.0", "greater than or equal to 0"),
+        ({**SCALE, "positions": None}, "positions", "'last' or 'all'"),
+        ({**SCALE, "max_norm": 0}, "max_norm", "greater than 0"),
+        ({**SCALE, "layer": 1}, "layer", "not permitted"),
+    ],
+)
+def test_a_bad_edit_is_named_with_its_place(
+    http: httpx.Client, session: str, edit: dict[str, Any], field: str, says: str
+) -> None:
+    answer = http.post(f"{session}/breakpoints", json={**EDIT, "edits": [SCALE, edit]})
+    message = assert_error(answer, 422, "field_out_of_range", param=f"edits.1.{field}")
+    assert f"edits.1.{field}" in message
+    assert says in message
+    assert http.get(f"{session}/breakpoints").json() == {"data": []}
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])
+def test_numbers_that_are_none_are_refused(http: httpx.Client, session: str, number: str) -> None:
+    body = '{"layer": 1, "action": "edit", "edits": [{"op": "scale", "factor": 0.5}]}'.replace("0.5", number)
+    answer = http.post(f"{session}/breakpoints", content=body, headers={"Content-Type": "application/json"})
+    assert_error(answer, 422, "field_out_of_range", param="edits.0.factor")
+
+
+def test_a_vector_that_nobody_uploaded_is_not_found(http: httpx.Client, session: str) -> None:
+    body = {**EDIT, "edits": [{"op": "add", "vector": "nobody.uploaded-this"}]}
+    message = assert_error(http.post(f"{session}/breakpoints", json=body), 404, "not_found", param="vector")
+    assert "nobody.uploaded-this" in message
+
+
+def test_a_session_has_room_for_64(http: httpx.Client, session: str) -> None:
+    for _ in range(64):
+        arm(http, session, action="capture")
+    answer = http.post(f"{session}/breakpoints", json={"layer": 1, "action": "pause"})
+    assert "64" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
+    assert len(http.get(f"{session}/breakpoints").json()["data"]) == 64
+
+
+def test_a_session_has_room_for_256_edits_and_captures_in_a_pass(http: httpx.Client, session: str) -> None:
+    """Each counts at each of its layers."""
+    for _ in range(3):
+        arm(http, session, layers=[0, 1, 2, 3], action="edit", edits=[SCALE] * 16)
+    arm(http, session, layers=[0, 1, 2], action="edit", edits=[SCALE] * 16)
+    for _ in range(7):
+        arm(http, session, layers=[0, 3], action="capture")
+    arm(http, session, layer=0, action="capture")
+    for body in ({"layers": [0, 1], "action": "capture"}, {"layer": 0, **EDIT, "edits": [SCALE] * 2}):
+        answer = http.post(f"{session}/breakpoints", json=body)
+        assert "257" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
+    arm(http, session, layers=[0, 1, 2, 3])
+    arm(http, session, action="capture")
+    answer = http.post(f"{session}/breakpoints", json={"layer": 0, "action": "capture"})
+    assert "at most 256" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
+    assert len(http.get(f"{session}/breakpoints").json()["data"]) == 14
+
+
+SIXTEEN = {"layers": [0, 1, 2, 3], "action": "edit", "edits": [SCALE] * 16}
+
+
+@pytest.mark.parametrize(
+    ("when", "field", "work"),
+    [
+        ({"every": 2}, "when.every", 16_384),
+        ({"every": 63}, "when.every", 576),
+        ({"every": 2, "token_id": 7}, "when.every", 16_384),
+        ({"token_id": 7}, "when.token_id", 16_384),
+        ({"every": 1, "token_id": 7, "pass": "prefill"}, "when.token_id", 16_384),
+    ],
+)
+def test_spans_of_positions_multiply_edits(
+    http: httpx.Client, session: str, when: dict[str, Any], field: str, work: int
+) -> None:
+    """A pass has up to 512 tokens."""
+    answer = http.post(f"{session}/breakpoints", json={**SIXTEEN, "when": when})
+    message = assert_error(answer, 422, "field_out_of_range", param=field)
+    assert f"{work} edits" in message
+    assert "from 1 to 512" in message
+    assert http.get(f"{session}/breakpoints").json() == {"data": []}
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        {},
+        {"every": 1},
+        {"every": 64},
+        {"pass": "decode", "every": 2},
+        {"pass": "decode", "token_id": 7},
+        {"position": 8, "every": 2},
+    ],
+)
+def test_one_span_or_few_leave_room_for_all_edits(http: httpx.Client, session: str, when: dict[str, Any]) -> None:
+    arm(http, session, **SIXTEEN, when=when)
+
+
+@pytest.mark.parametrize(("positions", "accepted"), [("last", True), ([3, 19], True), ([3, 20], False)])
+def test_positions_of_an_edit_leave_out_spans(
+    http: httpx.Client, session: str, positions: object, accepted: bool
+) -> None:
+    body = {**SIXTEEN, "when": {"every": 2}, "edits": [{**SCALE, "positions": positions}] * 16}
+    assert (http.post(f"{session}/breakpoints", json=body).status_code == 201) == accepted
+
+
+def test_captures_read_all_spans_at_once(http: httpx.Client, session: str) -> None:
+    for _ in range(60):
+        arm(http, session, layers=[0, 1, 2, 3], action="capture", when={"every": 2})
+
+
+def test_spans_of_all_breakpoints_and_those_of_a_fork_add_up(http: httpx.Client, session: str) -> None:
+    for layer in (0, 1):
+        arm(http, session, layer=layer, action="edit", edits=[SCALE], when={"every": 2})
+    one = {**EDIT, "edits": [SCALE]}
+    child = f"/v1/sessions/{http.post(f'{session}/fork').json()['id']}"
+    for each in (session, child):
+        answer = http.post(f"{each}/breakpoints", json={**one, "when": {"every": 2}})
+        assert "768" in assert_error(answer, 422, "field_out_of_range", param="when.every")
+        answer = http.post(f"{each}/breakpoints", json=one)
+        assert "513" in assert_error(answer, 422, "field_out_of_range", param="breakpoints")
+        arm(http, each)
+
+
+def test_breakpoints_of_another_key_are_not_there(serve_with: ServeWith) -> None:
+    http = serve_with(api_keys=("one", "two"))
+    http.headers["Authorization"] = "Bearer one"
+    session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    armed = arm(http, session)
+    http.headers["Authorization"] = "Bearer two"
+    for answer in (
+        http.get(f"{session}/breakpoints"),
+        http.get(f"{session}/breakpoints/{armed['id']}"),
+        http.delete(f"{session}/breakpoints/{armed['id']}"),
+        http.delete(f"{session}/breakpoints"),
+        http.post(f"{session}/breakpoints", json={"layer": 1, "action": "pause"}),
+        http.get(f"{session}/checkpoint"),
+        http.get(f"{session}/captures"),
+        http.post(f"{session}/resume"),
+    ):
+        assert_error(answer, 404, "not_found", param="session_id")
+    http.headers["Authorization"] = "Bearer one"
+    assert http.get(f"{session}/breakpoints").json() == {"data": [armed]}

@@ -1,0 +1,184 @@
+"""Breakpoints: armed, listed, removed, and what they do to turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.errors import assert_error
+from tests.routers.breakpoints.pausing import HIDDEN, TURN, arm, generate, pause, unbroken, without_age
+from tests.routers.generating import streaming
+
+SCALE: dict[str, Any] = {"op": "scale", "factor": 2}
+ONES = [1] * HIDDEN
+
+
+def test_a_breakpoint_is_as_it_was_asked_for(http: httpx.Client, session: str) -> None:
+    when = {"pass": "decode", "position": 9, "token_id": 511, "every": 3}
+    asked = {"layers": [3, 0], "when": when, "once": True, "timeout_s": 0.5, "on_timeout": "abort"}
+    armed = arm(http, session, **asked)
+    assert armed.pop("id").startswith("bp_")
+    assert armed == {**asked, "layers": [0, 3], "action": "pause", "edits": []}
+
+
+def test_what_is_left_out_has_a_default(http: httpx.Client, session: str) -> None:
+    armed = arm(http, session)
+    assert armed["layers"] == [1]
+    assert armed["when"] == {"pass": "any", "position": None, "token_id": None, "every": None}
+    assert (armed["once"], armed["timeout_s"], armed["on_timeout"]) == (False, 600, "resume")
+
+
+def test_edits_are_shown_without_their_numbers(http: httpx.Client, session: str) -> None:
+    edits = [
+        {"op": "add", "vector": [3, 4, *[0] * (HIDDEN - 2)], "positions": [2, 5], "max_norm": 1.5},
+        {"op": "ablate", "positions": "last"},
+        SCALE,
+    ]
+    shown = arm(http, session, action="edit", edits=edits)["edits"]
+    assert shown[0] == {
+        "op": "add",
+        "factor": 1,
+        "vector": {"size": HIDDEN, "norm": 5},
+        "positions": [2, 5],
+        "max_norm": 1.5,
+    }
+    assert shown[1] == {"op": "ablate", "factor": None, "vector": None, "positions": "last", "max_norm": None}
+    assert (shown[2]["factor"], shown[2]["positions"]) == (2, "all")
+
+
+def test_breakpoints_are_listed_in_order_and_removed(http: httpx.Client, session: str) -> None:
+    assert http.get(f"{session}/breakpoints").json() == {"data": []}
+    armed = [arm(http, session, layer=layer) for layer in (2, 0, 3)]
+    assert http.get(f"{session}/breakpoints").json() == {"data": armed}
+    path = f"{session}/breakpoints/{armed[1]['id']}"
+    assert http.get(path).json() == armed[1]
+    assert http.delete(path).status_code == 204
+    assert_error(http.get(path), 404, "not_found", param="breakpoint_id")
+    assert_error(http.delete(path), 404, "not_found", param="breakpoint_id")
+    assert http.get(f"{session}/breakpoints").json() == {"data": [armed[0], armed[2]]}
+    assert http.delete(f"{session}/breakpoints").status_code == 204
+    assert http.get(f"{session}/breakpoints").json() == {"data": []}
+    assert http.delete(f"{session}/breakpoints").status_code == 204
+
+
+def test_a_turn_pauses_where_it_was_asked_to(http: httpx.Client, session: str) -> None:
+    armed = arm(http, session, layer=2, when={"pass": "prefill"})
+    turn = generate(http, session)
+    assert (turn["status"], turn["finish_reason"], turn["token_ids"], turn["text"]) == ("paused", None, [], "")
+    checkpoint = turn["checkpoint"]
+    assert {name: checkpoint[name] for name in ("layer", "first", "end", "pass", "breakpoint")} == {
+        "layer": 2,
+        "first": 0,
+        "end": 4,
+        "pass": "prefill",
+        "breakpoint": armed["id"],
+    }
+    assert (checkpoint["hidden_size"], checkpoint["dtype"], checkpoint["bytes"]) == (HIDDEN, "float32", 4 * HIDDEN * 4)
+    assert checkpoint["shape"] == [4, HIDDEN]
+    assert checkpoint["expires_at"] == pytest.approx(checkpoint["created_at"] + 600, abs=5)
+    found = http.get(session).json()
+    assert (found["state"], without_age(found["checkpoint"])) == ("paused", without_age(checkpoint))
+
+
+def test_a_stream_ends_where_the_turn_pauses(http: httpx.Client, session: str) -> None:
+    """At the pass of the third generated token, position 6."""
+    arm(http, session, when={"position": 6})
+    with streaming(http, session, **TURN) as stream:
+        *tokens, paused = list(stream)
+    assert [event.event for event in tokens] == ["token"] * len(tokens)
+    assert paused.event == "paused"
+    turn = paused.json()
+    assert turn["token_ids"] == [token for event in tokens for token in event.json()["token_ids"]]
+    assert turn["token_ids"] == unbroken(http)[:3]
+    assert (turn["checkpoint"]["pass"], turn["checkpoint"]["first"], turn["checkpoint"]["end"]) == ("decode", 6, 7)
+    assert http.get(session).json()["state"] == "paused"
+
+
+@pytest.mark.parametrize(
+    ("when", "first"),
+    [({"pass": "decode"}, 4), ({"pass": "any"}, 0), ({"every": 5}, 0), ({"pass": "decode", "every": 5}, 5)],
+)
+def test_conditions_choose_the_pass(http: httpx.Client, session: str, when: dict[str, Any], first: int) -> None:
+    assert pause(http, session, when=when)["first"] == first
+
+
+def test_a_token_can_be_waited_for(http: httpx.Client, session: str) -> None:
+    expected = unbroken(http)
+    checkpoint = pause(http, session, when={"pass": "decode", "token_id": expected[1]})
+    assert checkpoint["first"] == 4 + expected.index(expected[1])
+
+
+def test_a_condition_that_never_holds_changes_nothing(http: httpx.Client, session: str) -> None:
+    arm(http, session, when={"position": 900})
+    turn = generate(http, session)
+    assert (turn["status"], turn["token_ids"]) == ("finished", unbroken(http))
+
+
+def test_an_edit_steers_every_turn_until_it_is_removed(http: httpx.Client, session: str) -> None:
+    expected = unbroken(http)
+    steering = arm(http, session, action="edit", edits=[{"op": "add", "vector": ONES, "factor": 50}])
+    steered = generate(http, session)["token_ids"]
+    assert steered != expected
+    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
+    assert generate(http, session)["token_ids"] == steered
+    http.delete(f"{session}/breakpoints/{steering['id']}").raise_for_status()
+    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
+    assert generate(http, session)["token_ids"] == expected
+
+
+def test_a_turn_that_edits_lead_out_of_numbers_fails(http: httpx.Client, session: str) -> None:
+    edits = [{"op": "scale", "factor": 3e38}] * 2
+    steering = arm(http, session, action="edit", edits=edits)
+    answer = http.post(f"{session}/generate", json=TURN)
+    assert "not finite" in assert_error(answer, 422, "field_out_of_range", param="edits")
+    with streaming(http, session, **TURN) as stream:
+        (error,) = list(stream)
+    assert (error.event, error.json()["error"]["param"]) == ("error", "edits")
+    found = http.get(session).json()
+    assert (found["state"], found["tokens"]) == ("idle", 0)
+    http.delete(f"{session}/breakpoints/{steering['id']}").raise_for_status()
+    assert generate(http, session)["token_ids"] == unbroken(http)
+
+
+def test_once_is_once(http: httpx.Client, session: str) -> None:
+    pause(http, session, once=True)
+    assert http.get(f"{session}/breakpoints").json() == {"data": []}
+    turn = http.post(f"{session}/resume").json()
+    assert (turn["status"], turn["token_ids"]) == ("finished", unbroken(http))
+
+
+def test_a_breakpoint_can_be_armed_while_the_turn_runs(http: httpx.Client, session: str) -> None:
+    with streaming(http, session, **{**TURN, "max_tokens": 900}) as stream:
+        next(stream)
+        armed = arm(http, session, when={"pass": "decode"})
+        *_, last = stream
+    assert (last.event, last.json()["checkpoint"]["breakpoint"]) == ("paused", armed["id"])
+
+
+@pytest.mark.parametrize("which", ["it", "all"])
+def test_a_pause_outlives_its_breakpoint(http: httpx.Client, session: str, which: str) -> None:
+    checkpoint = pause(http, session)
+    path = f"{session}/breakpoints" + (f"/{checkpoint['breakpoint']}" if which == "it" else "")
+    assert http.delete(path).status_code == 204
+    assert without_age(http.get(session).json()["checkpoint"]) == without_age(checkpoint)
+    turn = http.post(f"{session}/resume").json()
+    assert (turn["status"], turn["token_ids"]) == ("finished", unbroken(http))
+
+
+def test_openai_calls_do_not_pause(http: httpx.Client, session: str) -> None:
+    model = http.get("/v1/models").json()["data"][0]["id"]
+    call = {"model": model, "prompt": "x", "max_tokens": 4}
+    headers = {"X-Session-ID": session.rpartition("/")[2]}
+    steering = arm(http, session, action="edit", edits=[SCALE])
+    arm(http, session, action="capture")
+    assert http.post("/v1/completions", json=call, headers=headers).status_code == 200
+    armed = arm(http, session)
+    answer = http.post("/v1/completions", json=call, headers=headers)
+    assert "/generate" in assert_error(answer, 409, "wrong_state")
+    chat = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    assert_error(http.post("/v1/chat/completions", json=chat, headers=headers), 409, "wrong_state")
+    http.delete(f"{session}/breakpoints/{armed['id']}").raise_for_status()
+    assert http.post("/v1/completions", json=call, headers=headers).status_code == 200
+    assert steering["id"] in str(http.get(f"{session}/breakpoints").json())

@@ -1,0 +1,160 @@
+"""Named steering vectors: uploaded, used, replaced, refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load, save
+from safetensors.torch import load as load_torch
+from safetensors.torch import save as save_torch
+
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+from tests.routers.breakpoints.pausing import HIDDEN, arm, generate, pause, read
+
+VECTOR = np.linspace(-1, 1, HIDDEN, dtype=np.float32)
+
+
+@pytest.fixture
+def name(http: httpx.Client) -> Iterator[str]:
+    """A name that is free again after the test."""
+    yield "happy-1.0_x"
+    http.delete("/v1/vectors/happy-1.0_x")
+
+
+def upload(http: httpx.Client, name: str, content: bytes) -> httpx.Response:
+    return http.post("/v1/vectors", params={"name": name}, content=content)
+
+
+def test_a_vector_is_kept_under_its_name(http: httpx.Client, name: str) -> None:
+    answer = upload(http, name, save({"direction": VECTOR}))
+    assert answer.status_code == 201
+    shown = answer.json()
+    assert shown == {
+        "name": name,
+        "size": HIDDEN,
+        "dtype": "float32",
+        "norm": pytest.approx(math.hypot(*VECTOR.tolist())),
+    }
+    assert http.get("/v1/vectors").json() == {"data": [shown]}
+    found = http.get(f"/v1/vectors/{name}")
+    assert found.headers["content-type"] == "application/vnd.safetensors"
+    assert np.array_equal(load(found.content)["vector"], VECTOR)
+    assert http.delete(f"/v1/vectors/{name}").status_code == 204
+    assert http.get("/v1/vectors").json() == {"data": []}
+    assert_error(http.get(f"/v1/vectors/{name}"), 404, "not_found", param="vector")
+    assert_error(http.delete(f"/v1/vectors/{name}"), 404, "not_found", param="vector")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_vector_keeps_its_type(http: httpx.Client, session: str, name: str, dtype: torch.dtype) -> None:
+    vector = torch.from_numpy(VECTOR.copy()).to(dtype)
+    upload(http, name, save_torch({"v": vector})).raise_for_status()
+    found = load_torch(http.get(f"/v1/vectors/{name}").content)["vector"]
+    assert found.dtype is dtype
+    assert torch.equal(found, vector)
+    pause(http, session)
+    body = {"edits": [{"op": "replace", "vector": name}]}
+    http.post(f"{session}/checkpoint/edit", json=body).raise_for_status()
+    assert np.array_equal(read(http, session), np.tile(vector.float().numpy(), (4, 1)))
+
+
+def test_a_name_says_the_same_as_the_numbers(http: httpx.Client, session: str, name: str) -> None:
+    upload(http, name, save({"v": VECTOR})).raise_for_status()
+    said = []
+    for vector in (name, VECTOR.tolist()):
+        edits = [{"op": "add", "vector": vector, "factor": 40}]
+        armed = arm(http, session, action="edit", edits=edits)
+        said.append((armed["edits"], generate(http, session)["token_ids"]))
+        http.delete(f"{session}/breakpoints").raise_for_status()
+        http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
+    assert said[0] == said[1]
+    assert said[0][1] != generate(http, session)["token_ids"]
+
+
+def test_an_armed_edit_keeps_the_vector_that_it_was_sent_with(http: httpx.Client, session: str, name: str) -> None:
+    upload(http, name, save({"v": VECTOR})).raise_for_status()
+    arm(http, session, action="edit", edits=[{"op": "add", "vector": name, "factor": 40}])
+    expected = generate(http, session)["token_ids"]
+    upload(http, name, save({"v": -VECTOR})).raise_for_status()
+    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
+    assert generate(http, session)["token_ids"] == expected
+    http.delete(f"/v1/vectors/{name}").raise_for_status()
+    http.post(f"{session}/rewind", json={"to_token": 0}).raise_for_status()
+    assert generate(http, session)["token_ids"] == expected
+
+
+def test_an_upload_takes_the_place_of_the_one_before(http: httpx.Client, name: str) -> None:
+    for vector in (VECTOR, 2 * VECTOR):
+        assert upload(http, name, save({"v": vector})).status_code == 201
+    assert np.array_equal(load(http.get(f"/v1/vectors/{name}").content)["vector"], 2 * VECTOR)
+    assert len(http.get("/v1/vectors").json()["data"]) == 1
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "a/b", "é", "v" * 65, "a\n"])
+def test_a_name_must_be_one(http: httpx.Client, bad: str) -> None:
+    assert_error(upload(http, bad, save({"v": VECTOR})), 422, "field_out_of_range", param="name")
+    assert http.get("/v1/vectors").json() == {"data": []}
+
+
+def test_a_name_is_needed(http: httpx.Client) -> None:
+    answer = http.post("/v1/vectors", content=save({"v": VECTOR}))
+    assert_error(answer, 422, "field_out_of_range", param="name")
+
+
+def with_one(value: float) -> Any:
+    vector = VECTOR.copy()
+    vector[7] = value
+    return vector
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "says"),
+    [
+        (save({"v": VECTOR[1:].copy()}), "shape", "[64], not [63]"),
+        (save({"v": VECTOR[None]}), "shape", "[64], not [1, 64]"),
+        (save({"v": VECTOR.astype(np.float64)}), "dtype", "F64 must be one of F32, BF16, F16"),
+        (save({"v": with_one(np.nan)}), "vector", "element 7 is not finite"),
+        (save({"v": with_one(-np.inf)}), "vector", "element 7 is not finite"),
+        (save({"v": VECTOR, "w": VECTOR}), "vector", "1 tensor, not 2"),
+        (save({}), "vector", "1 tensor, not 0"),
+    ],
+)
+def test_what_is_no_vector_is_refused(http: httpx.Client, name: str, content: bytes, param: str, says: str) -> None:
+    assert says in assert_error(upload(http, name, content), 422, "field_out_of_range", param=param)
+    assert http.get("/v1/vectors").json() == {"data": []}
+
+
+def test_what_is_no_file_is_malformed(http: httpx.Client, name: str) -> None:
+    assert_error(upload(http, name, b"1, 2, 3"), 400, "malformed_request", param="body")
+
+
+def test_a_direction_has_a_length(http: httpx.Client, session: str, name: str) -> None:
+    upload(http, name, save({"v": 0 * VECTOR})).raise_for_status()
+    body = {"layer": 1, "action": "edit", "edits": [{"op": "project_out", "vector": name}]}
+    answer = http.post(f"{session}/breakpoints", json=body)
+    assert "length" in assert_error(answer, 422, "field_out_of_range", param="edits.0.vector")
+
+
+def test_vectors_belong_to_a_key(serve_with: ServeWith) -> None:
+    http = serve_with(api_keys=("one", "two"))
+    http.headers["Authorization"] = "Bearer one"
+    upload(http, "mine", save({"v": VECTOR})).raise_for_status()
+    http.headers["Authorization"] = "Bearer two"
+    assert http.get("/v1/vectors").json() == {"data": []}
+    assert_error(http.get("/v1/vectors/mine"), 404, "not_found", param="vector")
+    assert_error(http.delete("/v1/vectors/mine"), 404, "not_found", param="vector")
+    session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    body = {"layer": 1, "action": "edit", "edits": [{"op": "add", "vector": "mine"}]}
+    assert_error(http.post(f"{session}/breakpoints", json=body), 404, "not_found", param="vector")
+
+
+@pytest.mark.parametrize("name", [".", "..", ".hidden", "a/b", ""])
+def test_a_name_that_a_url_could_not_hold_is_refused(http: httpx.Client, name: str) -> None:
+    assert_error(upload(http, name, save({"v": VECTOR})), 422, "field_out_of_range", param="name")
