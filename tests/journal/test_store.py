@@ -182,6 +182,28 @@ def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path
     assert refused.value.param == "state_dir"
 
 
+def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    filled(tmp_path / FILE, 1)
+    assert histories(tmp_path / FILE) == {"ses_0": list(range(500))}
+
+
+def test_an_empty_file_beside_its_wal_is_a_loss(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    (tmp_path / f"{FILE}-wal").write_bytes(b"something")
+    with pytest.raises(FieldOutOfRange, match="is missing or empty"):
+        JournalStore(tmp_path / FILE)
+
+
+def test_a_database_without_tables_is_no_journal_of_another_version(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+    assert (tmp_path / FILE).stat().st_size
+    with pytest.raises(FieldOutOfRange, match="cannot be read: it has no tables; put back a copy"):
+        JournalStore(tmp_path / FILE)
+
+
 def test_a_missing_file_beside_its_wal_is_a_loss_not_a_new_journal(tmp_path: Path) -> None:
     (tmp_path / f"{FILE}-wal").write_bytes(b"something")
     with pytest.raises(FieldOutOfRange, match="is missing"):
