@@ -18,7 +18,7 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import new_session_id
 from app.web.field_schema import schema_of
-from app.web.validation import describe_problem
+from app.web.problems import describe_problem
 
 
 async def export_session(registry: SessionRegistry, session: Session, path: Path) -> ExportedKV:

@@ -12,13 +12,14 @@ from pydantic import ValidationError
 import app.main
 from app.domain.errors import FieldOutOfRange
 from app.web.field_schema import schema_of
-from app.web.validation import describe_problem
+from app.web.problems import describe_problem
 from app.wire.base import WireModel
 from tests.errors import assert_error
 
 assert app.main.ROUTERS  # every request model is loaded
 FOREIGN = re.compile(
-    r"should|Input|validation|valid (string|integer|number|list|dict|bool)|greater than|less than|value_error|ermitted|nable to|None|True"
+    r"should|Input|validation|valid (string|integer|number|list|dict|bool)|"
+    r"greater than|less than|value_error|ermitted|nable to|None|True"
 )
 """Words of pydantic and of Python."""
 VALUES: list[object] = [
