@@ -92,7 +92,8 @@ class SessionTable:
             is_owned = session.owner == owner
         if not is_owned:
             raise FieldOutOfRange(
-                f"after: id of an open session, or of one of the last {self._limit} that closed; got {session_id[:100]}",
+                f"after: id of an open session, or of one of the last {self._limit} that closed; "
+                f"got {session_id[:100]}",
                 param="after",
             )
 

@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("schema", "--zzz"), "loadgen: unknown flag --zzz. See python -m loadgen schema --help\n"),
+        (("schema", "kv", "--zzz"), "loadgen: unknown flag --zzz. See python -m loadgen schema --help\n"),
         (
             ("density", "--target", "http://x", "--agnets", "3"),
             "loadgen: unknown flag --agnets; did you mean --agents? See python -m loadgen density --help\n",
