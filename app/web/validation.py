@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Annotated
 
 from fastapi import Request
@@ -43,7 +43,8 @@ def _schema(request: Request, place: str) -> Schema:
         return {"properties": {str(name): schema_of(each) for name, each in types.items()}}
     field = route.body_field if place == "body" else route.dependant.query_params[0]
     assert field is not None
-    return schema_of(field.field_info.annotation)
+    model: Hashable = field.field_info.annotation
+    return schema_of(model)
 
 
 def _headers(dependant: Dependant) -> Iterator[FieldInfo]:

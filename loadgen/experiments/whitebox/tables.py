@@ -68,7 +68,7 @@ def _server(target: TargetReport) -> TextTable:
 
 
 def _percentiles(found: Distribution | ServerLatency) -> list[str]:
-    return [percentile(name, *_ms(getattr(found, name)), found.count) for name in ("p50", "p90", "p99")]
+    return [percentile(name, _ms(getattr(found, name))[0], found.count) for name in ("p50", "p90", "p99")]
 
 
 def _divergence(target: TargetReport) -> TextTable:
