@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from array import array
@@ -15,6 +16,8 @@ from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables
 from app.journal.records import TOKEN_BYTES, Batch, Change, SessionRecord, VectorKey
 from app.journal.steering import Steering
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 2
 TABLES = f"""
@@ -46,9 +49,12 @@ class JournalStore:
     def __init__(self, path: Path) -> None:
         """Raises `FieldOutOfRange` if the file is damaged or not a journal: no session is given up in silence."""
         self._path = path
-        # An empty file holds no session: a copy or a touch that came to nothing leaves one.
-        if not path.exists() or not path.stat().st_size:
+        is_there = path.exists()
+        if not is_there or not path.stat().st_size:
             self._create()
+            if is_there:
+                # A power cut right after the file was made leaves one.
+                logger.warning("the journal %s was empty: a new one is in its place", path)
         self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
         try:
             self._check()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
@@ -43,7 +43,7 @@ def _schema(request: Request, place: str) -> Schema:
         return {"properties": {str(name): schema_of(each) for name, each in types.items()}}
     field = route.body_field if place == "body" else route.dependant.query_params[0]
     assert field is not None
-    model: Hashable = field.field_info.annotation
+    model: Any = field.field_info.annotation
     return schema_of(model)
 
 
