@@ -12,9 +12,11 @@ from importlib.metadata import version
 from pydantic import ValidationError
 
 from app.domain.errors import DjinnError
+from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_of
 from app.settings import Settings
+from app.web.field_schema import schema_of
+from app.web.problems import describe_problem
 
-USAGE_ERROR = 2
 INTERRUPTED = 130
 """What a shell reports of a process that Ctrl-C has ended."""
 SPIN_COUNT = "4000"
@@ -23,22 +25,21 @@ spin for milliseconds, which is no faster on an idle machine and ruinous as soon
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the process's exit status. What the user got wrong is a message and status 2."""
-    parser = _parser()
-    arguments, flags = parser.parse_known_args(argv)
-    if flags and arguments.command != "serve":
-        parser.error(f"unrecognized arguments: {' '.join(flags)}")
+    """Run one command; returns the process's exit status. A mistake of the user is a message and status 2."""
+    arguments, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        arguments.parser.refuse(unknown)
     try:
         if arguments.command == "serve":
-            _serve(Settings(_cli_parse_args=flags))
+            _serve(settings_of(arguments))
         elif arguments.command == "doctor":
             return _doctor(arguments)
         else:
             _models(arguments.action, getattr(arguments, "name", ""))
     except ValidationError as error:
         for problem in error.errors():
-            name = "-".join(map(str, problem["loc"]))
-            print(f"djinn: {_flag(name) + ': ' if name else ''}{problem['msg']}", file=sys.stderr)
+            field, words = describe_problem(schema_of(Settings), dict(problem), problem["loc"])
+            print(f"djinn: {flag_of(field) + ': ' if field else ''}{words}", file=sys.stderr)
         return USAGE_ERROR
     except DjinnError as error:
         print(f"djinn: {_name_flag(error)}", file=sys.stderr)
@@ -54,27 +55,31 @@ def _name_flag(error: DjinnError) -> str:
     """
     name = error.param or ""
     is_name = "_" in name and name in Settings.model_fields
-    return error.message.replace(name, _flag(name)) if is_name else error.message
-
-
-def _flag(setting: str) -> str:
-    return f"--{setting.replace('_', '-')}"
+    return error.message.replace(name, flag_of(name)) if is_name else error.message
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("djinn", description="A server for language-model sessions.")
+    parser = OneLineParser("djinn", description="A server for language-model sessions.")
     parser.add_argument("--version", action="version", version=f"djinn {version('djinn')}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    # Settings reads the flags of `serve`, --help among them.
-    commands.add_parser("serve", add_help=False, help="load a model and serve it over HTTP")
-    doctor = commands.add_parser("doctor", help="examine this machine before anything is measured on it")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    serve = _add_command(commands, "serve", "load a model and serve it over HTTP")
+    serve.epilog = "DJINN_<NAME> sets the same from the environment, for example DJINN_PORT; a flag wins."
+    add_flags(serve)
+    doctor = _add_command(commands, "doctor", "examine this machine before anything is measured on it")
     for setting, metavar in (("device", "NAME"), ("state-dir", "FOLDER")):
         doctor.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")
     doctor.add_argument("--json", action="store_true", help="all facts too, for programs")
-    models = commands.add_parser("models", help="the models that Djinn knows by name")
-    actions = models.add_subparsers(dest="action", required=True)
+    models = _add_command(commands, "models", "the models that Djinn knows by name")
+    actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("pull", help="fetch a model").add_argument("name")
     actions.add_parser("list", help="what there is, and what is here already")
+    return parser
+
+
+def _add_command(commands: argparse._SubParsersAction[OneLineParser], name: str, text: str) -> OneLineParser:
+    """A parser that unknown flags of its command are referred to."""
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(parser=parser)
     return parser
 
 
@@ -92,8 +97,7 @@ def _serve(settings: Settings) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
-    settings = Settings(**given)
+    settings = settings_of(arguments)
     from app.doctor.command import diagnose  # imports PyTorch
 
     state_dir = None if settings.state_dir is None else settings.state_dir.expanduser()

@@ -1,4 +1,4 @@
-"""Every setting of the server in one place: the only reader of flags and of the environment (`DJINN_*`)."""
+"""Every setting of the server in one place: the only reader of the environment (`DJINN_*`)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _parse_budget(value: object) -> KVBudget | None:
     except ValidationError:
         raise ValueError(f"{value!r} is neither auto, nor bytes such as 2GiB, nor sessions such as 20x1024") from None
     if size < 0:
-        raise ValueError("must be at least 0")
+        raise ValueError(f"{value!r} is less than 0 bytes")
     return KVBudget(bytes=int(size))
 
 
@@ -81,18 +81,9 @@ Budget = Annotated[KVBudget | None, PlainValidator(_parse_budget, json_schema_in
 
 
 class Settings(BaseSettings):
-    """`djinn serve --help` prints these; `DJINN_<NAME>` sets the same from the environment, a flag wins."""
+    """Each has a flag of `djinn serve`, and `DJINN_<NAME>` sets the same from the environment; a flag wins."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="DJINN_",
-        frozen=True,
-        cli_prog_name="djinn serve",
-        cli_kebab_case=True,
-        cli_avoid_json=True,
-        cli_hide_none_type=True,
-        cli_implicit_flags=True,
-        cli_shortcuts={"api-keys": "api-key"},
-    )
+    model_config = SettingsConfigDict(env_prefix="DJINN_", frozen=True)
 
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
@@ -155,7 +146,7 @@ class Settings(BaseSettings):
         known = {f"DJINN_{name}".upper() for name in cls.model_fields} | {"DJINN_API_KEY"}
         unknown = sorted(name for name in os.environ if name.startswith("DJINN_") and name.upper() not in known)
         if unknown:
-            raise ValueError(f"there is no setting for the environment variable {' or '.join(unknown)}")
+            raise ValueError(f"unknown environment variable {' and '.join(unknown)}; see djinn serve --help")
         if "DJINN_API_KEY" in os.environ:
             values.setdefault("api_keys", os.environ["DJINN_API_KEY"])
         return values
@@ -165,7 +156,7 @@ class Settings(BaseSettings):
     def _split_keys(cls, value: object) -> object:
         keys = value.split(",") if isinstance(value, str) else value
         if isinstance(keys, list | tuple) and "" in keys:
-            raise ValueError("a key must not be empty")
+            raise ValueError("empty key: each has at least 1 character")
         return tuple(keys) if isinstance(keys, list) else keys
 
     @model_validator(mode="after")

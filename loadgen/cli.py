@@ -20,6 +20,7 @@ from loadgen.experiments.weights import command as weights
 from loadgen.experiments.whitebox import command as whitebox
 from loadgen.options.common import EXIT_INTERRUPTED, EXIT_UNUSABLE
 from loadgen.options.ending import sigterm_as_interrupt
+from loadgen.options.parser import OneLineParser
 from loadgen.results.origin import published
 from loadgen.selfcheck import command as selfcheck
 
@@ -59,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     130 if it was interrupted, also by SIGTERM.
     """
     arguments = sys.argv[1:] if argv is None else argv
-    options = make_parser().parse_args(arguments)
+    options, unknown = make_parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.refuse(unknown)
+    del options.parser
     options.command, options.started_at = published(arguments), datetime.now(UTC)
     errors = Console(stderr=True, highlight=False)
     try:
@@ -76,10 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of every command."""
-    parser = argparse.ArgumentParser(prog="python -m loadgen", description="Measure servers from outside.")
-    commands = parser.add_subparsers(dest="subcommand", required=True)
+    parser = OneLineParser(prog="python -m loadgen", description="Measure servers from outside.")
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for name, (command, text) in COMMANDS.items():
         subparser = commands.add_parser(name, help=text, allow_abbrev=False)
         command.add_options(subparser)
-        subparser.set_defaults(run=command.run)
+        subparser.set_defaults(run=command.run, parser=subparser)
     return parser

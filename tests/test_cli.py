@@ -37,11 +37,16 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("fly",), "invalid choice"),
         (("models",), "required"),
         (("models", "pull"), "required"),
-        (("models", "list", "--port", "1"), "unrecognized arguments: --port 1"),
-        (("serve", "--bogus", "1"), "unrecognized arguments: --bogus"),
-        (("serve", "--port", "99999"), "--port"),
+        (("models", "list", "--port", "1"), "djinn: unknown flag --port. See djinn models --help"),
+        (("serve", "--bogus", "1"), "djinn: unknown flag --bogus. See djinn serve --help"),
+        (("serve", "--port", "99999"), "djinn: --port: an integer from 0 to 65535; got '99999'"),
+        (("serve", "--kv-devise", "3"), "unknown flag --kv-devise; did you mean --kv-device? See djinn serve --help"),
+        (("serve", "--kv-device"), "djinn: argument --kv-device: expected one argument. See djinn serve --help"),
+        (("serve", "now"), "djinn: unexpected now. See djinn serve --help"),
+        (("serve", "--chunk-size", "big"), "djinn: --chunk-size: a size such as 2GiB; got 'big'"),
+        (("doctor", "--jsn"), "unknown flag --jsn; did you mean --json? See djinn doctor --help"),
         (("serve", "--kv-device", "much"), "--kv-device"),
-        (("serve", "--dtype", "int3"), "dtype"),
+        (("serve", "--dtype", "int3"), "djinn: --dtype: 'auto', 'float32', 'bfloat16' or 'float16'; got 'int3'"),
         (("serve", "--model", "random:huge"), "tiny-llama"),
         (("serve", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
@@ -56,6 +61,7 @@ def test_what_the_user_got_wrong_is_a_message_and_status_2(
     status, out, err = run(capsys, *arguments)
     assert status == 2
     assert says in err
+    assert len(err.splitlines()) == 1
     assert out == ""
 
 
@@ -64,6 +70,18 @@ def test_help_shows_flags_and_their_defaults(capsys: pytest.CaptureFixture[str])
     assert status == 0
     assert "--kv-device" in out
     assert "127.0.0.1" in out
+    assert "--kv-device SIZE " in out
+    assert "(default: 16MiB)" in out
+    for foreign in ("None", "KVBudget", "ByteSize", "Path", "tuple", " str ", " int "):
+        assert foreign not in out
+
+
+def test_a_variable_that_no_setting_reads_is_one_line() -> None:
+    environment = {**os.environ, "DJINN_PROT": "1234"}
+    command = [sys.executable, "-m", "app", "serve"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "djinn: unknown environment variable DJINN_PROT; see djinn serve --help\n"
 
 
 def test_models_list_shows_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:

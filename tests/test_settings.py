@@ -4,11 +4,14 @@ import pytest
 from pydantic import ValidationError
 
 from app.domain.values import KVBudget
+from app.flags import OneLineParser, add_flags, settings_of
 from app.settings import Settings
 
 
 def from_flags(*flags: str) -> Settings:
-    return Settings(_cli_parse_args=list(flags))
+    parser = OneLineParser()
+    add_flags(parser)
+    return settings_of(parser.parse_args(flags))
 
 
 def test_it_listens_on_loopback_and_asks_no_key_unless_told() -> None:

@@ -17,9 +17,8 @@ from app.sessions.paused_turn import Pause
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import new_session_id
-
-MAX_SHOWN = 64
-"""Characters of a name that the file has made up."""
+from app.web.field_schema import schema_of
+from app.web.problems import describe_problem
 
 
 async def export_session(registry: SessionRegistry, session: Session, path: Path) -> ExportedKV:
@@ -90,9 +89,9 @@ def _checks(registry: SessionRegistry, history: array[int]) -> LabelChecks:
 def _reason(error: ValueError | FieldOutOfRange) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(str(part)[:MAX_SHOWN] for part in first["loc"])
-    return f"{field}: {first['msg']}"
+    first = error.errors()[0]
+    field, words = describe_problem(schema_of(ExportLabel), dict(first), first["loc"])
+    return f"{field}: {words}"
 
 
 def _read(about: str, checks: LabelChecks) -> ExportLabel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from array import array
@@ -15,6 +16,8 @@ from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables
 from app.journal.records import TOKEN_BYTES, Change, SessionRecord, VectorKey, WriteBatch
 from app.journal.steering import Steering
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 2
 TABLES = f"""
@@ -46,8 +49,12 @@ class JournalStore:
     def __init__(self, path: Path) -> None:
         """Raises `FieldOutOfRange` if the file is damaged or not a journal: no session is given up in silence."""
         self._path = path
-        if not path.exists():
+        is_there = path.exists()
+        if not is_there or not path.stat().st_size:
             self._create()
+            if is_there:
+                # A power cut right after the file was made leaves one.
+                logger.warning("the journal %s was empty: a new one is in its place", path)
         self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
         try:
             self._check()
@@ -111,9 +118,11 @@ class JournalStore:
         self._connection.close()
 
     def _create(self) -> None:
-        """Make the file whole before it has its name, so that an empty one is known to be damaged."""
+        """Make the file whole before it has its name: one without tables is known to be damaged."""
         if self._path.with_name(f"{self._path.name}-wal").exists():
-            raise self._damaged("the file itself is missing, but what was to be added to it (-wal) is there")
+            raise self._damaged(
+                "the file itself is missing or empty, but the changes to be added to it (-wal) are there"
+            )
         unnamed = self._path.with_name(f"{self._path.name}.new")
         unnamed.unlink(missing_ok=True)
         connection = sqlite3.connect(unnamed)
@@ -130,7 +139,10 @@ class JournalStore:
         self._connection.execute("PRAGMA synchronous = NORMAL")
         if (found := self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise self._damaged(found)
-        if (version := self._connection.execute("PRAGMA user_version").fetchone()[0]) != FORMAT:
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != FORMAT and not self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            raise self._damaged("it has no tables")
+        if version != FORMAT:
             raise self._of_another_version(version)
 
     def _claim(self, model: ModelInfo) -> None:

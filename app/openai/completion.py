@@ -39,7 +39,7 @@ Prompt = Annotated[
     Discriminator(
         _prompt_form,
         custom_error_type="prompt",
-        custom_error_message="Input should be a text, a list of texts, token ids or a list of token ids",
+        custom_error_message="a string, a list of strings, token ids or a list of token ids",
     ),
 ]
 

@@ -65,9 +65,9 @@ class FunctionCall(WireModel):
         try:
             parsed = orjson.loads(arguments)
         except orjson.JSONDecodeError as error:
-            raise ValueError(f"must be the text of a JSON object: {error}") from None
+            raise ValueError(f"the text of a JSON object; got invalid JSON at character {error.pos}") from None
         if not isinstance(parsed, dict):
-            raise ValueError("must be the text of a JSON object")
+            raise ValueError("the text of a JSON object")
         return arguments
 
 
@@ -138,7 +138,7 @@ Message = Annotated[
     Discriminator(
         _role_of,
         custom_error_type="role",
-        custom_error_message="role must be system, developer, user, assistant or tool",
+        custom_error_message="a message with role system, developer, user, assistant or tool",
     ),
 ]
 

@@ -12,10 +12,11 @@ from app.domain.errors import NotFound
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
 from app.web.binary import FILE, file_response
+from app.web.json_body import JsonRoute
 from app.wire.breakpoints import BreakpointBody, BreakpointList, BreakpointView
 from app.wire.tensors import write_file
 
-router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"])
+router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"], route_class=JsonRoute)
 
 
 @router.post("/breakpoints", operation_id="createBreakpoint", status_code=201, responses=errors(400, 404, 409))

@@ -14,6 +14,7 @@ from app.domain.errors import FieldOutOfRange
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
 from app.web.binary import FILE, FILE_BODY, SAFETENSORS, file_response, whole_body
+from app.web.json_body import JsonRoute
 from app.wire.checkpoint import (
     ActivationQuery,
     ActivationView,
@@ -25,7 +26,7 @@ from app.wire.checkpoint import (
 )
 from app.wire.tensors import read_one, to_float32, write_file
 
-router = APIRouter(prefix="/v1/sessions/{session_id}/checkpoint", tags=["breakpoints"])
+router = APIRouter(prefix="/v1/sessions/{session_id}/checkpoint", tags=["breakpoints"], route_class=JsonRoute)
 
 ACTIVATION = "activation"
 

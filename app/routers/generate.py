@@ -15,9 +15,10 @@ from app.routers.turn_answer import TURN_RESPONSE, answer_turn
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.text.turn_reader import TurnReader
+from app.web.json_body import JsonRoute
 from app.wire.turns import GenerateBody, TurnView
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRoute)
 
 
 @router.post(

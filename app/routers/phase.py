@@ -6,9 +6,10 @@ from fastapi import APIRouter
 
 from app.domain.values import KVPolicy
 from app.routers.dependencies import ServicesDep, SessionDep, errors
+from app.web.json_body import JsonRoute
 from app.wire.sessions import PhaseBody, PhaseView
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRoute)
 
 
 @router.post("/{session_id}/phase", operation_id="setPhase", responses=errors(400, 404, 409))

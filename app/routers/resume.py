@@ -7,10 +7,11 @@ from fastapi import APIRouter, Request, Response
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
 from app.routers.turn_answer import TURN_RESPONSE, answer_turn
+from app.web.json_body import JsonRoute
 from app.wire.checkpoint import ResumeBody
 from app.wire.turns import TurnView
 
-router = APIRouter(prefix="/v1/sessions", tags=["breakpoints"])
+router = APIRouter(prefix="/v1/sessions", tags=["breakpoints"], route_class=JsonRoute)
 
 TO_THE_NEXT_BREAKPOINT = ResumeBody()
 

@@ -9,9 +9,10 @@ from fastapi import APIRouter, Query
 
 from app.domain.values import Residency, SessionState
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
+from app.web.json_body import JsonRoute
 from app.wire.sessions import CreateSessionBody, HistoryView, ListSessionsQuery, RewindBody, SessionPage, SessionView
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRoute)
 
 DEFAULT_SESSION = CreateSessionBody()
 

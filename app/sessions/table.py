@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from app.bridge.turn import Turn
-from app.domain.errors import Draining, NotFound, SessionLimit
+from app.domain.errors import Draining, FieldOutOfRange, NotFound, SessionLimit
 from app.domain.values import SessionId, SessionState, Tier
 from app.sessions.session import Session
 
@@ -25,6 +25,8 @@ class SessionTable:
         self._limit = limit
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
+        self._closed: dict[SessionId, str | None] = {}
+        """Owners of the last sessions that closed, as many as may be open: their ids are still places in the list."""
 
     def admit(self) -> None:
         """Raise `SessionLimit` or `Draining` if no more sessions may be opened."""
@@ -44,6 +46,9 @@ class SessionTable:
     def remove(self, session: Session) -> None:
         """Let go of a session that closes."""
         del self._open[session.id]
+        self._closed[session.id] = session.owner
+        if len(self._closed) > self._limit:
+            del self._closed[next(iter(self._closed))]
 
     @contextlib.contextmanager
     def opening(self, session: Session) -> Iterator[None]:
@@ -71,7 +76,12 @@ class SessionTable:
         state: SessionState | None = None,
         tier: Tier | None = None,
     ) -> list[Session]:
-        """Up to `limit` of the owner's sessions with ids greater than `after`, oldest first."""
+        """Up to `limit` of the owner's sessions that are younger than session `after`, oldest first.
+
+        Raises `FieldOutOfRange` unless `after` is empty, or the owner's: a session that is open or has closed lately.
+        """
+        if after:
+            self._check_place(SessionId(after), owner)
         found = sorted(
             session.id
             for session in self._open.values()
@@ -81,6 +91,18 @@ class SessionTable:
             and tier in (None, session.kv.tier)
         )
         return [self._open[session_id] for session_id in found[:limit]]
+
+    def _check_place(self, session_id: SessionId, owner: str | None) -> None:
+        session = self._open.get(session_id)
+        is_owned = session_id in self._closed and self._closed[session_id] == owner
+        if session is not None:
+            is_owned = session.owner == owner
+        if not is_owned:
+            raise FieldOutOfRange(
+                f"after: id of an open session, or of one of the last {self._limit} that closed; "
+                f"got {session_id[:100]}",
+                param="after",
+            )
 
     def find(self, session_id: SessionId) -> Session | None:
         """The session that the engine means, unless it has been closed."""

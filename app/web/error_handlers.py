@@ -95,8 +95,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, DjinnError):
+            # FastAPI wraps whatever reading a body raises.
+            return error_response(error.__cause__)
         meaning = FROM_STATUS.get(error.status_code, EngineError)
-        # FastAPI keeps to itself why it could not read a body.
         reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
         response = error_response(meaning(f"{request.method} {request.url.path}: {reason}"))
         response.headers.update(error.headers or {})

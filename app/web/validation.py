@@ -1,71 +1,53 @@
-"""What a rejected request is told: which field, what was wrong with it, and what is allowed."""
+"""What a rejected request is told: the field, what the field takes, and what it was given. Never pydantic's words."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from app.domain.errors import DjinnError, FieldOutOfRange, MalformedRequest
+from app.web.field_schema import Schema, schema_of
+from app.web.problems import describe_problem
 
 SHOWN_PROBLEMS = 3
-BOUNDS = {"ge": "greater than or equal to", "gt": "greater than", "le": "less than or equal to", "lt": "less than"}
-"""Attributes that bounds have, and pydantic's words for them."""
-OUT_OF_BOUNDS = frozenset({"greater_than_equal", "greater_than", "less_than_equal", "less_than"})
-NO_FIELD = frozenset({"", "[key]"})
-"""Parts of a pydantic location that name no field."""
 
 
 def describe_validation(request: Request, error: RequestValidationError) -> DjinnError:
-    """The first problems of a rejected request, each with its field and what the field allows."""
+    """The first problems of a rejected request."""
     problems = error.errors()
     first = problems[0]
-    if first["type"] == "json_invalid":
-        return MalformedRequest(f"the body is not valid JSON: {first['ctx']['error']}")
     if first["loc"] == ("body",) and first["type"] == "string_unicode":
         return FieldOutOfRange("the body has a field whose name is not Unicode: half of a surrogate pair")
     if first["loc"] == ("body",) and first["type"] != "value_error":
         return MalformedRequest("the body must be a JSON object, sent with Content-Type: application/json")
-    shown = []
+    described = []
     for problem in problems[:SHOWN_PROBLEMS]:
-        field, message = _field(problem["loc"]), _message(request, problem)
-        shown.append(f"{field}: {message}" if field else message)
-    return FieldOutOfRange("; ".join(shown), param=_field(first["loc"]) or None)
+        place, *location = problem["loc"]
+        described.append(describe_problem(_schema(request, place), problem, location))
+    sentences = [f"{field}: {words}" if field else words for field, words in described]
+    return FieldOutOfRange("; ".join(sentences), param=described[0][0] or None)
 
 
-def _message(request: Request, problem: dict[str, Any]) -> str:
-    """Pydantic's words; for a number out of bounds those of both its ends, of which pydantic names only one."""
-    bounds = _bounds(request, problem["loc"]) if problem["type"] in OUT_OF_BOUNDS else []
-    if bounds:
-        return f"Input should be {' and '.join(bounds)}"
-    message: str = problem["msg"]
-    return message.removeprefix("Value error, ")
-
-
-def _bounds(request: Request, location: tuple[str | int, ...]) -> list[str]:
-    """What a number at the top level of the body or query may be."""
+def _schema(request: Request, place: str) -> Schema:
+    """That of the whole body or query, or of all headers that the route reads."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
-    if len(location) != 2:
-        return []
-    fields = [route.body_field] if location[0] == "body" else route.dependant.query_params
-    models = [field.field_info.annotation for field in fields if field is not None]
-    found = []
-    for model in models:
-        if isinstance(model, type) and issubclass(model, BaseModel) and location[1] in model.model_fields:
-            limits = model.model_fields[str(location[1])].metadata
-            found += [
-                f"{BOUNDS[kind]} {getattr(each, kind)}" for each in limits for kind in BOUNDS if hasattr(each, kind)
-            ]
-    return found
+    if place == "header":
+        types = {field.alias: Annotated[field.annotation, *field.metadata] for field in _headers(route.dependant)}
+        return {"properties": {str(name): schema_of(each) for name, each in types.items()}}
+    field = route.body_field if place == "body" else route.dependant.query_params[0]
+    assert field is not None
+    model: Any = field.field_info.annotation
+    return schema_of(model)
 
 
-def _field(location: tuple[str | int, ...]) -> str:
-    """Dotted path of a field, without the place (`body`, `query`) in front.
-
-    Members of a union are tagged with names of several words, so that they can be left out too.
-    """
-    return ".".join(str(part) for part in location[1:] if part not in NO_FIELD and " " not in str(part))
+def _headers(dependant: Dependant) -> Iterator[FieldInfo]:
+    yield from (field.field_info for field in dependant.header_params)
+    for each in dependant.dependencies:
+        yield from _headers(each)

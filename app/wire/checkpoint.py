@@ -24,7 +24,7 @@ def _require_positions(text: str) -> str:
         return text
     found = RANGE.fullmatch(text)
     if found is None or int(found[1]) >= int(found[2]):
-        raise ValueError("Input should be last, all, or first:end with first lower than end, which is not included")
+        raise ValueError("last, all, or first:end with first lower than end, which is not included")
     return text
 
 

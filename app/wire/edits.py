@@ -22,7 +22,7 @@ VectorName = Annotated[str, Field(pattern=VECTOR_NAME)]
 
 def _require_float32(number: float) -> float:
     if abs(number) > MAX_FLOAT32:
-        raise ValueError(f"Input should be from {-MAX_FLOAT32} to {MAX_FLOAT32}: it becomes a float32 number")
+        raise ValueError(f"a number from {-MAX_FLOAT32} to {MAX_FLOAT32}, the range of float32")
     return number
 
 

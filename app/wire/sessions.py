@@ -65,7 +65,7 @@ LISTED = tuple(state for state in SessionState if state is not SessionState.CLOS
 
 def _require_listed(state: object) -> object:
     if state not in LISTED:
-        raise ValueError(f"Input should be {', '.join(LISTED[:-1])} or {LISTED[-1]}")
+        raise ValueError(f"{', '.join(LISTED[:-1])} or {LISTED[-1]}")
     return state
 
 

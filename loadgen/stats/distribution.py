@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+FEWEST_SAMPLES = {"p50": 2, "p90": 10, "p95": 20, "p99": 100}
+"""Of fewer, a percentile is no more than the greatest of them: a share q needs 1 / (1 - q) samples."""
+
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
@@ -28,3 +31,8 @@ class Distribution:
             return None
         p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
         return cls(values.size, float(values.mean()), p50, p90, p95, p99, float(values.max()))
+
+
+def percentile(name: str, shown: str, samples: int) -> str:
+    """`shown`, the percentile `name` of so many samples, or that they are too few for it."""
+    return shown if samples >= FEWEST_SAMPLES[name] else f"too few samples (n={samples})"

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadgen.stats.distribution import Distribution
+from loadgen.stats.distribution import FEWEST_SAMPLES, Distribution
 from loadgen.stats.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One figure: its value in each repeat, None where a repeat has none, and the least and the greatest."""
+    """One figure: its value in each repeat, and the least and the greatest.
+
+    None where a repeat has none, or too few samples for it.
+    """
 
     values: tuple[float | None, ...]
     low: float | None
@@ -19,7 +22,7 @@ class Headline:
 def _percentile(field: str, name: str) -> Callable[[Summary], float | None]:
     def figure(summary: Summary) -> float | None:
         found: Distribution | None = getattr(summary, field)
-        return None if found is None else float(getattr(found, name))
+        return float(getattr(found, name)) if found is not None and found.count >= FEWEST_SAMPLES[name] else None
 
     return figure
 

@@ -54,7 +54,10 @@ def test_the_settings_of_the_server_are_the_doctors_too(
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(("--device", "abacus"), "auto, cpu, cuda or cuda:N"), (("--port", "1"), "unrecognized arguments: --port 1")],
+    [
+        (("--device", "abacus"), "auto, cpu, cuda or cuda:N"),
+        (("--port", "1"), "djinn: unknown flag --port. See djinn doctor --help"),
+    ],
 )
 def test_what_the_user_got_wrong_ends_with_2(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str

@@ -64,9 +64,9 @@ def test_exactly_one_kind_of_input_is_taken(
 @pytest.mark.parametrize(
     ("body", "range_"),
     [
-        ({"temperature": -1}, "greater than or equal to 0 and less than or equal to 100"),
-        ({"top_p": 0}, "greater than 0 and less than or equal to 1"),
-        ({"presence_penalty": 3}, "greater than or equal to -2 and less than or equal to 2"),
+        ({"temperature": -1}, "a number from 0 to 100; got -1"),
+        ({"top_p": 0}, "a number above 0 and at most 1; got 0"),
+        ({"presence_penalty": 3}, "a number from -2 to 2; got 3"),
     ],
 )
 def test_both_ends_of_a_range_are_named(http: httpx.Client, session: str, body: dict[str, object], range_: str) -> None:

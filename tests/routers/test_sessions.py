@@ -42,14 +42,14 @@ def test_a_session_can_be_created_without_a_body(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"ttl_s": 0}, "ttl_s", "greater than or equal to 1"),
-        ({"ttl_s": "60"}, "ttl_s", "valid integer"),
-        ({"ttl_s": True}, "ttl_s", "valid integer"),
-        ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
-        ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "at most 16"),
-        ({"metadata": {"": "x"}}, "metadata", "at least 1 character"),
+        ({"ttl_s": 0}, "ttl_s", "an integer from 1 to 2592000; got 0"),
+        ({"ttl_s": "60"}, "ttl_s", "an integer from 1 to 2592000; got '60'"),
+        ({"ttl_s": True}, "ttl_s", "an integer from 1 to 2592000; got true"),
+        ({"metadata": {"a": 1}}, "metadata.a", "a string of at most 512 characters; got 1"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "at most 16 fields; got an object of 17"),
+        ({"metadata": {"": "x"}}, "metadata", "its name: a string of 1 to 64 characters"),
         ({"residency": "forever"}, "residency", "'best_effort' or 'guaranteed'"),
-        ({"color": "red"}, "color", "not permitted"),
+        ({"color": "red"}, "color", "unknown field"),
     ],
 )
 def test_a_bad_field_is_named_with_its_range(

@@ -11,9 +11,10 @@ from app.openai.chat import ChatBody, ChatCompletion
 from app.openai.chat_answer import ChatChunkWriter, whole_choice
 from app.openai.chat_prompt import chat_prompt
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
+from app.web.json_body import JsonRoute
 from app.web.sse import EventStream, unless_disconnected
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 
 @router.post(

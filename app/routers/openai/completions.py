@@ -12,10 +12,11 @@ from app.openai.completion import Completion, CompletionBody
 from app.openai.completion_answer import CompletionChunkWriter, Echo, whole_choice
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
 from app.text.tokenizer import Tokens
+from app.web.json_body import JsonRoute
 from app.web.sse import EventStream, unless_disconnected
 from app.wire.base import check_token_ids
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 
 @router.post(

@@ -11,9 +11,10 @@ from app.openai.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAn
 from app.routers.dependencies import ServicesDep, errors
 from app.routers.openai.call import check_model
 from app.text.tokenizer import Tokens
+from app.web.json_body import JsonRoute
 from app.wire.base import check_token_ids
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 
 @router.post("/tokenize", operation_id="tokenize", responses=errors(400, 404))

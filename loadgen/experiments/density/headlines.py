@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from loadgen.experiments.density.report import Named, names
 from loadgen.results.tables import TextTable
 from loadgen.results.text import milliseconds
-from loadgen.stats import HEADLINES, Headline, Summary
+from loadgen.stats import HEADLINES, Distribution, Headline, Summary
+from loadgen.stats.distribution import percentile
 
 LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
     "ttft_resumed_p50_s": ("TTFT, resumed, p50, ms", milliseconds),
@@ -40,11 +41,20 @@ def _cells(name: str, summaries: Sequence[Summary]) -> list[str]:
     """The figure of each target, and what it is of the first's."""
     values = [HEADLINES[name](summary) for summary in summaries]
     write, base = LABELS[name][1], None if name in SHARES else values[0]
-    cells = ["" if value is None else write(value) for value in values]
+    cells = [
+        _too_few(name, one) if value is None else write(value) for value, one in zip(values, summaries, strict=True)
+    ]
     return cells[:1] + [
         f"{cell} ({value / base:,.3g}×)" if value is not None and base else cell
         for cell, value in zip(cells[1:], values[1:], strict=True)
     ]
+
+
+def _too_few(name: str, summary: Summary) -> str:
+    """What stands for a figure that a target has not: of too few samples that, of none nothing."""
+    field, _, quantile = name.removesuffix("_s").rpartition("_")
+    found: Distribution | None = getattr(summary, f"{field}_s", None)
+    return "" if found is None else percentile(quantile, "", found.count)
 
 
 def spread_table(targets: Sequence[Named]) -> TextTable | None:
@@ -67,4 +77,5 @@ def _is_told(headline: Headline) -> bool:
 
 
 def _spread_cells(headline: Headline, write: Callable[[float], str]) -> tuple[str, ...]:
-    return tuple("" if value is None else write(value) for value in (*headline.values, headline.low, headline.high))
+    values = (*headline.values, headline.low, headline.high)
+    return tuple("too few samples" if value is None else write(value) for value in values)

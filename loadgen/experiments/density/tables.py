@@ -8,6 +8,7 @@ from loadgen.experiments.density.report import Named, names
 from loadgen.results.tables import TextTable
 from loadgen.results.text import NOT_TOLD, counts, duration, mebibytes, milliseconds, share
 from loadgen.stats import Distribution, Summary
+from loadgen.stats.distribution import FEWEST_SAMPLES, percentile
 
 LATENCIES = {
     "TTFT, first turn": "ttft_first_s",
@@ -60,8 +61,8 @@ def latency_table(targets: Sequence[Named]) -> TextTable:
 
 
 def _percentiles(found: Distribution) -> tuple[str, ...]:
-    values = (found.p50, found.p90, found.p95, found.p99, found.max)
-    return f"{found.count:,}", *map(milliseconds, values)
+    shown = (percentile(name, milliseconds(getattr(found, name)), found.count) for name in FEWEST_SAMPLES)
+    return f"{found.count:,}", *shown, milliseconds(found.max)
 
 
 def total_table(targets: Sequence[Named]) -> TextTable:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from loadgen.experiments.oversubscribe.report import TargetReport, mib
 from loadgen.results.tables import TextTable
 from loadgen.results.verdicts import verdict_table
+from loadgen.stats.distribution import percentile
 
 
 def tables(target: TargetReport) -> Iterator[TextTable]:
@@ -55,7 +56,8 @@ def _turns(target: TargetReport) -> TextTable:
         ("of them computed again", f"{summary.recomputed_tokens:,}"),
     ]
     if seconds is not None:
-        rows.append(("seconds of a turn, p50 / p99", f"{seconds.p50:.2f} / {seconds.p99:.2f}"))
+        shown = [percentile(name, f"{getattr(seconds, name):.2f}", seconds.count) for name in ("p50", "p99")]
+        rows.append(("seconds of a turn, p50 / p99", " / ".join(shown)))
     return TextTable("Turns", ("", ""), rows)
 
 

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from client import MemoryMap
 from loadgen.experiments.whitebox.findings import Arm
 from loadgen.experiments.whitebox.report import TargetReport
-from loadgen.experiments.whitebox.summary import Ratio
+from loadgen.experiments.whitebox.summary import Ratio, ServerLatency
 from loadgen.results.failures import failure_table
 from loadgen.results.tables import TextTable
 from loadgen.results.verdicts import verdict_table
+from loadgen.stats import Distribution
+from loadgen.stats.distribution import percentile
 
 ARMS = (Arm.UNMATCHED, Arm.STEERED)
 
@@ -51,7 +53,7 @@ def _latency(target: TargetReport) -> TextTable:
             row.what,
             f"{row.positions:.0f}",
             str(row.seconds.count),
-            *_ms(row.seconds.p50, row.seconds.p90, row.seconds.p99),
+            *_percentiles(row.seconds),
         )
         for row in target.summary.latency
     ]
@@ -59,10 +61,12 @@ def _latency(target: TargetReport) -> TextTable:
 
 
 def _server(target: TargetReport) -> TextTable:
-    rows = [
-        (name, str(found.count), *_ms(found.p50, found.p90, found.p99)) for name, found in target.summary.server.items()
-    ]
+    rows = [(name, str(found.count), *_percentiles(found)) for name, found in target.summary.server.items()]
     return TextTable("The server's own clock, milliseconds", ("", "samples", "p50", "p90", "p99"), rows)
+
+
+def _percentiles(found: Distribution | ServerLatency) -> list[str]:
+    return [percentile(name, _ms(getattr(found, name))[0], found.count) for name in ("p50", "p90", "p99")]
 
 
 def _divergence(target: TargetReport) -> TextTable:

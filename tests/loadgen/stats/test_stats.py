@@ -14,6 +14,7 @@ from loadgen.load.measurement import Measurement, Slo
 from loadgen.load.records import Failure, Moves, Run, ServerTotals, SignalRecord, TurnCost
 from loadgen.stats import Distribution, Goodput, Summary, Swaps, spread, summarize
 from loadgen.stats.agents import peak_agents
+from loadgen.stats.distribution import percentile
 from tests.loadgen.recording import COST, moved, record, sample
 
 PLAIN = Measurement()
@@ -166,12 +167,24 @@ def test_cpu_and_memory_come_from_the_samples() -> None:
     assert (summary.cpu_s, summary.peak_rss_bytes, summary.peak_device_bytes) == (3.5, 10, 64)
 
 
+def test_a_percentile_of_too_few_samples_is_said_to_be_one() -> None:
+    assert [percentile("p99", "7", count) for count in (12, 99, 100)] == [
+        "too few samples (n=12)",
+        "too few samples (n=99)",
+        "7",
+    ]
+    run = Run(10.0, turns=[record(latency_s=1.0)] * 99)
+    found = spread([figures(run, planned=99)])
+    assert found["turn_latency_p99_s"].values == (None,)
+    assert found["turn_latency_p50_s"].values == (1.0,)
+
+
 def test_repeats_are_pooled_and_have_a_spread() -> None:
-    runs = [Run(10.0, turns=[record(latency_s=seconds)]) for seconds in (1.0, 3.0)]
-    pooled = figures(*runs, planned=1)
-    assert (distribution(pooled.turn_latency_s).p50, pooled.tokens_per_s) == (2.0, 8 / 20)
-    assert (pooled.turns_planned, pooled.succeeded) == (2, True)
-    found = spread([figures(run, planned=1) for run in runs])
+    runs = [Run(10.0, turns=[record(latency_s=seconds)] * 2) for seconds in (1.0, 3.0)]
+    pooled = figures(*runs, planned=2)
+    assert (distribution(pooled.turn_latency_s).p50, pooled.tokens_per_s) == (2.0, 16 / 20)
+    assert (pooled.turns_planned, pooled.succeeded) == (4, True)
+    found = spread([figures(run, planned=2) for run in runs])
     assert found["turn_latency_p50_s"].values == (1.0, 3.0)
     assert (found["turn_latency_p50_s"].low, found["turn_latency_p50_s"].high) == (1.0, 3.0)
     assert (found["ttft_resumed_p50_s"].values, found["ttft_resumed_p50_s"].low) == ((None, None), None)

@@ -79,7 +79,7 @@ def test_a_checkpoint_in_a_wrong_place_does_not_end_another_sessions_turn(
     [
         (lambda label: lower(label, by=1), "a prefill pass over -1:3"),
         (lambda label: lower(label, by=-1), "a prefill pass over 1:5"),
-        (lambda label: label["turn"]["checkpoint"].update({"pass": "decode"}), "turn.checkpoint.pass: Unexpected"),
+        (lambda label: label["turn"]["checkpoint"].update({"pass": "decode"}), "turn.checkpoint.pass: unknown field"),
         (lambda label: label["turn"]["checkpoint"].update({"in_pass": "decode"}), "a decode pass over 0:4"),
         (lambda label: label["turn"].update({"prompt_tokens": 3}), "a prefill pass over 0:4 after 1 generated"),
     ],

@@ -12,7 +12,6 @@ import jsonschema
 import pytest
 
 import client
-from app.settings import Settings
 from loadgen.cli import main
 from loadgen.experiments.weights.findings import Way
 from loadgen.experiments.weights.plan import WeightsPlan
@@ -27,6 +26,7 @@ from loadgen.targets import TargetSpec
 from loadgen.targets.access import RunningTarget
 from tests.openai.reference import save_tiny_model
 from tests.serving import serve
+from tests.test_settings import from_flags
 
 BUDGET = 3 * 147_968
 """Three layers of the tiny model: two on their way, and one that stays."""
@@ -187,7 +187,7 @@ def test_servers_are_started_as_djinn_can_be(tmp_path: Path) -> None:
     setup, plan = Setup(settings, ModelBytes(600, 600), 100, tmp_path), WeightsPlan(prompt=2048, chunks=CHUNKS)
     servers = [*setup.servers(plan), *setup.chunked_servers(plan)]
     commands = [server.peer.launch(settings, 8123).command for server in servers]
-    read = [Settings(_cli_parse_args=command[command.index("serve") + 1 :]) for command in commands]
+    read = [from_flags(*command[command.index("serve") + 1 :]) for command in commands]
     assert [each.weights_device for each in read] == [100, None, 100, 100]
     assert [each.chunk_size for each in read[2:]] == list(CHUNKS)
     assert {each.max_step_tokens for each in read} == {2048}, "a prompt is computed in one pass"

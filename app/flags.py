@@ -1,0 +1,112 @@
+"""The flags of `djinn serve`: one for each setting."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+
+from app.settings import Settings
+
+USAGE_ERROR = 2
+CLOSE = 0.75
+"""How alike an unknown flag and the one that was meant are, of 1."""
+ALIASES = {"api_keys": ("--api-key",)}
+METAVARS = {
+    "host": "ADDRESS",
+    "port": "PORT",
+    "api_keys": "KEY[,KEY...]",
+    "model": "MODEL",
+    "served_name": "NAME",
+    "device": "DEVICE",
+    "seed": "NUMBER",
+    "cache_dir": "FOLDER",
+    "weights_device": "SIZE",
+    "chunk_size": "SIZE",
+    "kv_device": "SIZE",
+    "kv_host": "SIZE",
+    "kv_disk": "SIZE",
+    "state_dir": "FOLDER",
+    "block_size": "TOKENS",
+    "max_step_tokens": "TOKENS",
+    "max_running": "COUNT",
+    "max_queue": "COUNT",
+    "max_model_len": "TOKENS",
+    "max_sessions": "COUNT",
+    "max_request_bytes": "SIZE",
+    "max_import_bytes": "SIZE",
+    "drain_timeout_s": "SECONDS",
+}
+"""What `--help` calls the value of each setting that is neither a choice of words nor a switch."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that answers a mistake with one line, not with its whole usage, and guesses what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and leave with status 2."""
+        end = "" if message.endswith("?") else "."
+        self.exit(USAGE_ERROR, f"djinn: {message}{end} See {self.prog} --help\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End for arguments that this parser has left over."""
+        given = unknown[0].partition("=")[0]
+        if not given.startswith("-"):
+            self.error(f"unexpected {given}")
+        close = difflib.get_close_matches(given, self._option_string_actions, n=1, cutoff=CLOSE)
+        self.error(f"unknown flag {given}" + (f"; did you mean {close[0]}?" if close else ""))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give the parser a flag for each setting. What is not given is not in the namespace."""
+    for name, field in Settings.model_fields.items():
+        flags = (flag_of(name), *ALIASES.get(name, ()))
+        text = f"{field.description}{_default(field)}".replace("%", "%%")
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+        if bool in (field.annotation, *get_args(field.annotation)):
+            options["action"] = argparse.BooleanOptionalAction
+        elif get_origin(field.annotation) is Literal:
+            options["metavar"] = f"{{{','.join(get_args(field.annotation))}}}"
+        else:
+            options["metavar"] = METAVARS[name]
+        if name == "api_keys":
+            options["action"] = "append"
+        parser.add_argument(*flags, **options)
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """The settings that the flags and the environment give. Raises pydantic's `ValidationError`."""
+    given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    if "api_keys" in given:
+        given["api_keys"] = ",".join(given["api_keys"])
+    return Settings(**given)
+
+
+def flag_of(setting: str) -> str:
+    """Its flag."""
+    return f"--{setting.replace('_', '-')}"
+
+
+def _default(field: FieldInfo) -> str:
+    """What the setting is if nothing is said, unless its description tells."""
+    default = field.default
+    if "(default: " in (field.description or ""):
+        return ""
+    match default:
+        case None:
+            shown = "auto"
+        case ():
+            shown = "none"
+        case bool():
+            shown = "yes" if default else "no"
+        case ByteSize():
+            shown = default.human_readable().replace(".0", "")
+        case float():
+            shown = f"{default:g}"
+        case _:
+            shown = str(default)
+    return f" (default: {shown})"

@@ -1,0 +1,78 @@
+"""JSON bodies: read once, and refused in the server's own words where they cannot be read."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from app.domain.errors import MalformedRequest
+
+MAX_NESTING = 100
+"""No body of the API is nested so deep."""
+SHOWN_CHARACTERS = 20
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)
+
+
+class JsonRoute(APIRoute):
+    """A route that reads its JSON body with `read_json`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The framework's handler, with another way to read JSON."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        return read_json(await self.body())
+
+
+def read_json(body: bytes) -> Any:
+    """The value that `body` is the text of. NaN and infinities are numbers here: the fields themselves refuse them.
+
+    Raises `MalformedRequest` for everything that JSON or this server does not have, and for a name that an object
+    gives twice.
+    """
+    _check_nesting(body)
+    try:
+        return json.loads(body, object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start} is 0x{error.object[error.start]:02x}"
+        raise MalformedRequest(f"invalid UTF-8 in the body: {where}") from None
+    except json.JSONDecodeError as error:
+        shown = error.doc[error.pos : error.pos + SHOWN_CHARACTERS]
+        where = f"line {error.lineno}, column {error.colno}"
+        raise MalformedRequest(f"invalid JSON in the body: {where}, at {shown or 'its end'}") from None
+    except ValueError:
+        digits = sys.get_int_max_str_digits()
+        raise MalformedRequest(f"the body has an integer that is too long: at most {digits} digits") from None
+
+
+def _check_nesting(body: bytes) -> None:
+    if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
+        return
+    depth = 0
+    for found in _STRING_OR_BRACKET.finditer(body):
+        first = found[0][:1]
+        depth += (first in b"[{") - (first in b"]}")
+        if depth > MAX_NESTING:
+            raise MalformedRequest(f"the body is nested too deep: at most {MAX_NESTING} levels")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise MalformedRequest(f"an object in the body gives {twice} more than once")
+    return found

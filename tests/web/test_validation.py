@@ -1,0 +1,145 @@
+"""A refused request is told, in the server's own words, its field, what the field takes, and what it was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+import app.main
+from app.domain.errors import FieldOutOfRange
+from app.web.field_schema import schema_of
+from app.web.problems import describe_problem
+from app.wire.base import WireModel
+from tests.errors import assert_error
+
+assert app.main.ROUTERS  # every request model is loaded
+FOREIGN = re.compile(
+    r"should|Input|validation|valid (string|integer|number|list|dict|bool)|"
+    r"greater than|less than|value_error|ermitted|nable to|None|True"
+)
+"""Words of pydantic and of Python."""
+VALUES: list[object] = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    10**30,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "y" * 2000,
+    "\ud800",
+    [],
+    [-1, "x", None],
+    [["x"]] * 2000,
+    [{}],
+    {},
+    {"": 0, "1": "x", "9999999999": 1, "layer": -1},
+    [{"role": "user", "content": [{"type": "image"}]}, {"role": "tool"}, {"role": "x"}, {"role": "assistant"}],
+    [{"op": "add", "vector": [float("nan")], "positions": [3, 2], "max_norm": 0}, {"op": "clamp", "vector": "?"}],
+]
+
+
+def request_models(base: type[WireModel] = WireModel) -> Iterator[type[WireModel]]:
+    for model in base.__subclasses__():
+        yield model
+        yield from request_models(model)
+
+
+def test_no_word_of_the_validator_comes_through() -> None:
+    seen = set()
+    for model in set(request_models()):
+        bodies = [{name: value} for name in (*model.model_fields, "no such field") for value in VALUES]
+        for body in [*bodies, *VALUES]:
+            try:
+                model.model_validate(body)
+            except ValidationError as refused:
+                for problem in refused.errors():
+                    _, words = describe_problem(schema_of(model), dict(problem), problem["loc"])
+                    assert not FOREIGN.search(words), words
+                    assert words
+                    seen.add(problem["type"])
+            except FieldOutOfRange:
+                pass
+    assert {"missing", "extra_forbidden", "int_type", "float_type", "string_type", "bool_type", "list_type"} <= seen
+    assert {"dict_type", "none_required", "literal_error", "enum", "role", "prompt", "value_error"} <= seen
+    assert {"too_short", "too_long", "string_too_short", "string_too_long", "string_pattern_mismatch"} <= seen
+    assert {"less_than_equal", "greater_than_equal", "greater_than", "finite_number", "string_unicode"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"prompt": 5}, "prompt", "prompt: a string; got 5"),
+        ({"stop": ["a"] * 17}, "stop", "or a list of at most 16 strings; got a list of 17"),
+        ({"stop": [""]}, "stop.0", "stop.0: a string of 1 to 1000 characters; got ''"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1", "logit_bias.1: a number from -100 to 100; got 101"),
+        ({"logit_bias": {"9999999999": 1}}, "logit_bias.9999999999", "at most 2147483647; got 9999999999"),
+        ({"logit_bias": {"a b": 1}}, "logit_bias.a b", "decimal digits"),
+        ({"max_tokens": 10**4000}, "max_tokens", "max_tokens: an integer from 0 to 2147483647; got 1000"),
+        ({"no such field": 1}, "no such field", "no such field: unknown field"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "messages.0.content: required"),
+        ({"stream": 1}, "stream", "stream: true or false; got 1"),
+    ],
+)
+def test_a_refusal_names_field_range_and_value(
+    http: httpx.Client, body: dict[str, object], param: str, says: str
+) -> None:
+    session = http.post("/v1/sessions").json()["id"]
+    response = http.post(f"/v1/sessions/{session}/generate", json={"prompt": "a", **body})
+    assert says in assert_error(response, 422, "field_out_of_range", param=param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"tools": [{}]}, "tools", "tools: an empty list; got a list of 1"),
+        ({"prediction": {"type": "x"}}, "prediction", "prediction: null; got an object of 1"),
+        ({"store": True}, "store", "store: false; got true"),
+        ({"messages": [{"role": "x"}]}, "messages.0", "a message with role system, developer, user, assistant or tool"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages.0.content", "a string or a list of at least 1 item"),
+    ],
+)
+def test_so_does_one_of_the_openai_routes(http: httpx.Client, body: dict[str, object], param: str, says: str) -> None:
+    chat = {"model": "tiny-llama", "messages": [{"role": "user", "content": "a"}], **body}
+    response = http.post("/v1/chat/completions", json=chat)
+    assert says in assert_error(response, 422, "field_out_of_range", param=param)
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ({"limit": "0"}, "limit: an integer from 1 to 100; got '0'"),
+        ({"limit": "9" * 5000}, "limit: an integer from 1 to 100; got a string of 5000 characters"),
+        ({"state": "closed"}, "state: idle, queued, running or paused"),
+    ],
+)
+def test_so_does_a_query(http: httpx.Client, query: dict[str, str], says: str) -> None:
+    response = http.get("/v1/sessions", params=query)
+    assert says in assert_error(response, 422, "field_out_of_range", param=next(iter(query)))
+
+
+def test_no_route_reads_json_that_gives_a_name_twice(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    takers = [
+        (path, method)
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+        if "application/json" in operation.get("requestBody", {}).get("content", {})
+    ]
+    assert ("/v1/chat/completions", "post") in takers
+    session = http.post("/v1/sessions").json()["id"]
+    for path, method in takers:
+        response = http.request(
+            method,
+            path.replace("{session_id}", session),
+            content=b'{"x": 1, "x": 2}',
+            headers={"Content-Type": "application/json"},
+        )
+        assert "gives x more than once" in assert_error(response, 400, "malformed_request"), path
