@@ -1,7 +1,5 @@
 """The flags of `djinn serve`: one for each setting."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Wiring: from settings to a loaded model to an application."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator
@@ -23,8 +21,7 @@ from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, tokenize
 from app.sessions.bound_sessions import BoundSessions
 from app.sessions.keeper import SessionKeeper
-from app.sessions.lifecycle import restore, sweep
-from app.sessions.notices import Notices
+from app.sessions.lifecycle import Notices, restore, sweep
 from app.sessions.registry import SessionRegistry
 from app.sessions.table import SessionTable
 from app.sessions.vectors import Vectors

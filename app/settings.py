@@ -1,7 +1,5 @@
 """Every setting of the server in one place: the only reader of the environment (`DJINN_*`)."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ With `--check` it writes nothing, and fails if a file of `_sync` is not what it 
 blocking half is stale, the client may not import.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

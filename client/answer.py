@@ -1,7 +1,5 @@
 """The base of everything that is read from an answer."""
 
-from __future__ import annotations
-
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict

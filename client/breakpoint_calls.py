@@ -1,7 +1,5 @@
 """The routes of breakpoints, checkpoints and vectors. Nothing here does I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

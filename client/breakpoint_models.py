@@ -1,7 +1,5 @@
 """What the server answers about breakpoints, checkpoints and vectors, as frozen values."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,11 +1,11 @@
-"""What breakpoints recorded."""
-
-from __future__ import annotations
+"""What breakpoints leave: captures, and the place of a pause."""
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from client.breakpoint_models import CheckpointInfo, Positions
 from client.tensors import FloatArray, load
 
 
@@ -50,3 +50,43 @@ def _capture(described: str, activation: FloatArray) -> Capture:
         token_ids=tuple(fields["token_ids"]),
         activation=activation,
     )
+
+
+class Place:
+    """The place that `info` names."""
+
+    def __init__(self, info: CheckpointInfo) -> None:
+        self.info = info
+
+    @property
+    def layer(self) -> int:
+        """The last layer that ran."""
+        return self.info.layer
+
+    @property
+    def first(self) -> int:
+        """The first position of the pass."""
+        return self.info.first
+
+    @property
+    def end(self) -> int:
+        """The position after the last of the pass."""
+        return self.info.end
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the residual stream: `(end - first, hidden_size)`."""
+        return self.info.shape
+
+
+class BlockingPlace(Place, ABC):
+    """The blocking client's, with a property that asks the server; asyncio cannot await a property."""
+
+    @property
+    def activation(self) -> FloatArray:
+        """The residual stream at all positions, fetched anew each time; see `read`."""
+        return self.read()
+
+    @abstractmethod
+    def read(self, positions: Positions = "all") -> FloatArray:
+        """The residual stream at `positions`."""

@@ -1,7 +1,5 @@
 """The edge to httpx: how a connection is set up, and what its errors become."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Changes of the residual stream and where they are made, in the words of Python and in those of the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, cast, get_args
 

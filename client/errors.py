@@ -1,7 +1,5 @@
 """Every error that the client raises."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, ValidationError

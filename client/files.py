@@ -1,7 +1,5 @@
 """Exported sessions on this side: files that appear whole or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What the server answers about its memory, as frozen values. All sizes are in bytes."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from client.answer import Answer

@@ -1,7 +1,5 @@
 """What the server answers, as frozen values."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from client.answer import Answer, Listing

@@ -1,7 +1,5 @@
 """From the events of one turn to tokens, and at the end to the turn. Nothing here does I/O."""
 
-from __future__ import annotations
-
 from httpx_sse import ServerSentEvent
 from pydantic import ValidationError
 

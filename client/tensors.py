@@ -1,7 +1,5 @@
 """Tensors on the wire: safetensors from and to NumPy arrays, also of bfloat16, which NumPy does not have."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

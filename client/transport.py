@@ -1,7 +1,5 @@
 """Sends calls over one pool of connections: once blocking, once with asyncio, otherwise the same."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping

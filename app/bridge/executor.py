@@ -1,7 +1,5 @@
 """The bridge between the event loop and the engine thread: commands go over with a ticket, events come back by it."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

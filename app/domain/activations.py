@@ -1,7 +1,5 @@
 """Checkpoints and captures as data: what clients are told of the residual stream. No third-party imports."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from app.domain.breakpoints import Intervention, Pass, TensorData

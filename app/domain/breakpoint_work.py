@@ -1,7 +1,5 @@
 """How much breakpoints may do in one pass, which all sessions of a step wait for. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, Pass, When

@@ -4,8 +4,6 @@ Boundary k is the point between layer k-1 and layer k. A breakpoint at layer 6 s
 output, the residual stream that Transformers calls `hidden_states[7]`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum

@@ -20,8 +20,6 @@ DjinnError
     └── WeightsLost       500  weights that are streamed cannot be read any more, or are not what was stored
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 

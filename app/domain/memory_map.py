@@ -1,7 +1,5 @@
 """What the engine says of its memory. Sizes in bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The vocabulary that every room shares: ids, enums and small frozen values. No third-party imports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Files on their way through the server: an export before it is sent, an import before the engine takes it over."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

@@ -1,7 +1,5 @@
 """The engine thread: take commands, plan a step, run it, sample, emit events."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

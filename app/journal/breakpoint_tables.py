@@ -1,7 +1,5 @@
 """The journal's tables of what breakpoints need: each session's steering, and every owner's vectors."""
 
-from __future__ import annotations
-
 import sqlite3
 
 from app.domain.breakpoints import TensorData

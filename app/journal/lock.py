@@ -1,7 +1,5 @@
 """One server per state folder."""
 
-from __future__ import annotations
-
 import fcntl
 from pathlib import Path
 

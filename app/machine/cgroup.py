@@ -1,7 +1,5 @@
 """How much memory a container may use: what is free on the machine is no use to a process that is killed before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 

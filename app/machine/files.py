@@ -1,7 +1,5 @@
 """Reading the kernel's own files, of which every kernel and every container lacks some."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The memory of the host: what is free on the machine is not all free for a process in a container."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

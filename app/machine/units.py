@@ -1,7 +1,5 @@
 """Sizes and rates as people read them."""
 
-from __future__ import annotations
-
 MIB = 1 << 20
 GIB = 1 << 30
 

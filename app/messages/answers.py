@@ -1,7 +1,5 @@
 """Values that a `Done` carries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

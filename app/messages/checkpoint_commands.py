@@ -1,7 +1,5 @@
 """Commands about breakpoints, captures and checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from app.domain.activations import PausedTurn

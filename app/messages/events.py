@@ -1,7 +1,5 @@
 """Events: all that the engine tells the event loop."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

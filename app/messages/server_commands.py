@@ -1,7 +1,5 @@
 """Commands about the server as a whole."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from app.domain.values import Ticket

@@ -1,7 +1,5 @@
 """Commands about a whole session."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from app.domain.breakpoints import Breakpoint, Intervention

@@ -1,7 +1,5 @@
 """Commands about a turn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from app.domain.breakpoints import NEXT_BREAKPOINT, Until

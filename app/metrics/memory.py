@@ -1,7 +1,5 @@
 """Prometheus metrics of the engine's memory. The engine counts; here its map is only put into their form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric

@@ -1,7 +1,5 @@
 """Prometheus metrics of turns, and the text of `/metrics`, which has the engine's too."""
 
-from __future__ import annotations
-
 import time
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """The common serving metrics under vLLM's names, so that existing dashboards work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from prometheus_client.metrics_core import Metric

@@ -1,7 +1,5 @@
 """The models that Djinn knows by name, each pinned to the exact bytes it was checked with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

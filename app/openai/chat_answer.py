@@ -1,7 +1,5 @@
 """Answers to a chat, whole or in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From the messages of a chat to its tokens, without losing what a client says in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial

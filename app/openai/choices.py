@@ -1,7 +1,5 @@
 """The turns behind one call: `n` choices for each prompt, run at the same time, their items merged as they come."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack

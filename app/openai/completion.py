@@ -1,7 +1,5 @@
 """The bodies of `/v1/completions`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, Tag

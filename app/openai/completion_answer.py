@@ -1,7 +1,5 @@
 """Continuations of a prompt, whole or in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Log-probabilities in the form of `/v1/completions`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from app.domain.values import TokenLogprobs

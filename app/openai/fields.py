@@ -1,7 +1,5 @@
 """What requests and answers of the OpenAI surface have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal, Self
 

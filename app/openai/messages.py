@@ -1,7 +1,5 @@
 """The messages of a chat as clients send them, and as chat templates read them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 import orjson

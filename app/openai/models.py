@@ -1,7 +1,5 @@
 """The bodies of `/v1/models`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel

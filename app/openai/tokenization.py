@@ -1,7 +1,5 @@
 """The bodies of `/tokenize` and `/detokenize`, in vLLM's shapes."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import BaseModel, Field, model_validator

@@ -1,7 +1,5 @@
 """Breakpoints of a session, and what those that capture have recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """What a paused turn has left: look at it, change it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

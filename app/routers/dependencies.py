@@ -1,7 +1,5 @@
 """What every route needs: the server's parts, the caller, the session of the path, and the documented errors."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass

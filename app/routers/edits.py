@@ -1,7 +1,5 @@
 """From the edits that a client sent to those that the engine makes: names of vectors become their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from app.domain.breakpoints import Edit, TensorData

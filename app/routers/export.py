@@ -1,7 +1,5 @@
 """Sessions as files: take one out of a server, bring it into another that runs the same model."""
 
-from __future__ import annotations
-
 import asyncio
 
 from fastapi import APIRouter, Request

@@ -1,7 +1,5 @@
 """One turn of a session: only what is new travels in, tokens come out as they are made."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 

@@ -1,7 +1,5 @@
 """What a session's client is doing: the signal that KV moves on."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter
 
 from app.domain.values import KVPolicy

@@ -1,7 +1,5 @@
 """From what a turn brings to the tokens that are appended to the session's history."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from app.domain.errors import MalformedRequest

@@ -1,7 +1,5 @@
 """The end of a pause."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request, Response
 
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors

@@ -1,7 +1,5 @@
 """Sessions: open, look, list, close, cancel, fork, rewind."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The server itself: alive, ready, metrics, version, memory."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from typing import Annotated
 

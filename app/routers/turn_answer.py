@@ -1,7 +1,5 @@
 """How one stretch of a turn is answered, up to its end or its next pause: whole, or as server-sent events."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from typing import Any
 

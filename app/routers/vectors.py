@@ -1,7 +1,5 @@
 """Named steering vectors that edits refer to."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

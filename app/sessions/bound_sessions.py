@@ -1,7 +1,5 @@
 """Sessions that OpenAI calls name with `X-Session-ID`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from app.domain.errors import NotFound

@@ -1,7 +1,5 @@
 """Breakpoints of sessions: armed, removed, and what they have captured."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

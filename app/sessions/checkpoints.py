@@ -1,7 +1,5 @@
 """The checkpoint of a paused turn is read and changed."""
 
-from __future__ import annotations
-
 from app.bridge.executor import EngineExecutor
 from app.domain.activations import Activation, CheckpointInfo, LensPosition
 from app.domain.breakpoints import Edit, Positions, TensorData

@@ -1,6 +1,4 @@
-"""What happens to sessions without anyone asking: they come back, they expire, and at shutdown their turns end."""
-
-from __future__ import annotations
+"""Changes of sessions that no client asks for: restore, expiry, the end at shutdown, notices of the engine."""
 
 import asyncio
 import logging
@@ -9,10 +7,11 @@ from collections.abc import Iterable
 from app.bridge.executor import EngineExecutor
 from app.domain.errors import Busy
 from app.domain.values import Phase, Residency, SessionState
-from app.messages import Open, Restored, SetPhase
+from app.messages import Notice, Open, Placed, Restored, SetPhase, Spent
+from app.sessions.keeper import SessionKeeper
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.sessions.table import has_expired
+from app.sessions.table import SessionTable, has_expired
 
 logger = logging.getLogger(__name__)
 
@@ -85,3 +84,23 @@ async def _open(executor: EngineExecutor, session: Session) -> None:
             session.interventions,
         )
     )
+
+
+class Notices:
+    """Takes the engine's notices to their sessions. Used on the event loop only."""
+
+    def __init__(self, table: SessionTable, keeper: SessionKeeper) -> None:
+        self._table = table
+        self._keeper = keeper
+
+    def take(self, notice: Notice) -> None:
+        """Note one. A session that has closed meanwhile has nothing left to note."""
+        session = self._table.find(notice.session)
+        if session is None:
+            return
+        match notice:
+            case Placed():
+                session.kv = notice.memory
+            case Spent() if notice.breakpoint in session.breakpoints:
+                session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
+                self._keeper.note(session)

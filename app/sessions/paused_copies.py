@@ -1,7 +1,5 @@
 """Copies of paused sessions are paused in the same place: forks here, and files that another server opens."""
 
-from __future__ import annotations
-
 from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.activations import PausedTurn

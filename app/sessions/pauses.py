@@ -1,7 +1,5 @@
 """Paused turns: each pause ends when someone resumes or cancels its turn, and otherwise by its timeout."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The registry of open sessions: opened, closed, forked, rewound."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The open sessions: found by id and owner, listed in pages, counted against a limit."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Turns end before their time: a client cancels them, or their last reader leaves."""
 
-from __future__ import annotations
-
 from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.values import FinishReason, SessionState

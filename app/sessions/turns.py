@@ -1,7 +1,5 @@
 """Turns of sessions: queued, followed and read."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack

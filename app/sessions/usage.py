@@ -1,7 +1,5 @@
 """What a session has cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from app.domain.values import TurnUsage

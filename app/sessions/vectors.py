@@ -1,7 +1,5 @@
 """Named vectors that edits can refer to."""
 
-from __future__ import annotations
-
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, NotFound
 from app.journal.journal import Journal

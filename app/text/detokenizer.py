@@ -1,7 +1,5 @@
 """Where a token becomes text: the tokens of one turn are decoded as they come."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """From a turn's tokens to its text: incremental decoding, and the stop strings that only text can show."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 

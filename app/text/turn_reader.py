@@ -1,7 +1,5 @@
 """Reads a turn through its pauses, and keeps all of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """API keys: who calls, and that nobody else does."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Bodies that are files: safetensors, as they come in and go out."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from typing import Any
 

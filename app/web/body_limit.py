@@ -1,7 +1,5 @@
 """413 for a body over the limit, whether its length is declared or it comes in pieces, 415 for a compressed one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from starlette.datastructures import Headers

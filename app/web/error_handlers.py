@@ -1,7 +1,5 @@
 """The one way from an exception to an HTTP answer: every route, known or not, has the same error body."""
 
-from __future__ import annotations
-
 import logging
 import re
 

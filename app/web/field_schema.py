@@ -1,7 +1,5 @@
 """The JSON schema of one field of a request, found by pydantic's location of an error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """JSON bodies: read once, and refused in the server's own words where they cannot be read."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """An error that pydantic found, in the server's own words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

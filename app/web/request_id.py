@@ -1,7 +1,5 @@
 """`X-Request-Id` on every response: the client's own if it sent a sane one, else a new one."""
 
-from __future__ import annotations
-
 import re
 import secrets
 

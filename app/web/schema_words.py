@@ -1,7 +1,5 @@
 """What a field takes and what it was given, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

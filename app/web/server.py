@@ -1,7 +1,5 @@
 """uvicorn with an orderly end: on SIGTERM new work is refused and running turns may finish before the port closes."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from types import FrameType

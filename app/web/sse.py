@@ -1,7 +1,5 @@
 """Server-sent events, and what to do about clients that go away."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine

@@ -1,7 +1,5 @@
 """Nothing that a client sends is ignored: what a route does not read, it refuses."""
 
-from __future__ import annotations
-
 import string
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """What a rejected request is told: the field, what the field takes, and what it was given. Never pydantic's words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The bases of request bodies and of answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Bodies about breakpoints."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Annotated, Literal, Self
 

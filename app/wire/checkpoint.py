@@ -1,7 +1,5 @@
 """Bodies about checkpoints, and the body that ends a pause."""
 
-from __future__ import annotations
-
 import re
 import time
 from dataclasses import asdict

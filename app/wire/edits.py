@@ -1,7 +1,5 @@
 """Edits of a residual stream in request bodies. Data, never code."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator

@@ -1,7 +1,5 @@
 """The error body."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel
 
 

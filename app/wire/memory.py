@@ -1,7 +1,5 @@
 """Bodies about memory, and the estimate for a session of a given length."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """Bodies about sessions, their history and their phase."""
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator

@@ -1,7 +1,5 @@
 """Bodies about the server itself."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel

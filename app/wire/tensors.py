@@ -1,7 +1,5 @@
 """Tensors as safetensors files, and the checks that a client's tensors go through. Nothing that is read is executed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Bodies about turns, and the events of a streamed one."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from typing import Annotated, Literal, Self

@@ -1,7 +1,5 @@
 """Bodies about steering vectors."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field

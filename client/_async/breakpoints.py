@@ -1,7 +1,5 @@
 """Breakpoints, and what a paused session shows and lets be changed."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Unpack
 
@@ -9,9 +7,9 @@ import numpy.typing as npt
 
 from client import breakpoint_calls as calls
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, Positions
+from client.captures import Place
 from client.edits import EditOptions
 from client.errors import NotFound
-from client.place import Place
 from client.tensors import FloatArray
 from client.transport import AsyncTransport
 

@@ -1,7 +1,5 @@
 """The client: a server, and the sessions on it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Self

@@ -1,7 +1,5 @@
 """Steering vectors on the server."""
 
-from __future__ import annotations
-
 import numpy.typing as npt
 
 from client import breakpoint_calls as calls

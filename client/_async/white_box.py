@@ -1,7 +1,5 @@
 """Control of a session between its layers."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Unpack

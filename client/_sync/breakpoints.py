@@ -1,8 +1,6 @@
 # Generated from client/_async by `python client/_generate.py`: make changes there.
 """Breakpoints, and what a paused session shows and lets be changed."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Unpack
 
@@ -10,9 +8,9 @@ import numpy.typing as npt
 
 from client import breakpoint_calls as calls
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens, Positions
+from client.captures import BlockingPlace
 from client.edits import EditOptions
 from client.errors import NotFound
-from client.place import BlockingPlace
 from client.tensors import FloatArray
 from client.transport import Transport
 

@@ -1,8 +1,6 @@
 # Generated from client/_async by `python client/_generate.py`: make changes there.
 """The client: a server, and the sessions on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self

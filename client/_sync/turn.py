@@ -1,8 +1,6 @@
 # Generated from client/_async by `python client/_generate.py`: make changes there.
 """A turn as it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 

@@ -1,8 +1,6 @@
 # Generated from client/_async by `python client/_generate.py`: make changes there.
 """Steering vectors on the server."""
 
-from __future__ import annotations
-
 import numpy.typing as npt
 
 from client import breakpoint_calls as calls

@@ -1,8 +1,6 @@
 # Generated from client/_async by `python client/_generate.py`: make changes there.
 """Control of a session between its layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack

@@ -1,7 +1,5 @@
 """The attention backends, by name. A backend's module is imported only when it is chosen."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import cast
 

@@ -1,7 +1,5 @@
 """The one attention interface: store this step's keys and values, then attend through the block tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The tensors that describe one segment's rows to the layers: where each token is, and which keys it may attend to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

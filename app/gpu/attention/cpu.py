@@ -1,7 +1,5 @@
 """Attention on CPUs: single queries and short chunks in the paged kernel, prompts in PyTorch's own attention."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

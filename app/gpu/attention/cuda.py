@@ -1,7 +1,5 @@
 """Attention on CUDA: single queries in a Triton kernel over the paged keys and values, prompts in flash attention."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

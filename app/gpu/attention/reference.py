@@ -1,7 +1,5 @@
 """Attention in plain PyTorch, one row at a time: the oracle for the kernels. Clear, not fast."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

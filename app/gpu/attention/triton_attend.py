@@ -10,8 +10,6 @@ tile that a query sees nothing of leaves that query's state as it is, to the bit
 `tile_rows`, the result of a query depends on nothing but itself and the keys and values that it sees.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import triton

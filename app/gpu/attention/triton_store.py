@@ -1,7 +1,5 @@
 """A Triton kernel that stores new keys and values in their slots of the pool."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

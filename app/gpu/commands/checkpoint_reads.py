@@ -1,7 +1,5 @@
 """Reading the checkpoint of a paused turn and the captures of a session, as clients get them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 

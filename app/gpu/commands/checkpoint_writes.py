@@ -1,7 +1,5 @@
 """Changing the residual stream of a paused turn, and noting the change in case the KV is lost and computed again."""
 
-from __future__ import annotations
-
 from app.domain.breakpoints import MAX_INTERVENTIONS, Edit, EditOp, Intervention
 from app.domain.errors import FieldOutOfRange
 from app.gpu.commands.checkpoint_reads import checkpoint_of, chosen_span

@@ -1,7 +1,5 @@
 """Carrying out commands about breakpoints, and those about checkpoints that need the model or the store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from app.domain.activations import LensPosition

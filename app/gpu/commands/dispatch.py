@@ -1,7 +1,5 @@
 """Dispatching each command to the code that carries it out, and answering it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import assert_never
 

@@ -1,7 +1,5 @@
 """The engine's memory map."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection
 

@@ -1,7 +1,5 @@
 """The queue of messages to the engine: commands of other threads and reports of its mover."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 from collections import deque

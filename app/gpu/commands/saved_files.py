@@ -1,7 +1,5 @@
 """KV files that an earlier server has left: their sessions claim them when they come back."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Exporting sessions to files and importing them."""
 
-from __future__ import annotations
-
 from app.domain.errors import BadExport, EngineError
 from app.domain.values import SessionId, Tier
 from app.gpu.commands.sessions import namespace_hash

@@ -1,7 +1,5 @@
 """Carrying out commands about a whole session."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection
 from dataclasses import replace

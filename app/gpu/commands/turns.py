@@ -1,7 +1,5 @@
 """Carrying out commands about a session's turn."""
 
-from __future__ import annotations
-
 import time
 
 from app.domain.errors import ContextTooLong, MalformedRequest, WrongState

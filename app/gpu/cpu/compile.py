@@ -1,7 +1,5 @@
 """How the CPU kernels are compiled, and what several of them use."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable

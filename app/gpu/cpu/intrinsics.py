@@ -1,7 +1,5 @@
 """Machine instructions that Numba has no function for, as intrinsics of its compiled functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

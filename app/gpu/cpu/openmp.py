@@ -5,8 +5,6 @@ that runs between PyTorch's operators runs on PyTorch's threads. `GOMP_parallel`
 calls, part of libgomp's ABI and offered by LLVM's and Intel's OpenMP too; `import torch` makes it a global symbol.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

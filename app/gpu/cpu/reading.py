@@ -4,8 +4,6 @@ On a CPU nobody but its cores copies. A thread that copies beside those that com
 which the others then wait at the end of every operator; all of them together copy, and then compute, in less time.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from typing import Any, ClassVar

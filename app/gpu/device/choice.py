@@ -1,7 +1,5 @@
 """Where a model runs, in what data type, and with which streams: the settings ask, the machine decides."""
 
-from __future__ import annotations
-
 import torch
 
 from app.domain.errors import FieldOutOfRange

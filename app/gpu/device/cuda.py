@@ -1,7 +1,5 @@
 """Streams on a CUDA device, and pinned host memory. Nothing else in the engine asks CUDA for either."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any, cast
 

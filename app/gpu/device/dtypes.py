@@ -1,7 +1,5 @@
 """Types of elements by their names."""
 
-from __future__ import annotations
-
 import torch
 
 

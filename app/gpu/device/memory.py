@@ -1,7 +1,5 @@
 """Memory of the device and of the host: how much there is, and large allocations of it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import mmap

@@ -1,7 +1,5 @@
 """The small copies around a step: what it needs goes up as one, what it found comes down behind one event."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@ whoever needs what another stream does, waits for its event.
 On a CPU an operation has been done when its call returns, so every event that a stream records has passed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

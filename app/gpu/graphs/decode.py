@@ -5,8 +5,6 @@ them. A graph launches them all at once, but at fixed addresses and in fixed siz
 bucket and copied into inputs that stay where they are, and its logits come out where they always do.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass

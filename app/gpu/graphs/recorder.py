@@ -1,7 +1,5 @@
 """Recording work of a CUDA device as CUDA graphs, and whether to do so."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

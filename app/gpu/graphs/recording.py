@@ -1,7 +1,5 @@
 """Recording the decode graphs when the engine starts: what memory they take, and whether what they replay is right."""
 
-from __future__ import annotations
-
 import logging
 import time
 from functools import partial

@@ -9,8 +9,6 @@ A block is in exactly one of three places:
 Blocks come and go at the top, so free ones are given out from the bottom.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 from array import array

@@ -1,7 +1,5 @@
 """The folder of the disk tier: one file of tokens and KV for each session that is in it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@
 The checksum finds accidents; whoever changes a file on purpose can compute a new one, so every length is checked first.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

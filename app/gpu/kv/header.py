@@ -4,8 +4,6 @@ A reader rebuilds the header from the few values in it and wants the very same b
 a file that is accepted.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

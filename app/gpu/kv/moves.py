@@ -1,7 +1,5 @@
 """Orders to move KV between tiers, as data: the planner makes them, a mover carries them out and reports back."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """The tensor that holds every KV block on the device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

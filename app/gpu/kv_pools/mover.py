@@ -3,8 +3,6 @@
 A worker takes its orders in turn, blocks until the bytes have arrived, and reports. The engine goes on meanwhile.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

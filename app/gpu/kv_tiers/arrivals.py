@@ -1,7 +1,5 @@
 """Accounting for KV that has arrived: it counts only if the sequence still wants it."""
 
-from __future__ import annotations
-
 from app.domain.values import Tier
 from app.gpu.kv.moves import Move, MoveKind
 from app.gpu.kv_tiers.cache import KVCache

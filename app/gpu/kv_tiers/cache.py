@@ -3,8 +3,6 @@
 None is allowed while the sequence's KV moves: `KVTiers` takes care of that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from copy import copy
 

@@ -1,7 +1,5 @@
 """KV in files: each session's own file in the disk tier, and files that clients export and import."""
 
-from __future__ import annotations
-
 from app.domain.values import Tier
 from app.gpu.kv.blocks import BlockHash
 from app.gpu.kv.moves import Move, MoveKind

@@ -1,7 +1,5 @@
 """The moves in flight, and the measured speed of past ones."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet

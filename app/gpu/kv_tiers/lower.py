@@ -1,7 +1,5 @@
 """Room in host memory and on disk: which sessions' KV goes one tier down, and which is lost."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable

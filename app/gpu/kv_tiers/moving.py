@@ -9,8 +9,6 @@ that is being read or written. A new signal turns a move round: the KV counts as
 result of the move counts only if the sequence still wants it.
 """
 
-from __future__ import annotations
-
 from app.domain.values import Tier
 from app.gpu.kv.blocks import BlockId
 from app.gpu.kv.moves import Move, Moved, MoveKind

@@ -1,7 +1,5 @@
 """Clients signal the phases of their sessions: KV is offloaded while a tool runs and prefetched before it returns."""
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The policy decides. `signal` also offloads KV when its session says that it wait
 others need the room, longest idle first. `none` drops KV instead. Planning only: time comes from a clock argument.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable

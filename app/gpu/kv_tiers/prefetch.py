@@ -1,7 +1,5 @@
 """Sessions that have said when they return, and when the prefetch of each must begin."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable

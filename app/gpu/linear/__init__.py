@@ -1,7 +1,5 @@
 """Dense layers: which kind a device multiplies fastest, and keeps a row's bits where that is asked for."""
 
-from __future__ import annotations
-
 import torch
 
 from app.gpu.linear.base import MakeLinear

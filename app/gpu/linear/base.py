@@ -1,7 +1,5 @@
 """Dense layers `y = x W^T + b`, whichever layout the weight has and wherever it is."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Products with weights in panels, on the threads that PyTorch computes with, from memory or straight from a file."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import threading

@@ -3,8 +3,6 @@
 Numba has no vectors. What LLVM makes of scalar loops keeps one sum in many parts, which depend on how it unrolls.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import llvmlite.binding as llvm

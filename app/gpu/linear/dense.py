@@ -1,7 +1,5 @@
 """PyTorch's own dense layer."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

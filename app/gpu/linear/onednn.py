@@ -7,8 +7,6 @@ rows. oneDNN gives the same bits for either layout. Nobody promises that; the te
 run on.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

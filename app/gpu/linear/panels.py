@@ -9,8 +9,6 @@ weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What
   company, nor on where the weight is.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

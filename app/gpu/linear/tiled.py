@@ -1,7 +1,5 @@
 """Products whose rows do not depend on their company, of a library that chooses how to sum by the number of rows."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import torch

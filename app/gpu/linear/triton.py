@@ -1,7 +1,5 @@
 """Our own products on CUDA, made in tiles of one size."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from app.gpu.linear.base import tensor_of

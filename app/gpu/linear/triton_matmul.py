@@ -6,8 +6,6 @@ has the same bits alone and in any batch, at any place in it (He, "Defeating Non
 This rests on tensor cores that treat the rows of a tile alike, which they do.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

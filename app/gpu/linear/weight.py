@@ -1,7 +1,5 @@
 """The cell in which a model finds a tensor that it computes with."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Tensor

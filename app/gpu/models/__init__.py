@@ -1,7 +1,5 @@
 """The one way to a model: from its name, config and weights to a `LayerStack`."""
 
-from __future__ import annotations
-
 import torch
 
 from app.domain.errors import DjinnError, FieldOutOfRange

@@ -1,7 +1,5 @@
 """What the runner needs of a model: a stack of layers that can be entered and left at any boundary."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -3,8 +3,6 @@
 The CPU kernels are imported where they are used: they are compiled by Numba, which a GPU needs nothing of.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """GPT-2: learned positions, LayerNorm, fused qkv as the checkpoint has it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

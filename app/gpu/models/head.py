@@ -5,8 +5,6 @@ device a model takes whose weights are streamed. Chunks follow from the model's 
 wherever its weights are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Llama and the families that differ from it in details: Mistral, Qwen2, Qwen3, SmolLM, TinyLlama."""
 
-from __future__ import annotations
-
 import re
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """One layer of a Llama-like model, with fused qkv and gate-up projections."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What sets one Llama-like family apart from another, read off the Transformers configuration."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transformers import PretrainedConfig

@@ -1,7 +1,5 @@
 """Rotary position embedding (Su et al., arXiv:2104.09864), from a table with one row per position."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -5,8 +5,6 @@ layers (embedding and its scale, rotary tables, final norm, logit scaling) and h
 its layer wants. Whether that is all there is to the architecture is not assumed but proved when it is loaded.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

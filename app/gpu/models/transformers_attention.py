@@ -1,7 +1,5 @@
 """Djinn's attention behind Transformers' attention interface, so that any model's own modules can call it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any

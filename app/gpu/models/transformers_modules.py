@@ -1,7 +1,5 @@
 """Loads a decoder as Transformers' own modules, for a model type that has no stack of its own."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which positions of a pass a breakpoint is for, and which of those an edit chooses. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from app.domain.breakpoints import Pass, Positions, When

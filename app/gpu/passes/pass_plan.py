@@ -1,7 +1,5 @@
 """A row's way up the layers as data: its layers, and the marks where breakpoints act. Pure planning: no tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby

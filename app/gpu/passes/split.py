@@ -1,7 +1,5 @@
 """Splitting a step where memory is too short for all of its rows at once. Pure planning: no tensors."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from dataclasses import replace

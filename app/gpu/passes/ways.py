@@ -4,8 +4,6 @@ Positions that have had their KV before (`reached`) are computed again exactly a
 interventions; only new positions meet breakpoints.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from app.domain.breakpoints import Action, Breakpoint, Intervention

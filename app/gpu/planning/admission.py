@@ -1,7 +1,5 @@
 """Which turns get device blocks: whose KV comes to the device, and who gives way. Pure planning: no tensors."""
 
-from __future__ import annotations
-
 from enum import Enum, auto
 
 from app.domain.values import Tier

@@ -6,8 +6,6 @@ asynchronous scheduling, SGLang's overlap scheduler). A stop token or a failure 
 has been computed in vain, and the result is passed over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 

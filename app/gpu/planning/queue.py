@@ -1,7 +1,5 @@
 """Turns that wait and turns that run, in the order of their claims to the device. Pure planning: no tensors."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ run short, KV gives way in this order:
 The oldest running sequence is never preempted and can have the whole pool, so every turn ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The life of a turn: it begins with a `Submit`, advances by computed rows, may pause and go on, and ends once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq

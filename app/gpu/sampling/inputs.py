@@ -3,8 +3,6 @@
 Tokens are addressed as `row * vocab_size + token`, into the flattened logits of the rows that sample.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq

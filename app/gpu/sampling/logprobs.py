@@ -1,7 +1,5 @@
 """Log-probabilities of tokens: computed on the device, told as numbers once they have arrived."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

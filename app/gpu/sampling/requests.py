@@ -1,7 +1,5 @@
 """Requests to the sampler, and its answers. No torch, so that planning can use both."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

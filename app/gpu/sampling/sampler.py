@@ -10,8 +10,6 @@ draws the same. No row's token depends on the rows beside it, but for rounding: 
 the number of rows, and a token at the very edge of `top_p`, or of what was drawn, may fall on either side.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

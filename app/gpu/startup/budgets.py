@@ -1,7 +1,5 @@
 """How many KV blocks each tier gets, and whether the weights fit."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Putting an engine together: model, KV pool sized to the machine, scheduler, handlers."""
 
-from __future__ import annotations
-
 import logging
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """The budget of a GPU's memory beside weights: measured on the loaded model, before there is a KV pool."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A session as the engine sees it: its token history, its KV blocks, and its turn."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

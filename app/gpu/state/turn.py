@@ -1,7 +1,5 @@
 """A turn that runs or is paused, as the engine sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

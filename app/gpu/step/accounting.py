@@ -1,7 +1,5 @@
 """Accounting for a step that has ended or failed: its turns advance, pause, end or fail."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq

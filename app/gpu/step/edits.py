@@ -1,7 +1,5 @@
 """Edits of the residual stream: the arithmetic of `EditOp`, in float32 whatever the model's dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """A step that the device may still be running: whole, or split where memory was too short for that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol

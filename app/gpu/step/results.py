@@ -3,8 +3,6 @@
 They are computed on the device of the logits, and read on the host when the step is over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Running a planned step: everything is launched, nothing is waited for."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable

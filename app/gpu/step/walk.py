@@ -1,7 +1,5 @@
 """One step on its way up the layers, segment by segment."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

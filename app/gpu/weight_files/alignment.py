@@ -1,7 +1,5 @@
 """Where in memory and in files a bundle, a tensor of one, or a table may begin."""
 
-from __future__ import annotations
-
 ALIGNMENT = 256
 """Bytes: enough for every vector load of a CPU or GPU, and a divisor of a page, which direct reads need."""
 

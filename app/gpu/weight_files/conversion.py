@@ -1,7 +1,5 @@
 """The file of bundles of a model: written once, and again only where it cannot be used."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -9,8 +9,6 @@ It is read with system calls, never through a mapping: where somebody truncates 
 SIGBUS, which ends the server; where he does that to this one, a read comes up short, and a turn fails with the reason.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import zlib

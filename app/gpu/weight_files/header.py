@@ -4,8 +4,6 @@ A reader builds the header that it wants, puts the file's checksums in, and want
 second way to write a file that is accepted.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which parts of a file the page cache holds, and whether another process could be writing to it."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

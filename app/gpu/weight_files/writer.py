@@ -1,7 +1,5 @@
 """Writing the file of bundles, with progress. The file is there whole or not at all."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

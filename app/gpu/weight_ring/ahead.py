@@ -1,7 +1,5 @@
 """Loading ahead of use: the ring is kept full of the bundles that come next, of this pass and then of the next."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
           --> KV grows over bundles that are lent
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

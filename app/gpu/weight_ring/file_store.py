@@ -1,7 +1,5 @@
 """Bundles that come from a file, by way of the system's page cache: what a CPU streams."""
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The host's copy of a model's weights: a file on a CPU, whose device is host memory itself, pinned memory on a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Rows of a matrix that stays on the host."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

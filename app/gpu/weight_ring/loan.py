@@ -5,8 +5,6 @@ twice. So KV of sessions without a turn gives way first: weights lend only to se
 from sessions without one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

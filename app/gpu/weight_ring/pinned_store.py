@@ -1,7 +1,5 @@
 """Bundles that are kept in pinned host memory: what a GPU's ring is filled from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Which weights stay on the device and which are streamed, decided before any is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Where streamed weights come from: the host copy of every bundle, and the chunks that it travels in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

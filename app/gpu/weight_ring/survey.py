@@ -1,7 +1,5 @@
 """How large the parts of a model's weights are, found without reading one of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

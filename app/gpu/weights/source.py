@@ -1,7 +1,5 @@
 """Where a model's weights come from: a safetensors folder, or a seed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

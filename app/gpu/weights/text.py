@@ -5,8 +5,6 @@ model makes its bundles in the order in which a pass uses them, and says when it
 meantime is not its business: all on the device, or most of them on the host and on their way.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """From a checked request to running choices: the part that both OpenAI generating routes share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from functools import partial

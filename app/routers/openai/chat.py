@@ -1,7 +1,5 @@
 """`/v1/chat/completions`."""
 
-from __future__ import annotations
-
 import asyncio
 
 from fastapi import APIRouter, Request, Response

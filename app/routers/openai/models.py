@@ -1,7 +1,5 @@
 """`/v1/models`: what is served here."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, HTTPException
 
 from app.domain.errors import NotFound

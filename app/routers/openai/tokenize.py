@@ -1,7 +1,5 @@
 """`/tokenize` and `/detokenize`."""
 
-from __future__ import annotations
-
 import asyncio
 
 from fastapi import APIRouter
