@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 from array import array
@@ -16,8 +15,6 @@ from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables
 from app.journal.records import TOKEN_BYTES, Change, SessionRecord, VectorKey, WriteBatch
 from app.journal.steering import Steering
-
-logger = logging.getLogger(__name__)
 
 FORMAT = 2
 TABLES = f"""
@@ -49,12 +46,10 @@ class JournalStore:
     def __init__(self, path: Path) -> None:
         """Raises `FieldOutOfRange` if the file is damaged or not a journal: no session is given up in silence."""
         self._path = path
-        is_there = path.exists()
-        if not is_there or not path.stat().st_size:
+        if not path.exists():
             self._create()
-            if is_there:
-                # A power cut right after the file was made leaves one.
-                logger.warning("the journal %s was empty: a new one is in its place", path)
+        elif not path.stat().st_size:
+            raise self._damaged("it is empty")  # it got its name when it was whole
         self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
         try:
             self._check()
@@ -118,11 +113,9 @@ class JournalStore:
         self._connection.close()
 
     def _create(self) -> None:
-        """Make the file whole before it has its name: one without tables is known to be damaged."""
+        """Make the file whole before it has its name: so an empty one is known to be damaged."""
         if self._path.with_name(f"{self._path.name}-wal").exists():
-            raise self._damaged(
-                "the file itself is missing or empty, but the changes to be added to it (-wal) are there"
-            )
+            raise self._damaged("the file itself is missing, but the changes to be added to it (-wal) are there")
         unnamed = self._path.with_name(f"{self._path.name}.new")
         unnamed.unlink(missing_ok=True)
         connection = sqlite3.connect(unnamed)

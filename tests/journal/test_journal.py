@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_journal_lets_go_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).touch()
+    (tmp_path / FILE_NAME).write_bytes(b"no database at all")
     for _ in range(2):
         with pytest.raises(FieldOutOfRange, match=FILE_NAME):
             Journal(tmp_path)

@@ -132,7 +132,7 @@ def test_a_turn_on_a_long_history_writes_only_its_own_tokens(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("size", "garbage"),
-    [(100, b""), (4096, b""), (30_000, b""), (None, b"\xa5" * 4096), (0, b"not a journal at all" * 500)],
+    [(0, b""), (100, b""), (4096, b""), (30_000, b""), (None, b"\xa5" * 4096), (0, b"not a journal at all" * 500)],
 )
 def test_a_damaged_file_is_named_not_passed_over(tmp_path: Path, size: int | None, garbage: bytes) -> None:
     path = tmp_path / FILE
@@ -182,17 +182,9 @@ def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path
     assert refused.value.param == "state_dir"
 
 
-def test_an_empty_file_is_a_new_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
-    filled(tmp_path / FILE, 1)
-    assert f"the journal {tmp_path / FILE} was empty: a new one is in its place" in caplog.text
-    assert histories(tmp_path / FILE) == {"ses_0": list(range(500))}
-
-
-def test_an_empty_file_beside_its_wal_is_a_loss(tmp_path: Path) -> None:
-    (tmp_path / FILE).touch()
-    (tmp_path / f"{FILE}-wal").write_bytes(b"something")
-    with pytest.raises(FieldOutOfRange, match="is missing or empty"):
+    with pytest.raises(FieldOutOfRange, match="cannot be read: it is empty; put back a copy"):
         JournalStore(tmp_path / FILE)
 
 

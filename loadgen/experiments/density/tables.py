@@ -8,7 +8,7 @@ from loadgen.experiments.density.report import Named, names
 from loadgen.results.tables import TextTable
 from loadgen.results.text import NOT_TOLD, counts, duration, mebibytes, milliseconds, share
 from loadgen.stats import Distribution, Summary
-from loadgen.stats.distribution import FEWEST_SAMPLES, percentile
+from loadgen.stats.distribution import FEWEST_SAMPLES
 
 LATENCIES = {
     "TTFT, first turn": "ttft_first_s",
@@ -61,7 +61,10 @@ def latency_table(targets: Sequence[Named]) -> TextTable:
 
 
 def _percentiles(found: Distribution) -> tuple[str, ...]:
-    shown = (percentile(name, milliseconds(getattr(found, name)), found.count) for name in FEWEST_SAMPLES)
+    shown = (
+        milliseconds(getattr(found, name)) if found.count >= fewest else "too few"
+        for name, fewest in FEWEST_SAMPLES.items()
+    )
     return f"{found.count:,}", *shown, milliseconds(found.max)
 
 

@@ -18,7 +18,7 @@ from loadgen.load.prompts import TokenIds
 from loadgen.peers.dtypes import ELEMENT_BYTES
 from loadgen.processes.line_process import LineProcess, line_process
 
-PROGRAM = Path(__file__).with_name("pinned_offload.py")
+PROGRAM = Path(__file__).parents[2] / "rivals" / "pinned_offload.py"
 
 
 class OffloadFailed(LoadgenError):

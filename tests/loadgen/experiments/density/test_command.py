@@ -160,7 +160,7 @@ def test_what_the_server_is_told_can_be_chosen(
     (target,) = result(tmp_path)["targets"]
     assert Counter(signal["phase"] for signal in only_run(target)["signals"]) == phases
     assert only_run(target)["failures"] == []
-    assert ("signal round trip" in capsys.readouterr().out) == bool(phases)
+    assert ("signal round" in capsys.readouterr().out) == bool(phases)  # eighty columns break the name
 
 
 def test_no_session_is_left_behind(compared: dict[str, Any], url: str) -> None:

@@ -20,7 +20,7 @@ LOAD = f"""
     --agents {AGENTS} --turns {TURNS} --context 60 --resume-tokens 20 --completion-tokens 6 --system-tokens 16
     --rate 4 --think 1:2 --time-scale 0.05 --repeats 2 --api-key plain=sesame
 """.split()
-SCHEMA = Path(__file__).parents[3] / "docs/schemas/density.json"
+SCHEMA = Path(__file__).parents[4] / "docs/schemas/density.json"
 
 
 @pytest.fixture(scope="module")
