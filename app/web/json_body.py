@@ -15,7 +15,8 @@ from app.domain.errors import MalformedRequest
 MAX_NESTING = 100
 """No body of the API is nested so deep."""
 SHOWN_CHARACTERS = 20
-_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)
+# A string that has no end reaches to the end of the body: each byte is read once, whatever is sent.
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 class JsonRoute(APIRoute):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import httpx
 import pytest
@@ -80,6 +81,14 @@ def test_half_a_surrogate_pair_is_refused_where_it_was_sent(http: httpx.Client, 
 def test_a_body_that_cannot_be_parsed_says_why(http: httpx.Client, body: bytes, reason: str) -> None:
     message = assert_error(http.post("/v1/sessions", content=body, headers=JSON), 400, "malformed_request")
     assert reason in message
+
+
+def test_a_hostile_body_is_refused_at_once(http: httpx.Client) -> None:
+    """A string without an end, full of quotes that could each begin another one."""
+    body = b'"' + b'\\"' * 1_000_000 + b"[" * 101
+    began = time.perf_counter()
+    assert_error(http.post("/v1/sessions", content=body, headers=JSON, timeout=5), 400, "malformed_request")
+    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions/", "/health/", "/v1/models/", "/v1/completions/"])
