@@ -91,7 +91,7 @@ def _reason(error: ValueError | FieldOutOfRange) -> str:
         return str(error)
     first = error.errors()[0]
     field, words = describe_problem(schema_of(ExportLabel), dict(first), first["loc"])
-    return f"{field}: {words}"
+    return f"{field}: {words}" if field else words
 
 
 def _read(about: str, checks: LabelChecks) -> ExportLabel:

@@ -49,7 +49,7 @@ def _alternatives(schema: Schema, root: Schema) -> Iterator[Schema]:
 def _child(schema: Schema, part: str | int) -> Schema | None:
     """The schema of an item or a property; None where there is no such one."""
     if isinstance(part, int):
-        child = schema.get("items")
+        child = dict(enumerate(schema.get("prefixItems", ()))).get(part, schema.get("items"))
     else:
         child = schema.get("properties", {}).get(part, schema.get("additionalProperties"))
     return child if isinstance(child, dict) else None

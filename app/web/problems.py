@@ -16,6 +16,7 @@ WORDS: dict[str, Callable[[Problem], str]] = {
     "extra_forbidden": lambda problem: "unknown field",
     "unexpected_keyword_argument": lambda problem: "unknown field",
     "string_unicode": lambda problem: "a string in Unicode; got half of a surrogate pair",
+    "bytes_invalid_encoding": lambda problem: f"a string in base64; got {given(problem['input'])}",
     "byte_size": lambda problem: f"a size such as 2GiB; got {given(problem['input'])}",
     "byte_size_unit": lambda problem: f"a size such as 2GiB; got {given(problem['input'])}",
     "json_invalid": lambda problem: "invalid JSON",

@@ -82,7 +82,7 @@ def _size(schema: Schema, kind: str) -> str:
     """How many characters, items or fields; empty if any number will do."""
     keyword, counted = SIZES[kind]
     if kind == "array":
-        counted = NOUNS.get(schema["items"].get("type"), ("", counted))[1]
+        counted = NOUNS.get(schema.get("items", {}).get("type"), ("", counted))[1]
     low, high = schema.get(f"min{keyword}", 0), schema.get(f"max{keyword}")
     if high is None:
         size, last = (f"at least {low}", low) if low else ("", 0)
