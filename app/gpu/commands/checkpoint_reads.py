@@ -8,11 +8,11 @@ from app.domain.breakpoints import Positions
 from app.domain.errors import FieldOutOfRange, WrongState
 from app.gpu.passes.conditions import Span, select
 from app.gpu.state.checkpoints import Captured, Checkpoint
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 
-def paused_turn_of(sequence: Sequence) -> tuple[TurnState, Checkpoint]:
+def paused_turn_of(sequence: TokenSequence) -> tuple[TurnState, Checkpoint]:
     """Its paused turn, and where that has stopped. Raises `WrongState` if it has none."""
     turn, checkpoint = sequence.turn, sequence.checkpoint
     if turn is None or checkpoint is None or not turn.paused:
@@ -20,7 +20,7 @@ def paused_turn_of(sequence: Sequence) -> tuple[TurnState, Checkpoint]:
     return turn, checkpoint
 
 
-def checkpoint_of(sequence: Sequence) -> Checkpoint:
+def checkpoint_of(sequence: TokenSequence) -> Checkpoint:
     """The checkpoint of the sequence's paused turn. Raises `WrongState` if it has none."""
     return paused_turn_of(sequence)[1]
 
@@ -42,7 +42,7 @@ def chosen_span(checkpoint: Checkpoint, positions: Positions, *, param: str = "p
     return chosen
 
 
-def read_activation(sequence: Sequence, positions: Positions) -> Activation:
+def read_activation(sequence: TokenSequence, positions: Positions) -> Activation:
     """The residual stream at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
     checkpoint = checkpoint_of(sequence)
     first, end = chosen_span(checkpoint, positions)
@@ -50,7 +50,7 @@ def read_activation(sequence: Sequence, positions: Positions) -> Activation:
     return Activation(checkpoint.boundary - 1, first, end, tensor)
 
 
-def read_paused(sequence: Sequence) -> PausedTurn:
+def read_paused(sequence: TokenSequence) -> PausedTurn:
     """Everything that another engine needs to go on with the turn. Raises `WrongState`."""
     turn, checkpoint = paused_turn_of(sequence)
     return PausedTurn(
@@ -63,7 +63,7 @@ def read_paused(sequence: Sequence) -> PausedTurn:
     )
 
 
-def read_captures(sequence: Sequence) -> Callable[[], Captures]:
+def read_captures(sequence: TokenSequence) -> Callable[[], Captures]:
     """A function for any thread that copies the captures of now. It waits for their copies to the host."""
     return partial(_copy_captures, tuple(sequence.captures.records), sequence.captures.dropped)
 

@@ -4,14 +4,14 @@ from app.domain.breakpoints import MAX_INTERVENTIONS, Edit, EditOp, Intervention
 from app.domain.errors import FieldOutOfRange
 from app.gpu.commands.checkpoint_reads import checkpoint_of, chosen_span
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.messages import WriteCheckpoint
 
 MAX_WRITTEN_BYTES = 64 << 20
 """Limit of the activations that a client has written to one session, in memory and in the journal."""
 
 
-def edit_checkpoint(sequence: Sequence, edits: tuple[Edit, ...]) -> None:
+def edit_checkpoint(sequence: TokenSequence, edits: tuple[Edit, ...]) -> None:
     """Apply all edits, or none. Raises `WrongState`, and `FieldOutOfRange` for a field of one of them."""
     checkpoint = checkpoint_of(sequence)
     if len(sequence.interventions) + len(edits) > MAX_INTERVENTIONS:
@@ -30,7 +30,7 @@ def edit_checkpoint(sequence: Sequence, edits: tuple[Edit, ...]) -> None:
     _put_back(sequence, checkpoint, hidden, made)
 
 
-def write_checkpoint(sequence: Sequence, command: WriteCheckpoint) -> None:
+def write_checkpoint(sequence: TokenSequence, command: WriteCheckpoint) -> None:
     """Put a client's activation in the place of the whole checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
     checkpoint, tensor = checkpoint_of(sequence), command.tensor
     if (tensor.dtype, tensor.shape) != (checkpoint.hidden.dtype, checkpoint.hidden.shape):
@@ -51,7 +51,7 @@ def write_checkpoint(sequence: Sequence, command: WriteCheckpoint) -> None:
     _put_back(sequence, checkpoint, checkpoint.hidden.edited(0, checkpoint.length, edit), [made])
 
 
-def _put_back(sequence: Sequence, checkpoint: Checkpoint, hidden: StoredTensor, made: list[Intervention]) -> None:
+def _put_back(sequence: TokenSequence, checkpoint: Checkpoint, hidden: StoredTensor, made: list[Intervention]) -> None:
     checkpoint.hidden = hidden
     for intervention in made:
         sequence.interventions.add(intervention)

@@ -10,7 +10,7 @@ from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.conditions import Span
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 from app.messages import Arm, Disarm, Lens, Reinstate
 
@@ -26,7 +26,7 @@ class CheckpointHandler:
         self._predict = predict
         self._store = store
 
-    def lens(self, sequence: Sequence, command: Lens) -> tuple[LensPosition, ...]:
+    def lens(self, sequence: TokenSequence, command: Lens) -> tuple[LensPosition, ...]:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
         checkpoint = checkpoint_of(sequence)
         first, end = chosen_span(checkpoint, command.positions)
@@ -36,7 +36,7 @@ class CheckpointHandler:
             for position, top in zip(range(first, end), rows, strict=True)
         )
 
-    def reinstate(self, sequence: Sequence, command: Reinstate) -> None:
+    def reinstate(self, sequence: TokenSequence, command: Reinstate) -> None:
         """Give a session that has just been imported what it had when it was exported."""
         sequence.breakpoints = {each.id: each for each in command.breakpoints}
         sequence.interventions = InterventionLog(command.interventions)
@@ -70,7 +70,7 @@ class CheckpointHandler:
         )
 
 
-def arm(sequence: Sequence, command: Arm) -> None:
+def arm(sequence: TokenSequence, command: Arm) -> None:
     """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
     turn = sequence.turn
     cannot_pause = turn is not None and not turn.paused and not turn.pausable
@@ -79,7 +79,7 @@ def arm(sequence: Sequence, command: Arm) -> None:
     sequence.breakpoints[command.breakpoint.id] = command.breakpoint
 
 
-def disarm(sequence: Sequence, command: Disarm) -> None:
+def disarm(sequence: TokenSequence, command: Disarm) -> None:
     """Take one breakpoint away, or all; one that is gone already is no error."""
     if command.breakpoint is None:
         sequence.breakpoints.clear()

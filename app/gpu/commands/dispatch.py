@@ -15,7 +15,7 @@ from app.gpu.kv.moves import Moved, MoveKind
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.messages import (
     Arm,
     Cancel,
@@ -69,7 +69,7 @@ class CommandHandler:
         self._session_files = SessionFiles(scheduler.placement, turns.max_model_len)
 
     @property
-    def sequences(self) -> Collection[Sequence]:
+    def sequences(self) -> Collection[TokenSequence]:
         """Every open session's sequence."""
         return self._sessions.sequences
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from app.domain.memory_map import MemoryMap, SessionMemory, StackUse, StepCounts, TextUse, TierUse
 from app.gpu.kv.blocks import BlockPool
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 
 class Inspector:
@@ -18,7 +18,7 @@ class Inspector:
         self._text, self._steps = text, steps
         self._block_bytes = scheduler.placement.tiers.block_bytes
 
-    def session(self, sequence: Sequence) -> SessionMemory:
+    def session(self, sequence: TokenSequence) -> SessionMemory:
         """Where one session's KV is."""
         traffic, size = sequence.traffic, self._block_bytes
         return SessionMemory(
@@ -34,7 +34,7 @@ class Inspector:
             restores=traffic.restores,
         )
 
-    def memory(self, sequences: Collection[Sequence]) -> MemoryMap:
+    def memory(self, sequences: Collection[TokenSequence]) -> MemoryMap:
         """The whole map."""
         device, host = self._scheduler.cache.pool, self._scheduler.cache.host
         lower, size = self._placement.lower, self._block_bytes
@@ -58,7 +58,7 @@ class Inspector:
         )
 
 
-def _stack(sequences: Collection[Sequence]) -> StackUse:
+def _stack(sequences: Collection[TokenSequence]) -> StackUse:
     kept = [sequence.checkpoint.hidden.nbytes for sequence in sequences if sequence.checkpoint is not None]
     return StackUse(len(kept), sum(kept), sum(sequence.captures.nbytes for sequence in sequences))
 

@@ -8,7 +8,7 @@ from app.domain.values import SessionId
 from app.gpu.kv.blocks import BlockHash
 from app.gpu.kv_tiers.files import file_namespace
 from app.gpu.kv_tiers.placement import Placement
-from app.gpu.state.sequence import Sequence as EngineSequence
+from app.gpu.state.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SavedFiles:
         self._files = dict(found.saved)
         self._refused = found.refused
 
-    def claim(self, sequence: EngineSequence) -> None:
+    def claim(self, sequence: TokenSequence) -> None:
         """Give a session that has just been opened the KV in its file, up to the first token that differs."""
         saved = self._files.pop(sequence.session, None)
         if saved is None:
@@ -51,6 +51,6 @@ class SavedFiles:
     def delete_rest(self) -> None:
         """Delete the files that no session has claimed, as every session has been opened."""
         for session in (*self._files, *self._refused):
-            self._placement.tiers.files.delete(EngineSequence(session, b""))
+            self._placement.tiers.files.delete(TokenSequence(session, b""))
         self._placement.count_disk_failures(len(self._refused))
         self._files, self._refused = {}, ()

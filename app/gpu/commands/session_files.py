@@ -5,7 +5,7 @@ from app.domain.values import SessionId, Tier
 from app.gpu.commands.sessions import namespace_hash
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv_tiers.placement import Placement
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.messages import Done, Event, Export, ExportedKV, Failed, Import, ImportedKV
 
 
@@ -16,11 +16,11 @@ class SessionFiles:
         self._placement = placement
         self._tiers = placement.tiers
         self._max_model_len = max_model_len
-        self._waiting: dict[SessionId, list[tuple[Export, Sequence]]] = {}
+        self._waiting: dict[SessionId, list[tuple[Export, TokenSequence]]] = {}
         self._writing: dict[int, Export] = {}
-        self._reading: dict[int, tuple[Import, Sequence]] = {}
+        self._reading: dict[int, tuple[Import, TokenSequence]] = {}
 
-    def export(self, sequence: Sequence, command: Export) -> list[Event]:
+    def export(self, sequence: TokenSequence, command: Export) -> list[Event]:
         """Begin to write the session's file; `finish` answers."""
         self._waiting.setdefault(command.session, []).append((command, sequence))
         self.continue_exports(command.session)
@@ -28,7 +28,7 @@ class SessionFiles:
 
     def import_(self, command: Import) -> list[Event]:
         """Begin to check a client's file; `finish` answers."""
-        sequence = Sequence(command.session, namespace_hash(command.namespace))
+        sequence = TokenSequence(command.session, namespace_hash(command.namespace))
         move = self._tiers.files.import_file(sequence, command.path)
         self._reading[move.number] = command, sequence
         return []
@@ -42,7 +42,7 @@ class SessionFiles:
             else:
                 self._waiting.setdefault(session, []).append((command, sequence))
 
-    def finish(self, move: Move, report: Moved) -> tuple[list[Event], Sequence | None]:
+    def finish(self, move: Move, report: Moved) -> tuple[list[Event], TokenSequence | None]:
         """Answer the command whose move has ended; a valid import also returns its sequence."""
         if move.kind is MoveKind.EXPORT:
             command = self._writing.pop(move.number)
@@ -62,7 +62,7 @@ class SessionFiles:
         self._placement.lower.adopt(sequence, report.computed, blocks)
         return [Done(asked.ticket, ImportedKV(report.token_ids, report.about))], sequence
 
-    def _bring_to_host(self, sequence: Sequence) -> bool:
+    def _bring_to_host(self, sequence: TokenSequence) -> bool:
         """Whether the host has as much of the session's KV as it can get; if not, copies are on their way."""
         if sequence.busy:
             return True

@@ -11,7 +11,7 @@ from app.gpu.kv_tiers.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.interventions import InterventionLog
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.messages import Close, Event, Fork, Open, Rewind, SetPhase
 
 RETRY_AFTER_S = 1
@@ -26,25 +26,25 @@ class SessionHandler:
         self._phases = phases
         self._turns = turns
         self._saved = saved
-        self._sequences: dict[SessionId, Sequence] = {}
+        self._sequences: dict[SessionId, TokenSequence] = {}
         self._own_blocks = scheduler.cache.pool.num_blocks
         """Device blocks without those that weights lend, and take back."""
 
     @property
-    def sequences(self) -> Collection[Sequence]:
+    def sequences(self) -> Collection[TokenSequence]:
         """Every open session's sequence."""
         return self._sequences.values()
 
     def __contains__(self, session: SessionId) -> bool:
         return session in self._sequences
 
-    def find(self, session: SessionId) -> Sequence:
+    def find(self, session: SessionId) -> TokenSequence:
         """The session of that id. Raises `NotFound`."""
         if session not in self._sequences:
             raise NotFound(f"there is no session {session}")
         return self._sequences[session]
 
-    def find_resting(self, session: SessionId) -> Sequence:
+    def find_resting(self, session: SessionId) -> TokenSequence:
         """The session of that id, idle or paused. Raises `NotFound`, `WrongState`."""
         sequence = self.find(session)
         if sequence.busy:
@@ -56,7 +56,7 @@ class SessionHandler:
         guaranteed = command.residency is Residency.GUARANTEED
         if guaranteed:
             self._check_reserve()
-        sequence = Sequence(
+        sequence = TokenSequence(
             command.session,
             namespace_hash(command.namespace),
             guaranteed,
@@ -68,7 +68,7 @@ class SessionHandler:
         self._saved.claim(sequence)
         self.add(sequence)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Make a session without a turn known."""
         self._placement.end_turn(sequence)
         self._sequences[sequence.session] = sequence

@@ -7,7 +7,7 @@ from app.domain.histories import common_prefix
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.messages import Cancel, Done, Event, Resume, Submit
 
 
@@ -19,7 +19,7 @@ class TurnHandler:
         self._phases = phases
         self._turns = turns
 
-    def submit(self, sequence: Sequence, command: Submit) -> list[Event]:
+    def submit(self, sequence: TokenSequence, command: Submit) -> list[Event]:
         """Begin a turn, whose end is the answer. Raises `WrongState`, `MalformedRequest`, `ContextTooLong`."""
         if sequence.turn is not None:
             doing = "paused" if sequence.turn.paused else "running a turn"
@@ -37,7 +37,7 @@ class TurnHandler:
         self._turns.begin(sequence, command, keep)
         return []
 
-    def resume(self, sequence: Sequence, command: Resume) -> list[Event]:
+    def resume(self, sequence: TokenSequence, command: Resume) -> list[Event]:
         """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange`."""
         turn, checkpoint = sequence.turn, sequence.checkpoint
         if turn is None or checkpoint is None or not turn.paused:
@@ -48,7 +48,7 @@ class TurnHandler:
         checkpoint.dispatch_ms = (time.perf_counter() - began) * 1000
         return []
 
-    def cancel(self, sequence: Sequence, command: Cancel) -> list[Event]:
+    def cancel(self, sequence: TokenSequence, command: Cancel) -> list[Event]:
         """End the turn. If it has just ended by itself, only cut the history."""
         turn = sequence.turn
         if turn is not None and turn.ticket == command.turn:
@@ -59,6 +59,6 @@ class TurnHandler:
             self._scheduler.retire(sequence)
         return [Done(command.ticket, len(sequence.tokens))]
 
-    def _keep(self, sequence: Sequence, prompt_tokens: int, keep: int | None) -> None:
+    def _keep(self, sequence: TokenSequence, prompt_tokens: int, keep: int | None) -> None:
         if keep is not None:
             self._scheduler.placement.tiers.truncate(sequence, prompt_tokens + keep)

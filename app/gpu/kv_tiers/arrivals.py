@@ -3,7 +3,7 @@
 from app.domain.values import Tier
 from app.gpu.kv.moves import Move, MoveKind
 from app.gpu.kv_tiers.cache import KVCache
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 
 class Arrivals:
@@ -13,7 +13,7 @@ class Arrivals:
         self._cache = cache
         self._block_bytes = block_bytes
 
-    def book(self, sequence: Sequence, move: Move, *, arrived: bool) -> bool:
+    def book(self, sequence: TokenSequence, move: Move, *, arrived: bool) -> bool:
         """Account for the end of one move whose blocks are still held.
 
         False if its result is useless: the session's file, or the KV of a move towards the device.
@@ -29,7 +29,7 @@ class Arrivals:
                 return self._from_disk(sequence, move, arrived)
         return True
 
-    def _on_host(self, sequence: Sequence, move: Move, arrived: bool) -> None:
+    def _on_host(self, sequence: TokenSequence, move: Move, arrived: bool) -> None:
         """Keep the full blocks, and the last one if nothing has been computed since the copy."""
         host, current = self._cache.host, sequence.outgoing is move
         if current:
@@ -47,7 +47,7 @@ class Arrivals:
             host.share(wanted)
             sequence.host_blocks.extend(wanted)
 
-    def _on_device(self, sequence: Sequence, move: Move, arrived: bool) -> bool:
+    def _on_device(self, sequence: TokenSequence, move: Move, arrived: bool) -> bool:
         sequence.incoming = None
         if not arrived:
             return False
@@ -62,7 +62,7 @@ class Arrivals:
             sequence.blocks = list(move.blocks)
         return True
 
-    def _on_disk(self, sequence: Sequence, move: Move, arrived: bool) -> bool:
+    def _on_disk(self, sequence: TokenSequence, move: Move, arrived: bool) -> bool:
         sequence.saving = None
         if sequence.moving is not Tier.TO_DISK:
             return False
@@ -72,7 +72,7 @@ class Arrivals:
             self._cache.release_copies(sequence, 0)
         return arrived
 
-    def _from_disk(self, sequence: Sequence, move: Move, arrived: bool) -> bool:
+    def _from_disk(self, sequence: TokenSequence, move: Move, arrived: bool) -> bool:
         sequence.incoming = None
         if arrived and sequence.moving is Tier.TO_HOST:
             host = self._cache.host

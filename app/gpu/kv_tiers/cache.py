@@ -10,7 +10,7 @@ from app.domain.values import SessionId
 from app.gpu.kv.blocks import BlockHash, BlockId, BlockPool, chain_hash
 from app.gpu.passes.ways import expected_edits
 from app.gpu.state.interventions import InterventionLog
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 
 class KVCache:
@@ -20,7 +20,7 @@ class KVCache:
         self.pool = pool
         self.host = host
 
-    def match_prefix(self, sequence: Sequence) -> None:
+    def match_prefix(self, sequence: TokenSequence) -> None:
         """Give a sequence that holds no blocks the longest published prefix of its history.
 
         At least one token is always left to compute: the step needs its logits. Every token that a breakpoint waits
@@ -38,7 +38,7 @@ class KVCache:
             sequence.hashes.append(parent)
         sequence.computed = len(sequence.blocks) * size
 
-    def accept_prefix(self, sequence: Sequence) -> None:
+    def accept_prefix(self, sequence: TokenSequence) -> None:
         """Go on from the prefix that was found, and record the edits that it was computed with."""
         if sequence.watched and sequence.computed > sequence.reached:
             edits, _ = expected_edits(sequence)
@@ -46,12 +46,12 @@ class KVCache:
                 sequence.interventions.add(made)
             sequence.reached = sequence.computed
 
-    def missing(self, sequence: Sequence, length: int) -> int:
+    def missing(self, sequence: TokenSequence, length: int) -> int:
         """Blocks that `reserve` of the same arguments would take from the pool."""
         copied = len(self._shared_with_others(sequence))
         return max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks)) + copied
 
-    def reserve(self, sequence: Sequence, length: int) -> list[tuple[BlockId, BlockId]]:
+    def reserve(self, sequence: TokenSequence, length: int) -> list[tuple[BlockId, BlockId]]:
         """Make room to write the next `length` tokens; the caller has checked that `missing` blocks are available.
 
         Returns block copies (source, target) to make before the step. A block that the next tokens are written to is
@@ -73,7 +73,7 @@ class KVCache:
             sequence.blocks.extend(self.pool.allocate(needed))
         return copies
 
-    def commit(self, sequence: Sequence, computed: int) -> None:
+    def commit(self, sequence: TokenSequence, computed: int) -> None:
         """Account for tokens that have run all layers, and publish the blocks that they filled."""
         sequence.computed = computed
         sequence.reached = max(sequence.reached, computed)
@@ -82,17 +82,17 @@ class KVCache:
         for block, block_hash in zip(sequence.blocks[first:], sequence.hashes[first:], strict=False):
             self.pool.publish(block, block_hash)
 
-    def hash_blocks(self, sequence: Sequence) -> None:
+    def hash_blocks(self, sequence: TokenSequence) -> None:
         """Bring `hashes` up to the full blocks of the computed tokens."""
         for index in range(len(sequence.hashes), sequence.computed // self.pool.block_size):
             parent = sequence.hashes[-1] if sequence.hashes else sequence.namespace
             sequence.hashes.append(self._hash(sequence, index, parent, sequence.interventions))
 
-    def trim(self, sequence: Sequence) -> None:
+    def trim(self, sequence: TokenSequence) -> None:
         """Give up blocks that were reserved for tokens which will not be computed."""
         self.release_blocks(sequence, self.pool.blocks_for(sequence.computed))
 
-    def uncompute(self, sequence: Sequence, length: int) -> None:
+    def uncompute(self, sequence: TokenSequence, length: int) -> None:
         """Forget the KV of the tokens from position `length` on, in every tier; the history stays."""
         sequence.computed = min(sequence.computed, length)
         if sequence.checkpoint is not None:
@@ -103,7 +103,7 @@ class KVCache:
         self.release_copies(sequence, keep)
         del sequence.hashes[sequence.computed // self.pool.block_size :]
 
-    def fork(self, sequence: Sequence, child: SessionId) -> Sequence:
+    def fork(self, sequence: TokenSequence, child: SessionId) -> TokenSequence:
         """A sequence with the same history that shares every block, the partly filled last one included."""
         self.pool.share(sequence.blocks)
         self.host.share(sequence.host_blocks)
@@ -111,7 +111,7 @@ class KVCache:
         shared_checkpoint = None if sequence.checkpoint is None else copy(sequence.checkpoint)
         if shared_checkpoint is not None and not shared:
             shared_checkpoint.held = False
-        return Sequence(
+        return TokenSequence(
             child,
             sequence.namespace,
             tokens=list(sequence.tokens),
@@ -125,7 +125,7 @@ class KVCache:
             checkpoint=shared_checkpoint,
         )
 
-    def shrink(self, count: int, sequences: Iterable[Sequence]) -> list[tuple[BlockId, BlockId]] | None:
+    def shrink(self, count: int, sequences: Iterable[TokenSequence]) -> list[tuple[BlockId, BlockId]] | None:
         """Give up the top `count` device blocks. `sequences` are all that hold blocks; no move holds one of these.
 
         Returns block copies (source, target) to make before anything else. None if too many blocks are owned.
@@ -137,21 +137,21 @@ class KVCache:
             sequence.blocks = [moved.get(block, block) for block in sequence.blocks]
         return list(moved.items())
 
-    def release_blocks(self, sequence: Sequence, keep: int) -> None:
+    def release_blocks(self, sequence: TokenSequence, keep: int) -> None:
         """Give up the sequence's device blocks from index `keep` on."""
         self.pool.release(sequence.blocks[keep:])
         del sequence.blocks[keep:]
 
-    def release_copies(self, sequence: Sequence, keep: int) -> None:
+    def release_copies(self, sequence: TokenSequence, keep: int) -> None:
         """Give up the sequence's host copies from index `keep` on."""
         self.host.release(sequence.host_blocks[keep:])
         del sequence.host_blocks[keep:]
 
-    def _hash(self, sequence: Sequence, index: int, parent: BlockHash, edits: InterventionLog) -> BlockHash:
+    def _hash(self, sequence: TokenSequence, index: int, parent: BlockHash, edits: InterventionLog) -> BlockHash:
         first, end = index * self.pool.block_size, (index + 1) * self.pool.block_size
         return chain_hash(parent, sequence.tokens[first:end], edits.fingerprint(first, end) if edits else b"")
 
-    def _shared_with_others(self, sequence: Sequence) -> list[int]:
+    def _shared_with_others(self, sequence: TokenSequence) -> list[int]:
         """Indices of the sequence's blocks that its next tokens are written to and that others hold too."""
         first = sequence.computed // self.pool.block_size
         return [i for i in range(first, len(sequence.blocks)) if self.pool.holders(sequence.blocks[i]) > 1]

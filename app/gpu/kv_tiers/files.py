@@ -5,7 +5,7 @@ from app.gpu.kv.blocks import BlockHash
 from app.gpu.kv.moves import Move, MoveKind
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.ledger import MoveLedger
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 
 class KVFiles:
@@ -15,7 +15,7 @@ class KVFiles:
         self._cache = cache
         self._ledger = ledger
 
-    def save(self, sequence: Sequence) -> None:
+    def save(self, sequence: TokenSequence) -> None:
         """Move the KV from the host to the session's file, unless the file has it already. There must be no KV of a
         half pass.
         """
@@ -36,7 +36,7 @@ class KVFiles:
             namespace=file_namespace(sequence, sequence.computed),
         )
 
-    def load(self, sequence: Sequence) -> bool:
+    def load(self, sequence: TokenSequence) -> bool:
         """Read the KV from the session's file into the host. False, and nothing is changed, if there is no room."""
         sequence.require_tier(Tier.DISK)
         if sequence.incoming is None:
@@ -47,18 +47,18 @@ class KVFiles:
         sequence.moving = Tier.TO_HOST
         return True
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """Delete the session's file, if it has one and does not live in it."""
         if sequence.disk_blocks:
             sequence.disk_blocks = sequence.disk_tokens = 0
             sequence.saving = None
             self.delete(sequence)
 
-    def delete(self, sequence: Sequence) -> None:
+    def delete(self, sequence: TokenSequence) -> None:
         """Delete the session's file, whatever is in it."""
         self._ledger.order(sequence, MoveKind.DELETE)
 
-    def export(self, sequence: Sequence, path: str, about: str) -> Move:
+    def export(self, sequence: TokenSequence, path: str, about: str) -> Move:
         """Write the history, and the KV of whole passes that the host has, to the client's file `path`."""
         host = self._cache.host
         computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
@@ -74,16 +74,16 @@ class KVFiles:
             about=about,
         )
 
-    def import_file(self, sequence: Sequence, path: str) -> Move:
+    def import_file(self, sequence: TokenSequence, path: str) -> Move:
         """Make a client's file the file of a new session, if it is valid."""
         return self._ledger.order(sequence, MoveKind.IMPORT, path=path)
 
-    def adopt(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
+    def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int) -> None:
         """Note that the session's file holds the KV of the first `computed` tokens, and that there is no other KV."""
         sequence.disk_blocks = file_blocks
         sequence.disk_tokens = sequence.computed = computed
 
 
-def file_namespace(sequence: Sequence, computed: int) -> BlockHash:
+def file_namespace(sequence: TokenSequence, computed: int) -> BlockHash:
     """Namespace of a file with the KV of the first `computed` tokens: the session's own, and its interventions."""
     return sequence.namespace + sequence.interventions.fingerprint(0, computed)

@@ -8,7 +8,7 @@ from typing import Any
 from app.domain.memory_map import MoveTotals
 from app.gpu.kv.blocks import BlockId, BlockPool
 from app.gpu.kv.moves import Move, Moved, MoveKind
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 
 class MoveLedger:
@@ -19,15 +19,15 @@ class MoveLedger:
         self.in_flight: dict[int, Move] = {}
         self._device = device
         self._host = host
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int, TokenSequence] = {}
         self._numbers = itertools.count(1)
 
     @property
-    def moving(self) -> AbstractSet[Sequence]:
+    def moving(self) -> AbstractSet[TokenSequence]:
         """Sequences with a move under way."""
         return set(self._sequences.values())
 
-    def order(self, sequence: Sequence, kind: MoveKind, **fields: Any) -> Move:
+    def order(self, sequence: TokenSequence, kind: MoveKind, **fields: Any) -> Move:
         """Begin a move; it takes over one reference to each of its blocks."""
         move = Move(next(self._numbers), kind, sequence.session, **fields)
         self.orders.append(move)
@@ -35,7 +35,7 @@ class MoveLedger:
         self._sequences[move.number] = sequence
         return move
 
-    def find(self, number: int) -> tuple[Move, Sequence]:
+    def find(self, number: int) -> tuple[Move, TokenSequence]:
         """A move under way, and the sequence that it was ordered for."""
         return self.in_flight[number], self._sequences[number]
 

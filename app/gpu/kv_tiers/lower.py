@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from app.domain.values import SessionId, Tier
 from app.gpu.kv_tiers.moving import KVTiers
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 DISK_REST_S = 10.0
 """How long no file is written after a write has failed: a full disk does not empty itself in a step."""
@@ -18,8 +18,8 @@ class LowerTiers:
     def __init__(self, tiers: KVTiers, disk_blocks: int, clock: Callable[[], float]) -> None:
         self.tiers = tiers
         self.disk_blocks = disk_blocks
-        self.away: OrderedDict[SessionId, Sequence] = OrderedDict()
-        self._files: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self.away: OrderedDict[SessionId, TokenSequence] = OrderedDict()
+        self._files: OrderedDict[SessionId, TokenSequence] = OrderedDict()
         self.dropped = 0
         self._clock = clock
         self._writable_at = -math.inf
@@ -35,7 +35,11 @@ class LowerTiers:
         return any(s.moving in (Tier.TO_DISK, Tier.TO_DEVICE) for s in self.tiers.ledger.moving)
 
     def make_host_room(
-        self, needed: int, copied: Iterable[Sequence], queued: Iterable[Sequence], keep: Collection[Sequence]
+        self,
+        needed: int,
+        copied: Iterable[TokenSequence],
+        queued: Iterable[TokenSequence],
+        keep: Collection[TokenSequence],
     ) -> bool:
         """Whether `needed` host blocks are available now. If not, this frees some, or begins to: ask again later.
 
@@ -66,7 +70,7 @@ class LowerTiers:
         """Write no file for `DISK_REST_S` seconds, as a write has failed."""
         self._writable_at = self._clock() + DISK_REST_S
 
-    def save(self, sequence: Sequence, keep: Collection[Sequence] = ()) -> bool:
+    def save(self, sequence: TokenSequence, keep: Collection[TokenSequence] = ()) -> bool:
         """Move a session from host to disk. False if it does not fit beside the files of `keep`, or no file is written.
 
         A file holds whole passes only: the pass of a paused turn is computed again up to its boundary.
@@ -85,7 +89,7 @@ class LowerTiers:
         self._files.move_to_end(sequence.session)
         return True
 
-    def adopt(self, sequence: Sequence, computed: int, file_blocks: int) -> None:
+    def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int) -> None:
         """Take a file as the session's own, for the first `computed` tokens of its history.
 
         It is deleted if it does not fit, or if `computed` is 0.
@@ -99,18 +103,18 @@ class LowerTiers:
             self.dropped += 1
             self.tiers.files.delete(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: TokenSequence) -> None:
         """Lose the session's KV, as no tier has room for it."""
         self.dropped += 1
         self.free(sequence)
 
-    def free(self, sequence: Sequence) -> None:
+    def free(self, sequence: TokenSequence) -> None:
         """Free everything that the session holds in any tier."""
         self.tiers.drop(sequence)
         self.away.pop(sequence.session, None)
         self._files.pop(sequence.session, None)
 
-    def _make_disk_room(self, needed: int, for_sequence: Sequence, keep: Collection[Sequence]) -> bool:
+    def _make_disk_room(self, needed: int, for_sequence: TokenSequence, keep: Collection[TokenSequence]) -> bool:
         """Delete files until `needed` blocks fit: first those whose KV is elsewhere too, then the oldest."""
         if needed > self.disk_blocks:
             return False

@@ -16,7 +16,7 @@ from app.gpu.kv_tiers.arrivals import Arrivals
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.files import KVFiles
 from app.gpu.kv_tiers.ledger import MoveLedger
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 
 class KVTiers:
@@ -35,7 +35,7 @@ class KVTiers:
         """Device blocks that become available when the parks under way have ended."""
         return sum(self._freed_by_park(s) for s in self.ledger.moving if s.moving is Tier.TO_HOST)
 
-    def park(self, sequence: Sequence) -> bool:
+    def park(self, sequence: TokenSequence) -> bool:
         """Move the KV from the device to the host; clean blocks cost nothing.
 
         False, and the KV stays, if the host has no room for the others.
@@ -46,12 +46,12 @@ class KVTiers:
         self._end_park(sequence)
         return sequence.tier is not Tier.DEVICE
 
-    def copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
+    def copy_out(self, sequence: TokenSequence, end: int, *, early: bool = False) -> bool:
         """Copy the first `end` blocks of a session to the host; it stays on the device. False: no room."""
         sequence.require_tier(Tier.DEVICE)
         return sequence.outgoing is not None or self._copy_out(sequence, end, early=early)
 
-    def restore_need(self, sequence: Sequence) -> int:
+    def restore_need(self, sequence: TokenSequence) -> int:
         """Available device blocks that `restore` would take."""
         sequence.require_tier(Tier.HOST)
         if sequence.incoming is not None:
@@ -59,7 +59,7 @@ class KVTiers:
         found = self._find_on_device(sequence)
         return len(found) - sum(block is not None and self.cache.pool.holders(block) > 0 for block in found)
 
-    def restore(self, sequence: Sequence) -> bool:
+    def restore(self, sequence: TokenSequence) -> bool:
         """Move the KV from the host to the device. False, and nothing is changed, if too few blocks are available.
 
         Blocks whose content the device still has are not copied.
@@ -72,47 +72,47 @@ class KVTiers:
             sequence.moving = Tier.TO_DEVICE
         return True
 
-    def turn_round(self, sequence: Sequence) -> None:
+    def turn_round(self, sequence: TokenSequence) -> None:
         """Give up the move that is under way, if any: the KV is back at its source at once."""
         if sequence.moving is not None:
             self.turned_round += 1
             sequence.moving = None
 
-    def head_back(self, sequence: Sequence) -> None:
+    def head_back(self, sequence: TokenSequence) -> None:
         """Turn round a move that leads away from the device."""
         if sequence.moving is Tier.TO_DISK or (sequence.moving is Tier.TO_HOST and sequence.blocks):
             self.turn_round(sequence)
 
-    def cut(self, sequence: Sequence, length: int) -> None:
+    def cut(self, sequence: TokenSequence, length: int) -> None:
         """Forget the KV from position `length` on, in every tier; moves under way no longer count."""
         if length < sequence.computed:
             self._detach(sequence)
             self.cache.uncompute(sequence, length)
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
+    def truncate(self, sequence: TokenSequence, length: int) -> None:
         """Cut the history to `length` tokens, and its KV with it."""
         self.cut(sequence, length)
         del sequence.tokens[length:]
         sequence.reached = min(sequence.reached, length)
         sequence.interventions.truncate(length)
 
-    def forget_half_pass(self, sequence: Sequence) -> None:
+    def forget_half_pass(self, sequence: TokenSequence) -> None:
         """Free the blocks that only a paused pass has written to."""
         if sequence.written > sequence.computed:
             self._detach(sequence)
             self.cache.uncompute(sequence, sequence.computed)
 
-    def end_pass(self, sequence: Sequence) -> None:
+    def end_pass(self, sequence: TokenSequence) -> None:
         """Discard copies under way: they read blocks that a paused pass had half written."""
         sequence.outgoing = None
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: TokenSequence) -> None:
         """Lose the KV in every tier; it will be computed again."""
         self._detach(sequence)
         self.cache.uncompute(sequence, 0)
         self.files.forget(sequence)
 
-    def complete(self, report: Moved) -> tuple[Move, Sequence]:
+    def complete(self, report: Moved) -> tuple[Move, TokenSequence]:
         """Account for a move that has ended or failed; returns it and its sequence."""
         move, sequence = self.ledger.find(report.number)
         worth = self._arrivals.book(sequence, move, arrived=report.error is None)
@@ -125,11 +125,11 @@ class KVTiers:
             self._end_park(sequence)
         return move, sequence
 
-    def _detach(self, sequence: Sequence) -> None:
+    def _detach(self, sequence: TokenSequence) -> None:
         self.turn_round(sequence)
         sequence.outgoing = sequence.incoming = None
 
-    def _copy_out(self, sequence: Sequence, end: int, *, early: bool = False) -> bool:
+    def _copy_out(self, sequence: TokenSequence, end: int, *, early: bool = False) -> bool:
         """Order copies of the blocks before index `end` that have none. Content that the host already has is shared."""
         host = self.cache.host
         while len(sequence.host_blocks) < min(end, len(sequence.hashes)):
@@ -156,7 +156,7 @@ class KVTiers:
             )
         return True
 
-    def _end_park(self, sequence: Sequence) -> None:
+    def _end_park(self, sequence: TokenSequence) -> None:
         """Go on with a park: copy blocks without a copy; once every block has one, free the device blocks."""
         if sequence.outgoing is not None:
             return
@@ -166,7 +166,7 @@ class KVTiers:
             sequence.moving = None
             self.cache.release_blocks(sequence, 0)
 
-    def _copy_in(self, sequence: Sequence) -> None:
+    def _copy_in(self, sequence: TokenSequence) -> None:
         pool = self.cache.pool
         found = self._find_on_device(sequence)
         pool.share([block for block in found if block is not None])
@@ -181,7 +181,7 @@ class KVTiers:
         target = tuple(fresh.values())
         sequence.incoming = self.ledger.order(sequence, MoveKind.IN, source=source, target=target, blocks=blocks)
 
-    def _find_on_device(self, sequence: Sequence) -> list[BlockId | None]:
+    def _find_on_device(self, sequence: TokenSequence) -> list[BlockId | None]:
         """For each host block of the sequence, the device block with the same content, if there is one."""
         full = len(sequence.hashes)
         return [
@@ -189,6 +189,6 @@ class KVTiers:
             for index in range(len(sequence.host_blocks))
         ]
 
-    def _freed_by_park(self, sequence: Sequence) -> int:
+    def _freed_by_park(self, sequence: TokenSequence) -> int:
         copying = set() if sequence.outgoing is None else set(sequence.outgoing.source)
         return sum(self.cache.pool.holders(block) == 1 + (block in copying) for block in sequence.blocks)

@@ -8,7 +8,7 @@ from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.moves import MoveKind
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.kv_tiers.prefetch import PrefetchOrder
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 RETRY_S = 0.1
 """How often sessions that wait for room try again although nothing has changed. Time alone can give room: a session is
@@ -25,13 +25,13 @@ class Phases:
         self._headroom = headroom
         self._tiers = placement.tiers
         self._clock = placement.clock
-        self._leaving: OrderedDict[SessionId, Sequence] = OrderedDict()
-        self._wanted: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self._leaving: OrderedDict[SessionId, TokenSequence] = OrderedDict()
+        self._wanted: OrderedDict[SessionId, TokenSequence] = OrderedDict()
         self._prefetch_order = PrefetchOrder(self._restore_s, placement.margin)
         self._listens = placement.policy is KVPolicy.SIGNAL
         self._retry_at = math.inf
 
-    def signal(self, sequence: Sequence, phase: Phase, resume_in_s: float | None) -> None:
+    def signal(self, sequence: TokenSequence, phase: Phase, resume_in_s: float | None) -> None:
         """Note the phase of a session without a turn. With policy `signal` its KV begins to move."""
         sequence.phase = phase
         if phase is Phase.READY:
@@ -52,13 +52,13 @@ class Phases:
                 self._prefetch_order.add(sequence)
         self._go_on()
 
-    def repeat(self, sequence: Sequence) -> None:
+    def repeat(self, sequence: TokenSequence) -> None:
         """Signal the session's last phase again, after its KV has changed."""
         resume_in_s = None if sequence.resume_at is None else max(0.0, sequence.resume_at - self._clock())
         if sequence.phase is not Phase.COMPUTE:
             self.signal(sequence, sequence.phase, resume_in_s)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """The session gets a turn, or is closed."""
         self._leaving.pop(sequence.session, None)
         self._wanted.pop(sequence.session, None)
@@ -87,13 +87,13 @@ class Phases:
             self._prefetch(sequence)
         self._retry_at = now + RETRY_S if self._leaving or self._wanted else math.inf
 
-    def _want(self, sequence: Sequence) -> None:
+    def _want(self, sequence: TokenSequence) -> None:
         self._leaving.pop(sequence.session, None)
         self._tiers.head_back(sequence)
         if sequence.session in self._placement.lower.away:
             self._wanted[sequence.session] = sequence
 
-    def _send_away(self, sequence: Sequence, now: float) -> None:
+    def _send_away(self, sequence: TokenSequence, now: float) -> None:
         """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`."""
         gap_s = sequence.return_time - now
         if sequence.tier is Tier.DEVICE:
@@ -112,7 +112,7 @@ class Phases:
         elif sequence.tier in (Tier.DISK, None):
             del self._leaving[sequence.session]
 
-    def _prefetch(self, sequence: Sequence) -> None:
+    def _prefetch(self, sequence: TokenSequence) -> None:
         """Move the KV of a session that is about to return up by one tier."""
         placement = self._placement
         if sequence.tier is Tier.HOST:
@@ -128,7 +128,7 @@ class Phases:
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.pop(sequence.session, None)
 
-    def _restore_s(self, sequence: Sequence) -> float:
+    def _restore_s(self, sequence: TokenSequence) -> float:
         """How long a restore keeps the link busy, with the time to read the session's file if its KV is there."""
         tier = sequence.tier
         if tier is Tier.DEVICE and sequence.session not in self._leaving:
@@ -143,6 +143,6 @@ class Phases:
         all_blocks = self._tiers.cache.host.num_blocks + on_disk
         return seconds(MoveKind.FROM_DISK, on_disk) + seconds(MoveKind.IN, all_blocks)
 
-    def _seconds(self, sequence: Sequence, *kinds: MoveKind) -> float:
+    def _seconds(self, sequence: TokenSequence, *kinds: MoveKind) -> float:
         blocks = self._tiers.cache.pool.blocks_for(sequence.computed)
         return sum(self._placement.meter.seconds(kind, blocks) for kind in kinds)

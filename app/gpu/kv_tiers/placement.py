@@ -15,7 +15,7 @@ from app.gpu.kv_tiers.ledger import MoveMeter
 from app.gpu.kv_tiers.lower import LowerTiers
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.prefetch import PrefetchMargin
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 WRITE_BEHIND_BLOCKS = 8
@@ -44,9 +44,9 @@ class Placement:
         self.policy = policy
         self.lower = LowerTiers(tiers, disk_blocks, clock)
         self.meter = MoveMeter(tiers.block_bytes)
-        self.resident: OrderedDict[SessionId, Sequence] = OrderedDict()
+        self.resident: OrderedDict[SessionId, TokenSequence] = OrderedDict()
         """Longest idle first."""
-        self.active: dict[SessionId, Sequence] = {}
+        self.active: dict[SessionId, TokenSequence] = {}
         """Sessions that have a turn."""
         self.margin = PrefetchMargin()
         self.changed = False
@@ -54,11 +54,11 @@ class Placement:
         self.clock = clock
         self._borrow = borrow
         self._pool = tiers.cache.pool
-        self._placed: dict[SessionId, Sequence] = {}
+        self._placed: dict[SessionId, TokenSequence] = {}
         self._ordered_at: dict[int, float] = {}
         self._early_bytes = self._disk_failures = self._late = 0
 
-    def begin_turn(self, sequence: Sequence, turn: TurnState) -> None:
+    def begin_turn(self, sequence: TokenSequence, turn: TurnState) -> None:
         """Note that the session has a turn: its KV is wanted on the device."""
         self._take_out(sequence)
         sequence.phase, sequence.resume_at = Phase.COMPUTE, None
@@ -68,7 +68,7 @@ class Placement:
         self.active[sequence.session] = sequence
         self._late += sequence.tier not in (Tier.DEVICE, None)
 
-    def end_turn(self, sequence: Sequence) -> None:
+    def end_turn(self, sequence: TokenSequence) -> None:
         """Note that the session has no turn, or has just been opened."""
         self._take_out(sequence)
         self.note_placed(sequence)
@@ -77,21 +77,21 @@ class Placement:
         elif sequence.tier is not None:
             self.lower.away[sequence.session] = sequence
 
-    def cut(self, sequence: Sequence, length: int) -> None:
+    def cut(self, sequence: TokenSequence, length: int) -> None:
         """Forget the KV of a session without a turn from position `length` on, in every tier."""
         self.tiers.cut(sequence, length)
         self.refile(sequence)
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: TokenSequence) -> None:
         """Free everything that the session holds in any tier."""
         self._take_out(sequence)
         self.lower.free(sequence)
 
-    def note_placed(self, sequence: Sequence) -> None:
+    def note_placed(self, sequence: TokenSequence) -> None:
         """Note that the session's KV has changed its place or size."""
         self._placed[sequence.session] = sequence
 
-    def take_placed(self) -> list[Sequence]:
+    def take_placed(self) -> list[TokenSequence]:
         """Sessions whose KV has changed its place or size since the last call."""
         placed, self._placed = self._placed, {}
         return list(placed.values())
@@ -127,7 +127,7 @@ class Placement:
         """Blocks that come from disk and will need room on the device."""
         return sum(s.disk_blocks for s in self.tiers.ledger.moving if s.moving is Tier.TO_HOST and not s.blocks)
 
-    def load(self, sequence: Sequence) -> None:
+    def load(self, sequence: TokenSequence) -> None:
         """Begin to read the file of a session that has a turn. Its KV is lost if the host will have no room."""
         if self.tiers.files.load(sequence):
             return
@@ -135,7 +135,9 @@ class Placement:
         if not loading and not self.lower.host_is_emptying:
             self.lower.drop(sequence)
 
-    def make_room(self, needed: int, for_sequence: Sequence, *, prefetch: bool = False, or_some: bool = False) -> bool:
+    def make_room(
+        self, needed: int, for_sequence: TokenSequence, *, prefetch: bool = False, or_some: bool = False
+    ) -> bool:
         """Evict sessions without a turn until `needed` device blocks are available; returns whether they are now.
 
         - Evicted blocks may still be on their way out: ask again when a move has ended.
@@ -155,7 +157,7 @@ class Placement:
             self.evict(victim, for_sequence)
         return self._pool.available >= needed
 
-    def evict(self, sequence: Sequence, for_sequence: Sequence) -> bool:
+    def evict(self, sequence: TokenSequence, for_sequence: TokenSequence) -> bool:
         """Take a session's KV off the device for another, or begin to. The KV is lost if no lower tier has room.
 
         False while the host still makes room for it.
@@ -169,12 +171,12 @@ class Placement:
         self.refile(sequence)
         return sequence.tier is not Tier.DEVICE
 
-    def make_host_room(self, needed: int, *keep: Sequence) -> bool:
+    def make_host_room(self, needed: int, *keep: TokenSequence) -> bool:
         """`LowerTiers.make_host_room`, with the sessions that may lose host blocks."""
         copied = [s for s in (*self.active.values(), *self.resident.values()) if s.blocks]
         return self.lower.make_host_room(needed, copied, reversed(self.active.values()), keep)
 
-    def write_behind(self, running: Iterable[Sequence]) -> None:
+    def write_behind(self, running: Iterable[TokenSequence]) -> None:
         """While the link is idle, copy full blocks of one running session to the host: its next park is shorter."""
         if self.policy is not KVPolicy.SIGNAL or self.tiers.ledger.in_flight:
             return
@@ -205,7 +207,7 @@ class Placement:
             late_restores=self._late,
         )
 
-    def _take_out(self, sequence: Sequence) -> None:
+    def _take_out(self, sequence: TokenSequence) -> None:
         """Take the session out of every list; others may have the room that it gives up."""
         self.changed = True
         self.active.pop(sequence.session, None)
@@ -217,7 +219,7 @@ class Placement:
         self._pool.grow(borrowed)
         return borrowed > 0
 
-    def _victims(self, for_sequence: Sequence | None) -> list[Sequence]:
+    def _victims(self, for_sequence: TokenSequence | None) -> list[TokenSequence]:
         """Residents that may be evicted, in this order."""
         movable = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
         if self.policy is not KVPolicy.SIGNAL:
@@ -229,7 +231,7 @@ class Placement:
             movable = [s for s in movable if ranks[s.session][0] < ready and -ranks[s.session][1] > back_at]
         return sorted(movable, key=lambda s: ranks[s.session])
 
-    def _rank(self, sequence: Sequence, now: float) -> tuple[int, float]:
+    def _rank(self, sequence: TokenSequence, now: float) -> tuple[int, float]:
         """The smaller rank is evicted first: by phase, then by the negated return time. Equals keep the order of their
         last use. The return of a session that is long overdue is unknown.
         """
@@ -240,7 +242,7 @@ class Placement:
             return _EVICTED_FIRST[Phase.COMPUTE], -math.inf
         return _EVICTED_FIRST[sequence.phase], -sequence.return_time
 
-    def refile(self, sequence: Sequence) -> None:
+    def refile(self, sequence: TokenSequence) -> None:
         """Move a session without a turn to the list that fits the place of its KV."""
         self.note_placed(sequence)
         session = sequence.session

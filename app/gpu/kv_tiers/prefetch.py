@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from app.domain.values import SessionId
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 PREFETCH_MARGIN_S = 0.1
 """How long before its return a session's KV should be on the device, at least."""
@@ -37,27 +37,27 @@ class PrefetchOrder:
     So each prefetch must begin early enough for itself and for all sessions that return no later.
     """
 
-    def __init__(self, restore_s: Callable[[Sequence], float], margin: PrefetchMargin) -> None:
+    def __init__(self, restore_s: Callable[[TokenSequence], float], margin: PrefetchMargin) -> None:
         self.next_start = math.inf
         """When the first prefetch must begin, as of the last `take_due`; it may have become later since."""
         self._restore_s = restore_s
         self._margin = margin
         self._order: list[tuple[float, SessionId]] = []
-        self._expected: dict[SessionId, tuple[float, Sequence]] = {}
+        self._expected: dict[SessionId, tuple[float, TokenSequence]] = {}
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Expect the session at its return time; an earlier expectation is replaced."""
         self.remove(sequence)
         self._expected[sequence.session] = sequence.return_time, sequence
         insort(self._order, (sequence.return_time, sequence.session))
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: TokenSequence) -> None:
         """Expect the session no more."""
         if sequence.session in self._expected:
             return_time, _ = self._expected.pop(sequence.session)
             del self._order[bisect_left(self._order, (return_time, sequence.session))]
 
-    def take_due(self, now: float, busy_s: float, all_s: float) -> list[Sequence]:
+    def take_due(self, now: float, busy_s: float, all_s: float) -> list[TokenSequence]:
         """Take out the sessions whose prefetch must begin now, in the order of their return.
 
         The link is busy with others for the next `busy_s` seconds. All restores together, these included, take at most

@@ -6,12 +6,12 @@ boundaries at which something is done to a row that goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from app.gpu.passes.pass_plan import PassPlan
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 
@@ -24,7 +24,7 @@ class Row:
     Where memory is too short for a row it is split; the row is accounted for when the last of its cuts has run.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     turn: TurnState
     first: int
     length: int
@@ -69,7 +69,7 @@ class Segment:
     rows: tuple[int, ...]
 
 
-def cut_segments(rows: Seq[Row]) -> list[Segment]:
+def cut_segments(rows: Sequence[Row]) -> list[Segment]:
     """Segments from the lowest layer up that cover every row's `[lo, hi)` exactly. Rows keep their order."""
     bounds = {bound for row in rows for bound in (row.way.lo, row.way.hi)}
     bounds.update(mark.boundary for row in rows for mark in row.way.marks)

@@ -11,7 +11,7 @@ from app.gpu.passes.conditions import Span, may_meet, met, select
 from app.gpu.passes.pass_plan import LoadCheckpoint, PassPlan, Record, marks_of
 from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.interventions import InterventionLog
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 NO_EDITS = InterventionLog()
@@ -19,7 +19,7 @@ Meeting = tuple[Breakpoint, list[Span]]
 """A breakpoint, and the positions of a row that it is for: at least one."""
 
 
-def plan_pass(sequence: Sequence, turn: TurnState, length: int, num_layers: int) -> PassPlan:
+def plan_pass(sequence: TokenSequence, turn: TurnState, length: int, num_layers: int) -> PassPlan:
     """How the next `length` tokens of a sequence run. They are all new, or have all been computed before."""
     span = (sequence.computed, sequence.computed + length)
     paused = sequence.paused_pass
@@ -30,7 +30,7 @@ def plan_pass(sequence: Sequence, turn: TurnState, length: int, num_layers: int)
     return _plan_new(sequence, turn, span, 0, num_layers)
 
 
-def runs_plainly(sequence: Sequence, turn: TurnState, position: int) -> bool:
+def runs_plainly(sequence: TokenSequence, turn: TurnState, position: int) -> bool:
     """Whether a token that is decoded at `position`, whichever it will be, runs all layers with nothing to do on the
     way.
     """
@@ -39,7 +39,7 @@ def runs_plainly(sequence: Sequence, turn: TurnState, position: int) -> bool:
     return sequence.checkpoint is None and not stops and not met_by_any
 
 
-def row_limit(sequence: Sequence, max_step_tokens: int) -> int:
+def row_limit(sequence: TokenSequence, max_step_tokens: int) -> int:
     """Most tokens of a sequence with breakpoints in one row: parts of prompts depend on nobody else's load, and
     positions that are new and that are not are never in one row.
     """
@@ -52,7 +52,7 @@ def row_limit(sequence: Sequence, max_step_tokens: int) -> int:
     return min(end - sequence.computed, max_step_tokens)
 
 
-def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
+def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:
     """The interventions that the sequence's context will be computed with, and up to which position that is certain:
     from there on a breakpoint wants the pass to be run.
     """
@@ -68,7 +68,7 @@ def expected_edits(sequence: Sequence) -> tuple[InterventionLog, int]:
     return InterventionLog([*known, *(step for _, step in acts if isinstance(step, Intervention))]), limit
 
 
-def _plan_rest(sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, num_layers: int) -> PassPlan:
+def _plan_rest(sequence: TokenSequence, turn: TurnState, checkpoint: Checkpoint, num_layers: int) -> PassPlan:
     """The rest of a pass that was paused; if the KV below has been lost, all of it with the checkpoint in its place."""
     span = (checkpoint.first, checkpoint.end)
     plan = _plan_new(sequence, turn, span, checkpoint.boundary, num_layers)
@@ -78,7 +78,7 @@ def _plan_rest(sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, num_
     return replace(plan, lo=0, marks=(*marks_of([*below, LoadCheckpoint(checkpoint.boundary)]), *plan.marks))
 
 
-def _plan_new(sequence: Sequence, turn: TurnState, span: Span, lo: int, num_layers: int) -> PassPlan:
+def _plan_new(sequence: TokenSequence, turn: TurnState, span: Span, lo: int, num_layers: int) -> PassPlan:
     meetings = _meetings(sequence, span)
     stop = _first_pause(turn, meetings, span, lo)
     if stop is None and not meetings:
@@ -111,7 +111,7 @@ def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, lo: int) 
     return min(stops, key=lambda stop: stop[0], default=None)
 
 
-def _acts(sequence: Sequence, meetings: list[Meeting], lo: int) -> list[tuple[Breakpoint, Intervention | Record]]:
+def _acts(sequence: TokenSequence, meetings: list[Meeting], lo: int) -> list[tuple[Breakpoint, Intervention | Record]]:
     """What breakpoints do to the positions that they meet at boundaries above `lo`, in the order they were armed in."""
     acts: list[tuple[Breakpoint, Intervention | Record]] = []
     for each, spans in meetings:
@@ -125,7 +125,7 @@ def _acts(sequence: Sequence, meetings: list[Meeting], lo: int) -> list[tuple[Br
     return acts
 
 
-def _meetings(sequence: Sequence, span: Span) -> list[Meeting]:
+def _meetings(sequence: TokenSequence, span: Span) -> list[Meeting]:
     """Breakpoints that meet positions of the span, in the order they were armed in."""
     prompt_tokens = sequence.prompt_tokens
     found = ((each, met(each.when, span, sequence.tokens, prompt_tokens)) for each in sequence.breakpoints.values())

@@ -5,7 +5,7 @@ from enum import Enum, auto
 from app.domain.values import Tier
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 
 class Admitted(Enum):
@@ -50,7 +50,7 @@ class Admission:
                 return Admitted.COMING
         return self._start(active, headroom)
 
-    def make_room(self, needed: int, sequence: Sequence) -> bool:
+    def make_room(self, needed: int, sequence: TokenSequence) -> bool:
         """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
         pool = self._cache.pool
         if self._placement.make_room(needed, sequence, or_some=True):
@@ -80,13 +80,13 @@ class Admission:
         self._queue.start(active)
         return Admitted.YES
 
-    def _can_admit(self, needed: int, sequence: Sequence) -> bool:
+    def _can_admit(self, needed: int, sequence: TokenSequence) -> bool:
         """Whether a waiting sequence gets its blocks. While others run, only sessions without a turn give way to it."""
         if self._queue.running:
             return self._placement.make_room(needed, sequence)
         return self.make_room(needed, sequence)
 
 
-def _is_coming(sequence: Sequence) -> bool:
+def _is_coming(sequence: TokenSequence) -> bool:
     """Whether the sequence's KV is on its way to the device, or to the host from disk."""
     return sequence.moving is Tier.TO_DEVICE or (sequence.moving is Tier.TO_HOST and not sequence.blocks)

@@ -6,7 +6,7 @@ asynchronous scheduling, SGLang's overlap scheduler). A stop token or a failure 
 has been computed in vain, and the result is passed over.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 
 from app.gpu.passes.segments import Row
@@ -15,7 +15,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import looks_back
 
 
-def plan_overlapped(scheduler: Scheduler, rows: Seq[Row], max_model_len: int) -> list[Row]:
+def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: int) -> list[Row]:
     """Rows for the token after the one that each of `rows`, the step that runs, is about to sample; blocks to write to
     are reserved. Rows that sample their turn's last token have none.
 

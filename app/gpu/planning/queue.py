@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from app.domain.values import SessionId, Tier
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 
@@ -12,7 +12,7 @@ from app.gpu.state.turn import TurnState
 class ActiveTurn:
     """A turn that waits or runs, and its sequence."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     turn: TurnState
 
     @property
@@ -47,18 +47,18 @@ class TurnQueue:
         del self.waiting[active.sequence.session]
         self.running[active.sequence.session] = active
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: TokenSequence) -> None:
         """Put the sequence's turn at the front of the queue if it runs."""
         active = self.running.pop(sequence.session, None)
         if active is not None:
             self.prepend(active)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: TokenSequence) -> None:
         """Forget the sequence's turn, if it waits or runs."""
         self.waiting.pop(sequence.session, None)
         self.running.pop(sequence.session, None)
 
-    def weakest(self, asking: Sequence) -> Sequence | None:
+    def weakest(self, asking: TokenSequence) -> TokenSequence | None:
         """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs.
 
         It may be the one that asks, unless nobody else is left.

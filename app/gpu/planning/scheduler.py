@@ -22,7 +22,7 @@ from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import plan_pass, row_limit
 from app.gpu.planning.admission import Admission, Admitted
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 
@@ -56,7 +56,7 @@ class Scheduler:
         """Whether any turn waits or runs."""
         return bool(self.queue.waiting or self.queue.running)
 
-    def enqueue(self, sequence: Sequence, turn: TurnState) -> None:
+    def enqueue(self, sequence: TokenSequence, turn: TurnState) -> None:
         """Put a turn that has just begun at the end of the queue, with at least one token left to compute: the last of
         the context, which meets the breakpoints that are armed now.
         """
@@ -67,17 +67,17 @@ class Scheduler:
         self.placement.begin_turn(sequence, turn)
         self.queue.append(ActiveTurn(sequence, turn))
 
-    def requeue(self, sequence: Sequence, turn: TurnState) -> None:
+    def requeue(self, sequence: TokenSequence, turn: TurnState) -> None:
         """Put a turn that is resumed at the front of the queue: it has had its place in it."""
         self.placement.begin_turn(sequence, turn)
         self.queue.prepend(ActiveTurn(sequence, turn))
 
-    def retire(self, sequence: Sequence) -> None:
+    def retire(self, sequence: TokenSequence) -> None:
         """Take a sequence whose turn has ended or paused out of the queue; it keeps its KV."""
         self.forget(sequence)
         self.placement.end_turn(sequence)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """Take a sequence out of the queue and the running set."""
         self.queue.remove(sequence)
 

@@ -1,8 +1,7 @@
 """The life of a turn: it begins with a `Submit`, advances by computed rows, may pause and go on, and ends once."""
 
 import time
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 
 from app.domain.breakpoints import Pass, Until
 from app.domain.errors import DjinnError, FieldOutOfRange
@@ -12,7 +11,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import Sampled, SampleRequest
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
 
@@ -25,7 +24,7 @@ class Turns:
         self._tiers = scheduler.placement.tiers
         self.max_model_len = max_model_len
 
-    def begin(self, sequence: Sequence, command: Submit, keep: int) -> None:
+    def begin(self, sequence: TokenSequence, command: Submit, keep: int) -> None:
         """Start a turn whose context is the first `keep` tokens of the history and then the command's own from there
         on.
         """
@@ -46,7 +45,7 @@ class Turns:
             self._tiers.cut(sequence, 0)  # only computing the prompt gives its log-probabilities
         self._scheduler.enqueue(sequence, turn)
 
-    def score(self, row: Row, logprobs: Seq[TokenLogprobs]) -> Iterator[Event]:
+    def score(self, row: Row, logprobs: Sequence[TokenLogprobs]) -> Iterator[Event]:
         """Take the log-probabilities of the prompt tokens that the row's logits predict."""
         turn = row.turn
         turn.prompt_logprobs.extend(logprobs)
@@ -90,7 +89,9 @@ class Turns:
         yield Paused(turn.ticket, sequence.checkpoint.info(), turn.usage(len(sequence.tokens)), resumed or turn.resumed)
         turn.resumed = None
 
-    def resume(self, sequence: Sequence, turn: TurnState, checkpoint: Checkpoint, ticket: Ticket, until: Until) -> None:
+    def resume(
+        self, sequence: TokenSequence, turn: TurnState, checkpoint: Checkpoint, ticket: Ticket, until: Until
+    ) -> None:
         """Let a turn that is paused at `checkpoint` go on, under another ticket. Raises `FieldOutOfRange` for a layer
         that it has passed.
         """
@@ -107,7 +108,7 @@ class Turns:
         turn.ticket, turn.paused, turn.to_end = ticket, False, until.end
         self._scheduler.requeue(sequence, turn)
 
-    def end(self, sequence: Sequence, turn: TurnState, reason: FinishReason) -> TurnFinished:
+    def end(self, sequence: TokenSequence, turn: TurnState, reason: FinishReason) -> TurnFinished:
         """End the sequence's turn; the sequence keeps its history and the KV of whole passes."""
         self._drop_checkpoint(sequence)
         made = sequence.interventions.snapshot()
@@ -119,7 +120,7 @@ class Turns:
         self._scheduler.retire(sequence)
         return finished
 
-    def fail(self, sequence: Sequence, turn: TurnState, error: DjinnError) -> Failed:
+    def fail(self, sequence: TokenSequence, turn: TurnState, error: DjinnError) -> Failed:
         """End the sequence's turn with an error. The history is as before it; the KV goes: it may be half written."""
         self._drop_checkpoint(sequence)
         sequence.turn = None
@@ -140,7 +141,7 @@ class Turns:
             if sequence.breakpoints.pop(spent, None) is not None:
                 yield Spent(sequence.session, spent)
 
-    def _drop_checkpoint(self, sequence: Sequence) -> None:
+    def _drop_checkpoint(self, sequence: TokenSequence) -> None:
         """Free the checkpoint, and the KV of its pass, which will not go on."""
         self._tiers.forget_half_pass(sequence)
         sequence.checkpoint = None

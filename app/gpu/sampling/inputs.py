@@ -4,8 +4,7 @@ Tokens are addressed as `row * vocab_size + token`, into the flattened logits of
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +54,7 @@ class SamplingInputs:
     """Draws from what `top_k`, `top_p` and `min_p` leave."""
 
 
-def place_requests(requests: Seq[SampleRequest], vocab_size: int, put: Put) -> SamplingInputs:
+def place_requests(requests: Sequence[SampleRequest], vocab_size: int, put: Put) -> SamplingInputs:
     """Lay out the requests of the rows of logits, in their order."""
     drawing = [i for i, request in enumerate(requests) if request.params.temperature >= GREEDY_BELOW]
     truncates = [p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in (request.params for request in requests)]
@@ -87,7 +86,7 @@ def _counts(request: SampleRequest) -> dict[int, float]:
     return {token: params.presence_penalty + params.frequency_penalty * n for token, n in Counter(generated).items()}
 
 
-def _place_changes(rows: Seq[Mapping[int, float]], vocab_size: int, put: Put) -> Change | None:
+def _place_changes(rows: Sequence[Mapping[int, float]], vocab_size: int, put: Put) -> Change | None:
     tokens = [row * vocab_size + token for row, changes in enumerate(rows) for token in changes]
     if not tokens:
         return None
@@ -95,7 +94,7 @@ def _place_changes(rows: Seq[Mapping[int, float]], vocab_size: int, put: Put) ->
     return Change(put(np.array(tokens, np.int64)), put(np.array(values, np.float32)))
 
 
-def _place_draws(requests: Seq[SampleRequest], rows: list[int], vocab_size: int, put: Put) -> Draws | None:
+def _place_draws(requests: Sequence[SampleRequest], rows: list[int], vocab_size: int, put: Put) -> Draws | None:
     if not rows:
         return None
     chosen = [requests[row] for row in rows]

@@ -22,7 +22,7 @@ class Traffic:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class TokenSequence:
     """Token history and KV of one session.
 
     The history is the truth and the KV a cache of it: the first `computed` tokens have their KV in `tier`, and losing

@@ -1,13 +1,12 @@
 """Accounting for a step that has ended or failed: its turns advance, pause, end or fail."""
 
 import logging
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, WeightsLost
 from app.gpu.passes.segments import Row
 from app.gpu.planning.turns import Turns
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.step.results import StepResult
 from app.messages import Event
 
@@ -20,7 +19,7 @@ class Accounting:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
-    def finish(self, rows: Seq[Row], result: StepResult) -> Iterator[Event]:
+    def finish(self, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
         """Hand over what was captured, report scored prompts, and account for all rows. A row whose turn has ended
         since it was launched is passed over.
         """
@@ -34,7 +33,7 @@ class Accounting:
             if row.sequence.turn is row.turn:
                 yield from self._finish_row(row, result)
 
-    def fail_step(self, rows: Seq[Row], error: Exception) -> list[Event]:
+    def fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
         """End the turns of a step that has failed with `error`."""
         if isinstance(error, WeightsLost):
             logger.error("a step of %d rows failed: %s", len(rows), error.message)
@@ -42,7 +41,7 @@ class Accounting:
         logger.error("a step of %d rows failed", len(rows), exc_info=error)
         return self.fail((row.sequence for row in rows), EngineError(f"the step failed: {error}"))
 
-    def fail(self, sequences: Iterable[Sequence], error: DjinnError) -> list[Event]:
+    def fail(self, sequences: Iterable[TokenSequence], error: DjinnError) -> list[Event]:
         """End the turns that these sequences have."""
         return [self._turns.fail(each, each.turn, error) for each in sequences if each.turn is not None]
 

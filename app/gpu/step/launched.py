@@ -1,6 +1,6 @@
 """A step that the device may still be running: whole, or split where memory was too short for that."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -104,7 +104,7 @@ class SplitStep:
         return joined
 
 
-def _join_captures(row: Row, captured: Seq[Captured]) -> list[Captured]:
+def _join_captures(row: Row, captured: Sequence[Captured]) -> list[Captured]:
     """One for each `Record` of the row, in their order, from those of its cuts."""
     found: dict[tuple[str, int], list[Captured]] = {}
     for each in captured:
@@ -114,7 +114,7 @@ def _join_captures(row: Row, captured: Seq[Captured]) -> list[Captured]:
     return [_join(found[key]) for key in wanted if key in found]
 
 
-def _join(cuts: Seq[Captured]) -> Captured:
+def _join(cuts: Sequence[Captured]) -> Captured:
     return Captured(
         cuts[0].breakpoint,
         cuts[0].layer,

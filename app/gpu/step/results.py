@@ -3,7 +3,7 @@
 They are computed on the device of the logits, and read on the host when the step is over.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +41,9 @@ class StepResult:
 class Sampling:
     """The next tokens of the rows that sample; `index` says where in the logits theirs are, None: they are all."""
 
-    def __init__(self, requests: Seq[SampleRequest], index: Seq[int] | None, vocab_size: int, put: Put) -> None:
+    def __init__(
+        self, requests: Sequence[SampleRequest], index: Sequence[int] | None, vocab_size: int, put: Put
+    ) -> None:
         self._requests = requests
         self._index = None if index is None else put(np.array(index, np.int64))
         self._inputs = place_requests(requests, vocab_size, put)
@@ -73,7 +75,7 @@ class PendingResult:
     """
 
     def __init__(
-        self, rows: Seq[Row], requests: Seq[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put
+        self, rows: Sequence[Row], requests: Sequence[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put
     ) -> None:
         self._rows, self._requests, self._streams = rows, requests, streams
         self._done: Event = PASSED

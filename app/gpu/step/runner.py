@@ -2,8 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -68,7 +67,7 @@ class Runner:
         download.finish().synchronize()
         return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
-    def launch(self, rows: list[Row], requests: Seq[SampleRequest]) -> LaunchedStep:
+    def launch(self, rows: list[Row], requests: Sequence[SampleRequest]) -> LaunchedStep:
         """Launch the layers of at least one row, and then the sampling of those that sample, as `requests` has them.
 
         Out of memory is a queue: a step that does not fit is split, and its pieces run one after the other. An attempt
@@ -99,7 +98,7 @@ class Runner:
         return pieces[0] if len(pieces) == 1 and not unfit else SplitStep(rows, pieces, unfit)
 
     def launch_overlapped(
-        self, before: LaunchedStep, rows: list[Row], requests: Seq[SampleRequest]
+        self, before: LaunchedStep, rows: list[Row], requests: Sequence[SampleRequest]
     ) -> LaunchedStep | None:
         """Launch plain rows while the step `before` may still run: each goes on from the token that its row there
         samples. None if memory is too short for both steps, or was a short while ago.
@@ -112,7 +111,7 @@ class Runner:
         return launched
 
     def _try(
-        self, rows: list[Row], requests: Seq[SampleRequest], before: LaunchedStep | None = None
+        self, rows: list[Row], requests: Sequence[SampleRequest], before: LaunchedStep | None = None
     ) -> WholeStep | None:
         """None if memory is too short. An exception that was handled further out would keep the tensors of its frames
         until then.
@@ -122,7 +121,7 @@ class Runner:
         except torch.OutOfMemoryError:
             return None
 
-    def _launch(self, rows: list[Row], requests: Seq[SampleRequest], before: LaunchedStep | None) -> WholeStep:
+    def _launch(self, rows: list[Row], requests: Sequence[SampleRequest], before: LaunchedStep | None) -> WholeStep:
         self._staging.begin()
         put = self._staging.put
         pending = PendingResult(rows, requests, self.stack.vocab_size, self._streams, put)

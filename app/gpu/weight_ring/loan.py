@@ -11,7 +11,7 @@ from typing import Protocol
 from app.domain.values import KVPolicy, SessionId
 from app.gpu.kv.blocks import BlockId
 from app.gpu.kv_tiers.placement import Placement
-from app.gpu.state.sequence import Sequence as EngineSequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.weight_ring.arena import Arena
 
 PATIENCE_STEPS = 8
@@ -110,7 +110,7 @@ class KVLoans:
         self._headroom = headroom
         self._copy_blocks = copy_blocks
         self._cache = placement.tiers.cache
-        self._weights = EngineSequence(SessionId("weights"), b"", resume_at=0.0)
+        self._weights = TokenSequence(SessionId("weights"), b"", resume_at=0.0)
         """Sessions without a turn are evicted for this one. It is due now, so sessions that are due too stay."""
 
     def settle(self, *, idle: bool) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from app.domain.values import SessionId
 from app.gpu.kv.moves import Move, MoveKind
 from app.gpu.planning.scheduler import StepPlan
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 Content = tuple[object, ...]
 Slots = dict[tuple[int, int], Content]
@@ -63,7 +63,7 @@ class KVModel:
             case MoveKind.DELETE:
                 self.files.pop(move.session, None)
 
-    def check_copies(self, sequences: Iterable[Sequence]) -> None:
+    def check_copies(self, sequences: Iterable[TokenSequence]) -> None:
         """Every host copy that a sequence counts on is of its own history."""
         for sequence in sequences:
             self._check(self.host, sequence.host_blocks, sequence, sequence.computed)
@@ -75,7 +75,7 @@ class KVModel:
             assert blocks[position // self._size][position % self._size] == expected
         self.exported[move.path] = ExportedFile(move.token_ids, move.computed, blocks)
 
-    def _check(self, slots: Slots, blocks: list[int], sequence: Sequence, length: int) -> None:
+    def _check(self, slots: Slots, blocks: list[int], sequence: TokenSequence, length: int) -> None:
         for position in range(min(length, len(blocks) * self._size)):
             assert slots[self._slot(blocks, position)] == _content(sequence, position)
 
@@ -93,5 +93,5 @@ class KVModel:
         return blocks[position // self._size], position % self._size
 
 
-def _content(sequence: Sequence, position: int) -> Content:
+def _content(sequence: TokenSequence, position: int) -> Content:
     return (sequence.namespace, *sequence.tokens[: position + 1])

@@ -11,7 +11,7 @@ from app.domain.values import Tier
 from app.gpu.device.streams import CpuStreams
 from app.gpu.kv.moves import MoveKind
 from app.gpu.state.checkpoints import Checkpoint
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.step.activations import HostTensor
 from tests.gpu.breakpoints.breaking_models import vector
 from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
@@ -20,7 +20,7 @@ LENGTH = 4 * BLOCK_SIZE
 """Tokens of the session that is paused."""
 
 
-def paused_on_host(bench: Bench, computed: int) -> Sequence:
+def paused_on_host(bench: Bench, computed: int) -> TokenSequence:
     """A session whose turn is paused in the pass from position `computed` on."""
     sequence = bench.session(0)
     sequence.tokens = [7] * LENGTH

@@ -10,10 +10,10 @@ import pytest
 from app.domain.values import Tier
 from app.gpu.kv.moves import MoveKind
 from app.gpu.kv_tiers.moving import KVTiers
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
 
-OPERATIONS: dict[str, Callable[[KVTiers, Sequence], object]] = {
+OPERATIONS: dict[str, Callable[[KVTiers, TokenSequence], object]] = {
     "park": KVTiers.park,
     "restore": KVTiers.restore,
     "save": lambda tiers, sequence: tiers.files.save(sequence),

@@ -6,7 +6,7 @@ import pytest
 
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.moves import Moved, MoveKind
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, Bench, tier_of
 
 
@@ -106,7 +106,7 @@ def test_lru_sends_the_longest_idle_away_and_signal_the_one_that_returns_last() 
         sessions = [bench.session(12) for _ in range(3)]
         for sequence, return_at in zip(sessions, (120.0, 190.0, 150.0), strict=True):
             sequence.phase, sequence.resume_at = Phase.IO_WAIT, return_at
-        bench.placement.make_room(2, Sequence(SessionId("asks"), b""))
+        bench.placement.make_room(2, TokenSequence(SessionId("asks"), b""))
         assert [move.session for move in bench.orders()] == [sessions[expected].session]
 
 
@@ -115,7 +115,7 @@ def test_a_guaranteed_session_never_gives_way() -> None:
     sequence = bench.session(12)
     sequence.guaranteed = True
     other = bench.session(12)
-    bench.placement.make_room(6, Sequence(SessionId("asks"), b""), or_some=True)
+    bench.placement.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True)
     bench.finish()
     assert (sequence.tier, other.tier) == (Tier.DEVICE, Tier.HOST)
 
@@ -132,7 +132,7 @@ def test_a_host_that_is_full_sends_the_longest_away_to_disk() -> None:
 def test_without_a_lower_tier_that_has_room_a_session_that_must_go_loses_its_kv() -> None:
     bench = Bench(device=6, host=2, disk=0)
     sequence = bench.session(12)
-    bench.placement.make_room(6, Sequence(SessionId("asks"), b""), or_some=True)
+    bench.placement.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True)
     assert tier_of(sequence) is None
     assert bench.placement.counts().dropped == 1
 
@@ -179,7 +179,7 @@ def test_a_disk_that_stays_full_costs_kv_and_not_the_server() -> None:
     bench.finish()
     resident = bench.session(12)
     for _ in range(3):
-        if bench.placement.make_room(6, Sequence(SessionId("asks"), b""), or_some=True):
+        if bench.placement.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True):
             break
         bench.finish(error="disk full")
     assert bench.device.available == 6
@@ -221,7 +221,7 @@ def test_a_session_that_does_not_return_when_it_said_no_longer_keeps_others_out(
     assert (tier_of(blocking), tier_of(waiting)) == (Tier.HOST, Tier.DEVICE)
 
 
-def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], Sequence, Sequence]:
+def one_waits_for_the_room_of_another() -> tuple[Bench, list[float], TokenSequence, TokenSequence]:
     """A session that is wanted back while one that is about to return has the device; each look at it is recorded."""
     looks: list[float] = []
 

@@ -6,7 +6,7 @@ import heapq
 
 from app.domain.values import Phase, Tier
 from app.gpu.kv.moves import Moved, MoveKind
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv_tiers.tiering import Bench, tier_of
 
 
@@ -40,7 +40,7 @@ class SlowMover:
                 _, number, seconds = heapq.heappop(self._ends)
                 bench.complete(Moved(number, seconds))
 
-    def measure(self, sequence: Sequence) -> None:
+    def measure(self, sequence: TokenSequence) -> None:
         """Have a session go all the way down and come back, so that all speeds are known."""
         bench = self._bench
         bench.phases.signal(sequence, Phase.IDLE, None)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from app.domain.values import SessionId
 from app.gpu.kv_tiers.prefetch import PREFETCH_MARGIN_S, PrefetchMargin, PrefetchOrder
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 
 TIMES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12)
 """Return time and length of the restore of each session."""
 
 
-def sequence(number: int, return_time: float) -> Sequence:
-    return Sequence(SessionId(f"s{number:02}"), b"", resume_at=return_time)
+def sequence(number: int, return_time: float) -> TokenSequence:
+    return TokenSequence(SessionId(f"s{number:02}"), b"", resume_at=return_time)
 
 
 @given(times=TIMES, busy_s=st.integers(0, 9), now=st.integers(0, 60), known_bound=st.booleans())

@@ -12,7 +12,7 @@ from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 from app.gpu.weight_ring.loan import lend_nothing
 
@@ -20,7 +20,7 @@ BLOCK_SIZE = 4
 BLOCK_BYTES = 1000
 
 
-def tier_of(sequence: Sequence) -> Tier | None:
+def tier_of(sequence: TokenSequence) -> Tier | None:
     """The tier now: mypy takes a property for what it was when last looked at."""
     return sequence.tier
 
@@ -47,23 +47,23 @@ class Bench:
         self.phases = Phases(self.placement, headroom)
         self._names = itertools.count()
 
-    def session(self, tokens: int, *, first_token: int = 0) -> Sequence:
+    def session(self, tokens: int, *, first_token: int = 0) -> TokenSequence:
         """A session without a turn whose `tokens` tokens have their KV on the device."""
         number = next(self._names)
-        sequence = Sequence(SessionId(f"s{number}"), bytes([number]), tokens=[first_token] * tokens)
+        sequence = TokenSequence(SessionId(f"s{number}"), bytes([number]), tokens=[first_token] * tokens)
         self.cache.reserve(sequence, tokens)
         self.cache.commit(sequence, tokens)
         self.placement.end_turn(sequence)
         return sequence
 
-    def begin_turn(self, sequence: Sequence) -> TurnState:
+    def begin_turn(self, sequence: TokenSequence) -> TurnState:
         turn = TurnState(Ticket(1), SamplingParams(seed=0), StopRule(1), len(sequence.tokens), 0)
         sequence.turn = turn
         self.phases.forget(sequence)
         self.placement.begin_turn(sequence, turn)
         return turn
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: TokenSequence) -> None:
         self.phases.forget(sequence)
         self.placement.close(sequence)
 
@@ -85,7 +85,7 @@ class Bench:
         self.placement.complete(report)
         self.phases.tick()
 
-    def bring_to(self, sequence: Sequence, tier: Tier) -> None:
+    def bring_to(self, sequence: TokenSequence, tier: Tier) -> None:
         """Take a session on the device to `tier`, by the way that leads there."""
         if tier is Tier.DEVICE:
             return

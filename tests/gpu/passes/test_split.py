@@ -12,14 +12,14 @@ from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, PassPlan, Record
 from app.gpu.passes.segments import Row
 from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off
-from app.gpu.state.sequence import Sequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 WAY = PassPlan(0, 4)
 
 
 def make_row(number: int, first: int, length: int, way: PassPlan = WAY) -> Row:
-    sequence = Sequence(SessionId(f"s{number}"), b"", tokens=[0] * (first + length))
+    sequence = TokenSequence(SessionId(f"s{number}"), b"", tokens=[0] * (first + length))
     turn = TurnState(Ticket(number), SamplingParams(seed=0), StopRule(1), first + length, 0)
     return Row(sequence, turn, first, length, way, samples=True, scores_prompt=False)
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import invariant
 from app.domain.values import KVPolicy, Phase, Tier
 from app.gpu.kv.blocks import BlockId
 from app.gpu.planning.scheduler import StepPlan
-from app.gpu.state.sequence import Sequence as EngineSequence
+from app.gpu.state.sequence import TokenSequence
 from app.gpu.weight_ring.arena import Arena, lay_out
 from app.gpu.weight_ring.loan import PATIENCE_STEPS, Borrower, KVLoans, LoanBook
 from app.gpu.weight_ring.residency import plan_weights
@@ -107,7 +107,7 @@ class Lending:
         while self.loans.settle(idle=True):
             pass
 
-    def works(self, blocks: int) -> EngineSequence:
+    def works(self, blocks: int) -> TokenSequence:
         """A session with a turn, for which weights lend what is missing."""
         free = self.bench.device.available
         assert free >= blocks or self.bench.placement.make_room(blocks, self.bench.session(0))
@@ -115,7 +115,7 @@ class Lending:
         self.bench.begin_turn(sequence)
         return sequence
 
-    def rests(self, sequence: EngineSequence) -> None:
+    def rests(self, sequence: TokenSequence) -> None:
         sequence.turn = None
         self.bench.placement.end_turn(sequence)
 
