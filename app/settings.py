@@ -13,6 +13,7 @@ from pydantic import (
     PlainValidator,
     TypeAdapter,
     ValidationError,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -111,8 +112,13 @@ class Settings(BaseSettings):
         description="weights on the device, such as 2GiB; the others are streamed through it each step, layer by "
         "layer. auto: all of them if they fit",
     )
-    chunk_size: ByteSize = Field(
-        ByteSize(16 << 20), ge=1 << 20, le=512 << 20, description="most bytes of one copy of weights that are streamed"
+    chunk_size: Annotated[ByteSize, WithJsonSchema({"type": "integer", "minimum": 1 << 20, "maximum": 512 << 20})] = (
+        Field(
+            ByteSize(16 << 20),
+            ge=1 << 20,
+            le=512 << 20,
+            description="most bytes of one copy of weights that are streamed",
+        )
     )
     kv_device: Budget = Field(
         None, description="KV on the device: bytes such as 2GiB, sessions such as 20x1024, or auto: from what is free"

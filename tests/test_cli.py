@@ -43,6 +43,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--kv-devise", "3"), "unknown flag --kv-devise; did you mean --kv-device? See djinn serve --help"),
         (("serve", "--kv-device"), "djinn: argument --kv-device: expected one argument. See djinn serve --help"),
         (("serve", "now"), "djinn: unexpected now. See djinn serve --help"),
+        (("serve", "--chunk-size", "1"), "djinn: --chunk-size: an integer from 1048576 to 536870912; got '1'"),
         (("serve", "--chunk-size", "big"), "djinn: --chunk-size: a size such as 2GiB; got 'big'"),
         (("doctor", "--jsn"), "unknown flag --jsn; did you mean --json? See djinn doctor --help"),
         (("serve", "--kv-device", "much"), "--kv-device"),
