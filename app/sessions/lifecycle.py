@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable
+from typing import assert_never
 
 from app.bridge.executor import EngineExecutor
 from app.domain.errors import Busy
@@ -101,6 +102,9 @@ class Notices:
         match notice:
             case Placed():
                 session.kv = notice.memory
-            case Spent() if notice.breakpoint in session.breakpoints:
-                session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
-                self._keeper.note(session)
+            case Spent():
+                if notice.breakpoint in session.breakpoints:
+                    session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
+                    self._keeper.note(session)
+            case _:
+                assert_never(notice)

@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 
 from app.bridge.turn import Turn
@@ -23,8 +24,8 @@ class SessionTable:
         self._limit = limit
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
-        self._closed: dict[SessionId, str | None] = {}
-        """Owners of the last sessions that closed, as many as may be open: their ids are still places in the list."""
+        self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
+        """The last sessions of each owner that closed, as many as may be open: still places in the owner's list."""
 
     def admit(self) -> None:
         """Raise `SessionLimit` or `Draining` if no more sessions may be opened."""
@@ -44,9 +45,10 @@ class SessionTable:
     def remove(self, session: Session) -> None:
         """Let go of a session that closes."""
         del self._open[session.id]
-        self._closed[session.id] = session.owner
-        if len(self._closed) > self._limit:
-            del self._closed[next(iter(self._closed))]
+        closed = self._closed[session.owner]
+        closed[session.id] = None
+        if len(closed) > self._limit:
+            del closed[next(iter(closed))]
 
     @contextlib.contextmanager
     def opening(self, session: Session) -> Iterator[None]:
@@ -92,10 +94,8 @@ class SessionTable:
 
     def _check_place(self, session_id: SessionId, owner: str | None) -> None:
         session = self._open.get(session_id)
-        is_owned = session_id in self._closed and self._closed[session_id] == owner
-        if session is not None:
-            is_owned = session.owner == owner
-        if not is_owned:
+        is_open = session is not None and session.owner == owner
+        if not is_open and session_id not in self._closed.get(owner, ()):
             raise FieldOutOfRange(
                 f"after: id of an open session, or of one of the last {self._limit} that closed; "
                 f"got {session_id[:100]}",

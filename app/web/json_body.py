@@ -45,7 +45,7 @@ def read_json(body: bytes) -> Any:
     """
     _check_nesting(body)
     try:
-        return json.loads(body, object_pairs_hook=_object)
+        return json.loads(body.decode(), object_pairs_hook=_object)  # RFC 8259: UTF-8 and no other
     except UnicodeDecodeError as error:
         where = f"byte {error.start} is 0x{error.object[error.start]:02x}"
         raise MalformedRequest(f"invalid UTF-8 in the body: {where}") from None
