@@ -1,26 +1,9 @@
-"""Every error a client can see, and the one table from exception to HTTP answer.
+"""Every error a client can see, and the one table from exception to HTTP answer."""
 
-DjinnError
-├── MalformedRequest      400  the request cannot be understood
-│   ├── ContextTooLong    400  more tokens than the model or the pool can hold
-│   └── CompressedBody    415  the body is compressed
-├── Unauthenticated       401  no valid API key
-├── NotFound              404  not there, or not yours
-│   └── UnknownModel      404  no such model here
-├── MethodNotAllowed      405  the path exists, but not for this method
-├── WrongState            409  the session's state does not allow this
-├── TooLarge              413  the body is over the size limit
-├── FieldOutOfRange       422  one field has a value outside its range, or names a feature that is not there
-│   └── BadExport         422  an exported session that is damaged, or not of this model
-├── Busy                  429  the queue is full; carries Retry-After
-│   └── SessionLimit      429  as many sessions are open as may be
-├── Draining              503  the server is shutting down
-├── NotDurable            500  done, but not written down: it would not survive a restart
-└── EngineError           500  a bug or a device failure
-    └── WeightsLost       500  weights that are streamed cannot be read any more, or are not what was stored
-"""
+from typing import Any, ClassVar
 
-from typing import ClassVar
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+"""The OpenAI API's words for a status that has words of its own."""
 
 
 class DjinnError(Exception):
@@ -29,6 +12,14 @@ class DjinnError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
+
+    def __init_subclass__(cls, *, status: int | None = None, code: str | None = None, **others: Any) -> None:
+        """A kind of error has its base's status and code unless it is given its own."""
+        super().__init_subclass__(**others)
+        if status is not None:
+            cls.status = status
+            cls.type = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        cls.code = code or cls.code
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -40,77 +31,60 @@ class DjinnError(Exception):
         return {"error": {"message": self.message, "type": self.type, "code": self.code, "param": self.param}}
 
 
-class MalformedRequest(DjinnError):
-    status = 400
-    type = "invalid_request_error"
-    code = "malformed_request"
+class MalformedRequest(DjinnError, status=400, code="malformed_request"):
+    """The request cannot be understood."""
 
 
-class ContextTooLong(MalformedRequest):
-    code = "context_length_exceeded"
+class ContextTooLong(MalformedRequest, code="context_length_exceeded"):
+    """More tokens than the model or the pool can hold."""
 
 
-class CompressedBody(MalformedRequest):
-    status = 415
-    code = "compressed_body"
+class CompressedBody(MalformedRequest, status=415, code="compressed_body"):
+    """The body is compressed."""
 
 
-class Unauthenticated(DjinnError):
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
+class Unauthenticated(DjinnError, status=401, code="invalid_api_key"):
+    """No valid API key."""
 
 
-class NotFound(DjinnError):
-    status = 404
-    type = "invalid_request_error"
-    code = "not_found"
+class NotFound(DjinnError, status=404, code="not_found"):
+    """Not there, or not yours."""
 
 
-class UnknownModel(NotFound):
-    code = "model_not_found"
+class UnknownModel(NotFound, code="model_not_found"):
+    """No such model here."""
 
 
-class MethodNotAllowed(DjinnError):
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_allowed"
+class MethodNotAllowed(DjinnError, status=405, code="method_not_allowed"):
+    """The path exists, but not for this method."""
 
 
-class WrongState(DjinnError):
-    status = 409
-    type = "invalid_request_error"
-    code = "wrong_state"
+class WrongState(DjinnError, status=409, code="wrong_state"):
+    """The session's state does not allow this."""
 
 
-class TooLarge(DjinnError):
-    status = 413
-    type = "invalid_request_error"
-    code = "request_too_large"
+class TooLarge(DjinnError, status=413, code="request_too_large"):
+    """The body is over the size limit."""
 
 
-class FieldOutOfRange(DjinnError):
-    status = 422
-    type = "invalid_request_error"
-    code = "field_out_of_range"
+class FieldOutOfRange(DjinnError, status=422, code="field_out_of_range"):
+    """One field has a value outside its range, or names a feature that is not there."""
 
 
-class BadExport(FieldOutOfRange):
-    code = "bad_export"
+class BadExport(FieldOutOfRange, code="bad_export"):
+    """An exported session that is damaged, or not of this model."""
 
 
-class Busy(DjinnError):
-    status = 429
-    type = "rate_limit_error"
-    code = "queue_full"
+class Busy(DjinnError, status=429, code="queue_full"):
+    """The queue is full; carries Retry-After."""
 
     def __init__(self, message: str, *, retry_after_s: int, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
 
 
-class SessionLimit(Busy):
-    code = "session_limit"
+class SessionLimit(Busy, code="session_limit"):
+    """As many sessions are open as may be."""
 
     def __init__(self, limit: int, *, retry_after_s: int) -> None:
         super().__init__(
@@ -120,19 +94,17 @@ class SessionLimit(Busy):
         )
 
 
-class Draining(DjinnError):
-    status = 503
-    type = "server_error"
-    code = "draining"
+class Draining(DjinnError, status=503, code="draining"):
+    """The server is shutting down."""
 
 
-class NotDurable(DjinnError):
-    code = "not_durable"
+class NotDurable(DjinnError, code="not_durable"):
+    """Done, but not written down: it would not survive a restart."""
 
 
-class EngineError(DjinnError):
-    code = "engine_error"
+class EngineError(DjinnError, code="engine_error"):
+    """A bug or a device failure."""
 
 
-class WeightsLost(EngineError):
-    code = "weights_lost"
+class WeightsLost(EngineError, code="weights_lost"):
+    """Weights that are streamed cannot be read any more, or are not what was stored."""

@@ -1,35 +1,27 @@
-"""Why a model could not be made ready. The operator sees these at `djinn serve` and `djinn models`.
-
-ModelStoreError
-├── DownloadFailed     no network, no such file there, or no permission
-├── ChecksumMismatch   what arrived is not what was asked for
-├── ConversionFailed   a GGUF file that cannot be converted faithfully
-├── BrokenModel        a folder that Transformers cannot read
-└── StoreFull          not enough disk space
-"""
+"""Why a model could not be made ready. The operator sees these at `djinn serve` and `djinn models`."""
 
 from app.domain.errors import DjinnError
 
 
-class ModelStoreError(DjinnError):
-    code = "model_unavailable"
+class ModelStoreError(DjinnError, code="model_unavailable"):
+    """The model could not be made ready."""
 
 
 class DownloadFailed(ModelStoreError):
-    pass
+    """No network, no such file there, or no permission."""
 
 
 class ChecksumMismatch(ModelStoreError):
-    pass
+    """What arrived is not what was asked for."""
 
 
 class ConversionFailed(ModelStoreError):
-    pass
+    """A GGUF file that cannot be converted faithfully."""
 
 
 class BrokenModel(ModelStoreError):
-    pass
+    """A folder that Transformers cannot read."""
 
 
 class StoreFull(ModelStoreError):
-    pass
+    """Not enough disk space."""
