@@ -34,7 +34,6 @@ class PagedCpuAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
-        """See `Attention.__call__`."""
         key, value, decodes = key.to(kv.dtype), value.to(kv.dtype), batch.decodes
         if decodes == len(batch.rows):
             return _attend_paged(query, (key, value), kv, batch.block_tables, batch.positions, spec)

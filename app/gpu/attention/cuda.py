@@ -50,7 +50,6 @@ class CudaAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
-        """See `Attention.__call__`."""
         query, key, value = _dense(query), _dense(key), _dense(value)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         decodes = batch.decodes

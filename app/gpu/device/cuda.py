@@ -22,13 +22,11 @@ class CudaStream:
         self._patient = patient
 
     def record(self) -> Event:
-        """See `Stream.record`."""
         event = torch.cuda.Event(blocking=self._patient)
         event.record(self._stream)
         return event
 
     def wait(self, event: Event) -> None:
-        """See `Stream.wait`."""
         if event is not PASSED:
             self._stream.wait_event(cast("torch.cuda.Event", event))
 

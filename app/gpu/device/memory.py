@@ -47,21 +47,17 @@ class CudaMemory:
         self._device = device
 
     def total(self) -> int:
-        """See `DeviceMemory.total`."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def free(self) -> int:
-        """See `DeviceMemory.free`."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)[0]
 
     def reset_peak(self) -> None:
-        """See `DeviceMemory.reset_peak`."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """See `DeviceMemory.peak`."""
         most = torch.cuda.max_memory_reserved(self._device)
         torch.cuda.empty_cache()
         return most - torch.cuda.memory_reserved(self._device)

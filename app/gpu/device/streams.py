@@ -85,7 +85,6 @@ class CpuStream:
     """See `Stream`."""
 
     def record(self) -> Event:
-        """See `Stream.record`."""
         return PASSED
 
     def wait(self, event: Event) -> None:
@@ -114,11 +113,9 @@ class CpuStreams:
         self.weights: Stream = CpuStream()
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `DeviceStreams.host_tensor`."""
         return torch.empty(shape, dtype=dtype)
 
     def host_slab(self, shape: tuple[int, ...]) -> Tensor:
-        """See `DeviceStreams.host_slab`."""
         return zeroed(shape, torch.uint8, torch.device("cpu"))
 
 

@@ -53,7 +53,6 @@ class CudaRecorder:
         return graph.replay
 
     def forget(self) -> None:
-        """See `Recorder.forget`."""
         self._pool = torch.cuda.graph_pool_handle()
 
 

@@ -116,14 +116,11 @@ class Gpt2Stack:
         self.parameter_bytes = source.nbytes
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """See `LayerStack.embed`."""
         return self._tokens.rows(token_ids).add_(self._positions.rows(positions))
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        """See `LayerStack.layer`."""
         with self._text.using(index):
             return self._layers[index](hidden, batch, kv)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """See `LayerStack.head`."""
         return self._head(hidden)

@@ -54,14 +54,11 @@ class LlamaStack:
         self.parameter_bytes = source.nbytes
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """See `LayerStack.embed`."""
         return self._embedding.rows(token_ids)
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        """See `LayerStack.layer`."""
         with self._text.using(index):
             return self._layers[index](hidden, batch, kv)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """See `LayerStack.head`."""
         return self._head(hidden)

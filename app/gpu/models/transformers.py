@@ -67,13 +67,11 @@ class TransformersStack:
         self._prove(tokens, expected)
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """See `LayerStack.embed`."""
         self._recorded = None
         self._decoder(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         return self._recorders[0].received[0]
 
     def layer(self, index: int, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
-        """See `LayerStack.layer`."""
         return self._run_layer(index, hidden, Paged(self._attention, batch, kv))
 
     def _run_layer(self, index: int, hidden: Tensor, paged: Paged) -> Tensor:
@@ -90,7 +88,6 @@ class TransformersStack:
         return output[0]
 
     def head(self, hidden: Tensor) -> Tensor:
-        """See `LayerStack.head`."""
         self._recorded = None
         nothing = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=self.device)
         self._recorders[-1].answer = hidden[None]

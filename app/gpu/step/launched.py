@@ -50,16 +50,13 @@ class WholeStep:
 
     @property
     def done(self) -> bool:
-        """See `LaunchedStep.done`."""
         return self.pending.done
 
     @property
     def tokens(self) -> Tensor | None:
-        """See `LaunchedStep.tokens`."""
         return self.pending.tokens
 
     def collect(self) -> StepResult:
-        """See `LaunchedStep.collect`."""
         result = self.pending.read()
         result.stopped.update(self.stopped)
         result.captured.update(self.captured)
@@ -78,12 +75,10 @@ class SplitStep:
 
     @property
     def done(self) -> bool:
-        """See `LaunchedStep.done`."""
         return all(piece.done for piece in self.pieces)
 
     @property
     def tokens(self) -> Tensor | None:
-        """See `LaunchedStep.tokens`."""
         return None
 
     def collect(self) -> StepResult:

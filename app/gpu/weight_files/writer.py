@@ -55,13 +55,11 @@ class FileWriter:
         file.truncate(file_bytes(contents))  # zeros wherever nothing is written
 
     def bundle(self, index: int, tensors: Sequence[Tensor]) -> None:
-        """See `Writer.bundle`."""
         if BundleLayout.of(tensors) != self._contents.layouts[index]:
             raise ValueError(f"bundle {index} is not laid out as was said")
         self._write(self._sections[f"bundle.{index}"], _dense(tensors))
 
     def table(self, index: int, matrix: Tensor) -> None:
-        """See `Writer.table`."""
         if Piece(tuple(matrix.shape), matrix.dtype, 0) != self._contents.tables[index]:
             raise ValueError(f"table {index} is not of the shape and dtype that was said")
         self._write(self._sections[f"table.{index}"], [host_bytes(matrix.cpu())])

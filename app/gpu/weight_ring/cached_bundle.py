@@ -35,7 +35,6 @@ class CachedBundle:
         self._copied: Future[None] = Future()
 
     def query(self) -> bool:
-        """See `Event.query`."""
         return self._copied.done()
 
     def synchronize(self) -> None:
@@ -98,11 +97,9 @@ class CachedTensor:
     offset: int
 
     def is_intact(self) -> bool:
-        """See `FilePlace.is_intact`."""
         return self.bundle.is_intact()
 
     def bring(self) -> Tensor:
-        """See `FilePlace.bring`."""
         return self.bundle.bring(self.piece)
 
 

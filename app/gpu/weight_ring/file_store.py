@@ -56,7 +56,6 @@ class FileStore:
         self._thread = ThreadPoolExecutor(1, "djinn-weights")
 
     def load(self, index: int, target: Tensor, after: Sequence[Event]) -> Event:
-        """See `BundleStore.load`."""
         if target.nbytes != self._file.bundles[index].nbytes:
             raise ValueError(f"bundle {index} has {self._file.bundles[index].nbytes} bytes, not {target.nbytes}")
         after = guards_of(after)

@@ -25,13 +25,11 @@ class StreamedBundle:
         self._make = linear
 
     def hold(self, tensor: Tensor) -> Weight:
-        """See `Bundle.hold`."""
         weight = Weight(tensor)
         self.weights.append(weight)
         return weight
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """See `Bundle.linear`."""
         return self._make(self.hold(weight), None if bias is None else self.hold(bias))
 
 
@@ -64,7 +62,6 @@ class FillText:
 
     @contextmanager
     def bundle(self) -> Iterator[StreamedBundle]:
-        """See `Text.bundle`."""
         bundle = StreamedBundle(self._linear)
         yield bundle
         self._writer.bundle(self._bundles, [weight.tensor for weight in bundle.weights])
@@ -73,7 +70,6 @@ class FillText:
             del weight.tensor
 
     def table(self, matrix: Tensor) -> _NoTable:
-        """See `Text.table`."""
         self._writer.table(self._tables, matrix)
         self._tables += 1
         return _NoTable()

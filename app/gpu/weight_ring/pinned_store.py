@@ -46,7 +46,6 @@ class PinnedStore:
         self._tables[index].copy_(matrix)
 
     def load(self, index: int, target: Tensor, after: Sequence[Event]) -> Event:
-        """See `BundleStore.load`."""
         stream = self._streams.weights
         for event in after:
             stream.wait(event)

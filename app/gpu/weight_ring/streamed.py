@@ -53,7 +53,6 @@ class StreamedText:
 
     @contextmanager
     def bundle(self) -> Iterator[StreamedBundle]:
-        """See `Text.bundle`."""
         bundle = StreamedBundle(self._linear)
         yield bundle
         assert BundleLayout.of([weight.tensor for weight in bundle.weights]) == self._layouts[len(self._weights)]
@@ -66,7 +65,6 @@ class StreamedText:
         return HostTable(self._store, self._tables - 1, self.device)
 
     def using(self, index: int) -> AbstractContextManager[None]:
-        """See `Text.using`."""
         return _HERE if index in self._kept else self._uses[index]
 
     def place(self, memory: Tensor, places: Mapping[int, Place], ring: Place) -> None:

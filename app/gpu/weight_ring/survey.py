@@ -25,7 +25,6 @@ class MetaWeights:
         self._dtype = dtype
 
     def holds(self, name: str) -> bool:
-        """See `WeightSource.holds`."""
         return self._stored.holds(name)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -46,11 +45,9 @@ class Survey:
         self.tables: list[Piece] = []
 
     def bundle(self, index: int, tensors: Sequence[Tensor]) -> None:
-        """See `Writer.bundle`."""
         self.layouts.append(BundleLayout.of(tensors))
 
     def table(self, index: int, matrix: Tensor) -> None:
-        """See `Writer.table`."""
         self.tables.append(Piece(tuple(matrix.shape), matrix.dtype, 0))
 
 

@@ -24,11 +24,9 @@ class ResidentText:
         self._bundle = nullcontext(_ResidentBundle(linear))
 
     def bundle(self) -> AbstractContextManager[_ResidentBundle]:
-        """See `Text.bundle`."""
         return self._bundle
 
     def table(self, matrix: Tensor) -> _ResidentTable:
-        """See `Text.table`."""
         return _ResidentTable(matrix)
 
     def using(self, index: int) -> AbstractContextManager[None]:
@@ -43,11 +41,9 @@ class _ResidentBundle:
         self._make = linear
 
     def hold(self, tensor: Tensor) -> Weight:
-        """See `Bundle.hold`."""
         return Weight(tensor)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """See `Bundle.linear`."""
         return self._make(Weight(weight), None if bias is None else Weight(bias))
 
 
@@ -58,5 +54,4 @@ class _ResidentTable:
         self._matrix = matrix
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See `Table.rows`."""
         return F.embedding(ids, self._matrix)
