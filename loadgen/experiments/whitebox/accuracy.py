@@ -1,32 +1,26 @@
 """Whether a turn that pauses in every pass says what it says without, and what a pause costs its client."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from client import AsyncSession, Turn
+from loadgen.experiments.whitebox.bench import Bench
 from loadgen.experiments.whitebox.findings import Findings, RoundTrip, Saved, Trial, Waited
-from loadgen.experiments.whitebox.plan import WhiteboxPlan
 from loadgen.load.prompts import TokenIds
 from loadgen.load.stopwatch import Stopwatch
 from loadgen.targets.subject import Subject, greedy
 
 
-async def run_trials(
-    subject: Subject,
-    plan: WhiteboxPlan,
-    layers: Sequence[int],
-    prompts: Sequence[TokenIds],
-    findings: Findings,
-    advance: Callable[[], None],
-) -> None:
+async def run_trials(bench: Bench, advance: Callable[[], None]) -> None:
     """Answer `plan.sequences` prompts for each layer, with pauses and without.
 
     Every trial has a prompt of its own, and its paused turn comes first: the whole prompt is then computed under
     breakpoints, and not taken from the prefix cache.
     """
-    for index, layer in enumerate(layers):
+    subject, plan, findings = bench.subject, bench.plan, bench.findings
+    for index, layer in enumerate(bench.layers):
         for sequence in range(plan.sequences):
-            prompt = prompts[index * plan.sequences + sequence]
+            prompt = bench.prompts[index * plan.sequences + sequence]
             turn, pauses = await _answer_with_pauses(subject, prompt, plan.tokens, layer, findings)
             plain = await _answer_without(subject, prompt, plan.tokens, findings)
             trial = Trial(layer, sequence, plain, turn.token_ids, pauses["prefill"], pauses["decode"])

@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadgen.experiments.whitebox.findings import Findings, Window
-from loadgen.experiments.whitebox.plan import WhiteboxPlan
+from loadgen.experiments.whitebox.bench import Bench
+from loadgen.experiments.whitebox.findings import Window
 from loadgen.load.prompts import TokenIds
 from loadgen.targets.subject import Subject, greedy
 
@@ -76,55 +76,42 @@ class TokenMeter:
         return tuple(self._counts[second] for second in range(int(self._seconds)))
 
 
-async def measure_windows(
-    subject: Subject,
-    plan: WhiteboxPlan,
-    layer: int,
-    prompts: Sequence[TokenIds],
-    findings: Findings,
-    advance: Callable[[], None],
-) -> None:
+async def measure_windows(bench: Bench, advance: Callable[[], None]) -> None:
     """Let `plan.others` sessions decode, `plan.repeats` times with one paused and without, in turns the other first."""
-    plain = await subject.answer(prompts[0], plan.tokens)
-    for repeat in range(plan.repeats):
+    plain = await bench.subject.answer(bench.prompts[0], bench.plan.tokens)
+    for repeat in range(bench.plan.repeats):
         for paused in (False, True) if repeat % 2 == 0 else (True, False):
             if paused:
-                window = await _with_one_paused(subject, plan, layer, prompts, plain, repeat, findings)
+                window = await _with_one_paused(bench, plain, repeat)
             else:
-                meter = await _decode(subject, plan, prompts)
+                meter = await _decode(bench)
                 window = Window(repeat, False, meter.by_second, meter.tokens_per_s)
-            findings.windows.append(window)
+            bench.findings.windows.append(window)
             advance()
 
 
-async def _with_one_paused(
-    subject: Subject,
-    plan: WhiteboxPlan,
-    layer: int,
-    prompts: Sequence[TokenIds],
-    plain: TokenIds,
-    repeat: int,
-    findings: Findings,
-) -> Window:
+async def _with_one_paused(bench: Bench, plain: TokenIds, repeat: int) -> Window:
     """One window, with a look at memory before it ends; the pause ends with it."""
+    subject, plan = bench.subject, bench.plan
     async with subject.session() as session:
-        await session.break_at(layer=layer, timeout_s=plan.pause_seconds + PAUSE_MARGIN_S)
-        paused = await session.generate(**greedy(prompts[0], plan.tokens))
-        findings.memory["during"] = await subject.memory()
-        meter = await _decode(subject, plan, prompts)
+        await session.break_at(layer=bench.middle_layer, timeout_s=plan.pause_seconds + PAUSE_MARGIN_S)
+        paused = await session.generate(**greedy(bench.prompts[0], plan.tokens))
+        bench.findings.memory["during"] = await subject.memory()
+        meter = await _decode(bench)
         turn = await session.resume(until="end")
     undisturbed = paused.status == "paused" and turn.token_ids == plain
     return Window(repeat, True, meter.by_second, meter.tokens_per_s, undisturbed)
 
 
-async def _decode(subject: Subject, plan: WhiteboxPlan, prompts: Sequence[TokenIds]) -> TokenMeter:
+async def _decode(bench: Bench) -> TokenMeter:
     """Let the others decode for `plan.pause_seconds`; returns what was counted."""
+    plan = bench.plan
     meter = TokenMeter(plan.others, plan.pause_seconds)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_keep_decoding(subject, number, prompts[number], meter))
-                for number in range(plan.others)
+                group.create_task(_keep_decoding(bench.subject, number, prompt, meter))
+                for number, prompt in enumerate(bench.prompts[: plan.others])
             ]
             await meter.ready.wait()
             meter.start()

@@ -14,14 +14,14 @@ from rich.console import Console
 from loadgen.errors import LoadgenError
 from loadgen.experiments.each_subject import on_each_subject
 from loadgen.experiments.whitebox.accuracy import run_trials
+from loadgen.experiments.whitebox.bench import Bench
 from loadgen.experiments.whitebox.concurrency import measure_windows
-from loadgen.experiments.whitebox.findings import Findings
 from loadgen.experiments.whitebox.plan import WhiteboxPlan, choose_layers
 from loadgen.experiments.whitebox.report import TargetReport, WhiteboxReport, judge
 from loadgen.experiments.whitebox.steering import measure_rates, run_steered
 from loadgen.experiments.whitebox.summary import summarize
 from loadgen.load.corpus import Corpus
-from loadgen.load.prompts import TokenIds, cut_prompts, fingerprint
+from loadgen.load.prompts import cut_prompts, fingerprint
 from loadgen.load.workload import Workload, plan_trace
 from loadgen.results.failures import noting
 from loadgen.results.inputs import Server, Texts
@@ -32,21 +32,12 @@ from loadgen.targets.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A server that has answered, and what will be done to it."""
-
-    subject: Subject
-    layers: tuple[int, ...]
-    prompts: tuple[TokenIds, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """One part of the experiment: how many steps it has, and what runs it, telling of each step."""
 
     name: str
     steps: int
-    run: Callable[[Callable[[], None]], Awaitable[None]]
+    run: Callable[[Bench, Callable[[], None]], Awaitable[None]]
 
 
 async def run_whitebox(
@@ -57,12 +48,12 @@ async def run_whitebox(
     Cancelled during a run, it returns what was seen until then.
     """
     targets = await on_each_subject(
-        specs, lambda subject: _prepare(subject, plan, corpus), lambda ready: _measure(ready, plan, console)
+        specs, lambda subject: _prepare(subject, plan, corpus), lambda bench: _measure(bench, console)
     )
     return WhiteboxReport(seed=plan.seed, plan=plan, texts=Texts.of(corpus), targets=targets)
 
 
-async def _prepare(subject: Subject, plan: WhiteboxPlan, corpus: Corpus) -> Prepared:
+async def _prepare(subject: Subject, plan: WhiteboxPlan, corpus: Corpus) -> Bench:
     """Choose layers, cut prompts, and run one turn too many: what is slow only once stays out of the measurement."""
     await subject.prepare(plan.context + plan.tokens)
     num_layers = subject.num_layers
@@ -74,59 +65,43 @@ async def _prepare(subject: Subject, plan: WhiteboxPlan, corpus: Corpus) -> Prep
     cut = await cut_prompts(plan_trace(load), load, corpus, subject.tokenize)
     *prompts, spare = (turns[0] for turns in cut)
     await subject.answer(spare, plan.tokens)
-    return Prepared(subject, layers, tuple(prompts))
+    return Bench(subject, plan, layers, tuple(prompts))
 
 
-def _parts(ready: Prepared, plan: WhiteboxPlan, findings: Findings) -> list[Part]:
+def _parts(bench: Bench) -> list[Part]:
     """What is done, in this order."""
-    subject, layers, prompts = ready.subject, ready.layers, ready.prompts
-    middle = layers[len(layers) // 2]
+    plan = bench.plan
+    answers = len(bench.layers) * plan.sequences
     return [
-        Part(
-            "token accuracy",
-            len(layers) * plan.sequences,
-            lambda step: run_trials(subject, plan, layers, prompts, findings, step),
-        ),
-        Part(
-            "steering",
-            len(layers) * plan.sequences,
-            lambda step: run_steered(subject, plan, layers, prompts, findings, step),
-        ),
-        Part(
-            "decode rate",
-            plan.sequences,
-            lambda step: measure_rates(subject, plan, middle, prompts[0], findings, step),
-        ),
-        Part(
-            "throughput of the others",
-            2 * plan.repeats,
-            lambda step: measure_windows(subject, plan, middle, prompts, findings, step),
-        ),
+        Part("token accuracy", answers, run_trials),
+        Part("steering", answers, run_steered),
+        Part("decode rate", plan.sequences, measure_rates),
+        Part("throughput of the others", 2 * plan.repeats, measure_windows),
     ]
 
 
-async def _measure(ready: Prepared, plan: WhiteboxPlan, console: Console) -> TargetReport:
-    findings = Findings()
-    parts = _parts(ready, plan, findings)
-    with show_parts(console, ready.subject.spec.name, {part.name: part.steps for part in parts}) as advance:
+async def _measure(bench: Bench, console: Console) -> TargetReport:
+    findings, parts = bench.findings, _parts(bench)
+    with show_parts(console, bench.subject.spec.name, {part.name: part.steps for part in parts}) as advance:
         try:
             with noting("the server's own figures", findings.failures):
-                await _observe(ready.subject, parts, findings, advance)
+                await _observe(bench, parts, advance)
         except asyncio.CancelledError:
             findings.interrupted = True
     summary = summarize(findings)
-    prompts = fingerprint([[prompt] for prompt in ready.prompts])
-    server = Server.of(ready.subject.spec)
-    return TargetReport(server, ready.layers, prompts, findings, summary, tuple(judge(summary, findings)))
+    prompts = fingerprint([[prompt] for prompt in bench.prompts])
+    server = Server.of(bench.subject.spec)
+    return TargetReport(server, bench.layers, prompts, findings, summary, tuple(judge(summary, findings)))
 
 
-async def _observe(subject: Subject, parts: Sequence[Part], findings: Findings, advance: Callable[[str], None]) -> None:
+async def _observe(bench: Bench, parts: Sequence[Part], advance: Callable[[str], None]) -> None:
     """Run the parts between two looks at the server; one that fails does not keep the next from running."""
+    subject, findings = bench.subject, bench.findings
     findings.memory["before"], earlier = await subject.memory(), await subject.histograms()
     try:
         for part in parts:
             with noting(part.name, findings.failures):
-                await part.run(partial(advance, part.name))
+                await part.run(bench, partial(advance, part.name))
     finally:
         findings.memory["after"], later = await subject.memory(), await subject.histograms()
         findings.histograms = {name: between(earlier[name], found) for name, found in later.items()}

@@ -1,10 +1,10 @@
 """What steering does to what is said, and what it and breakpoints that never match do to the speed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from client import AsyncSession, DjinnError
-from loadgen.experiments.whitebox.findings import Arm, Findings, Rates, Steered
-from loadgen.experiments.whitebox.plan import WhiteboxPlan
+from loadgen.experiments.whitebox.bench import Bench
+from loadgen.experiments.whitebox.findings import Arm, Rates, Steered
 from loadgen.load.prompts import TokenIds
 from loadgen.load.stopwatch import Stopwatch
 from loadgen.targets.subject import Subject, greedy
@@ -14,22 +14,16 @@ class Unmeasurable(DjinnError):
     """The server was faster than can be told."""
 
 
-async def run_steered(
-    subject: Subject,
-    plan: WhiteboxPlan,
-    layers: Sequence[int],
-    prompts: Sequence[TokenIds],
-    findings: Findings,
-    advance: Callable[[], None],
-) -> None:
+async def run_steered(bench: Bench, advance: Callable[[], None]) -> None:
     """Answer the prompts of the first layer's trials once more for each layer, multiplied there by `plan.scale`."""
-    plain = [await subject.answer(prompt, plan.tokens) for prompt in prompts[: plan.sequences]]
-    for layer in layers:
+    subject, plan = bench.subject, bench.plan
+    plain = [await subject.answer(prompt, plan.tokens) for prompt in bench.prompts[: plan.sequences]]
+    for layer in bench.layers:
         for sequence, expected in enumerate(plain):
             async with subject.session() as session:
                 await session.steer(layer=layer, scale=plan.scale)
-                turn = await session.generate(**greedy(prompts[sequence], plan.tokens))
-            findings.steered.append(Steered(layer, sequence, first_difference(expected, turn.token_ids)))
+                turn = await session.generate(**greedy(bench.prompts[sequence], plan.tokens))
+            bench.findings.steered.append(Steered(layer, sequence, first_difference(expected, turn.token_ids)))
             advance()
 
 
@@ -41,24 +35,17 @@ def first_difference(expected: TokenIds, found: TokenIds) -> int | None:
     return next((place for place, equal in enumerate(same) if not equal), min(len(expected), len(found)))
 
 
-async def measure_rates(
-    subject: Subject,
-    plan: WhiteboxPlan,
-    layer: int,
-    prompt: TokenIds,
-    findings: Findings,
-    advance: Callable[[], None],
-) -> None:
+async def measure_rates(bench: Bench, advance: Callable[[], None]) -> None:
     """Decode with each `Arm` in turn, `plan.sequences` times, each time beginning with another one."""
-    arms = tuple(Arm)
+    subject, plan, arms = bench.subject, bench.plan, tuple(Arm)
     for number in range(plan.sequences):
         first = number % len(arms)
         rates = {}
         for arm in (*arms[first:], *arms[:first]):
             async with subject.session() as session:
-                await _arm(subject, session, arm, layer, plan.scale)
-                rates[arm] = await _decode_rate(session, prompt, plan.tokens)
-        findings.rates.append(Rates(rates))
+                await _arm(subject, session, arm, bench.middle_layer, plan.scale)
+                rates[arm] = await _decode_rate(session, bench.prompts[0], plan.tokens)
+        bench.findings.rates.append(Rates(rates))
         advance()
 
 
