@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, require_at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class Measurement:
     slo: Slo = Slo()
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise LoadgenError("repeats must be at least 1")
+        require_at_least(1, self, "repeats")
         if not 0 <= self.warmup_s < math.inf:
             raise LoadgenError("warmup must be at least 0 and finite, in seconds")
         if not 0 < self.turn_timeout_s < math.inf:

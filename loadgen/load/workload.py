@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, require_at_least
 from loadgen.load.arrivals import Arrivals, arrival_times
 from loadgen.load.think import MAX_SIGMA, InfinityAsNull, LogNormal, ThinkTime, Uniform
 from loadgen.load.trace import AgentPlan, Trace, TurnPlan, read_trace, scaled
@@ -40,10 +40,7 @@ class Load:
     signals: Signals = Signals.ETA
 
     def __post_init__(self) -> None:
-        if self.system_tokens < 0:
-            raise LoadgenError("system_tokens must be at least 0")
-        if self.seed < 0:
-            raise LoadgenError("seed must be at least 0")
+        require_at_least(0, self, "system_tokens", "seed")
         if not 0 < self.time_scale < math.inf:
             raise LoadgenError("time_scale must be above 0 and finite")
 
@@ -84,9 +81,8 @@ class Workload(Load):
 
     def __post_init__(self) -> None:
         Load.__post_init__(self)  # super() knows nothing of the class that slots=True makes anew
-        for name in ("agents", "context", "turns", "resume_tokens", "completion_tokens", "tool_completion_tokens"):
-            if getattr(self, name) < 1:
-                raise LoadgenError(f"{name} must be at least 1")
+        lengths = ("context", "turns", "resume_tokens", "completion_tokens", "tool_completion_tokens")
+        require_at_least(1, self, "agents", *lengths)
         if not self.rate > 0:
             raise LoadgenError("rate must be above 0")
         if not 0 < self.burstiness < math.inf:

@@ -9,7 +9,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from loadgen.results.figures import INK, color_of, style_of
 
-BAND_ALPHA = 0.2
 BARS_WIDTH = 0.8
 FEWEST_GROUPS = 3
 """For which there is room anyway: a single bar would fill the drawing."""
@@ -108,13 +107,6 @@ def areas(axes: Axes, xs: Sequence[float], series: Mapping[str, Sequence[float]]
         alpha=0.85,
     )
     label_axes(axes, x_label, y_label)
-
-
-def band(axes: Axes, name: str, rows: Sequence[tuple[float, float, float, float]], number: int = 0) -> None:
-    """A line of (x, middle, low, high) with a band from low to high around it."""
-    xs, middles, lows, highs = zip(*rows, strict=True) if rows else ((), (), (), ())
-    axes.plot(xs, middles, label=_named(name), color=color_of(number), linestyle=style_of(number))
-    axes.fill_between(xs, lows, highs, color=color_of(number), alpha=BAND_ALPHA, linewidth=0)
 
 
 def level(axes: Axes, y: float, name: str) -> None:

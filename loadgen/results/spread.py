@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,3 +26,11 @@ class Spread:
     def over(cls, values: Sequence[float]) -> Spread:
         """Of all of them. Raises ValueError if there are none."""
         return cls(median(values), min(values), max(values), len(values))
+
+
+def in_words(spread: Spread | None, write: Callable[[float], str]) -> str:
+    """The middle, and the two ends of several; empty for None."""
+    if spread is None:
+        return ""
+    middle, low, high = map(write, (spread.median, spread.low, spread.high))
+    return middle if spread.count == 1 else f"{middle} ({low}–{high})"

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 
 MIB = 1 << 20
+DIRECTIONS = {"out": "device to host", "in": "host to device", "to_disk": "host to disk", "from_disk": "disk to host"}
+"""What Djinn's own names mean, by which KV moves."""
 
 
 def three_digits(value: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from loadgen.experiments.density.headlines import headline_table, spread_table
 from loadgen.experiments.density.report import Named, names
 from loadgen.results.tables import TextTable
-from loadgen.results.text import NOT_TOLD, counts, duration, mebibytes, milliseconds, share
+from loadgen.results.text import DIRECTIONS, NOT_TOLD, counts, duration, mebibytes, milliseconds, share
 from loadgen.stats import Distribution, Summary
 from loadgen.stats.distribution import FEWEST_SAMPLES
 
@@ -23,14 +23,6 @@ LATENCIES = {
     "signal round trip": "signal_s",
     "lateness of sending": "lateness_s",
 }
-
-DIRECTIONS = {
-    "out": "device to host",
-    "in": "host to device",
-    "to_disk": "host to disk",
-    "from_disk": "disk to host",
-}
-"""What Djinn's own names for them mean."""
 
 
 def tables(targets: Sequence[Named]) -> Iterator[TextTable]:

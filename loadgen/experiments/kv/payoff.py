@@ -21,16 +21,6 @@ class Payoff:
     in_turn_s: float
     pipelined_s: float
 
-    @property
-    def pays_in_turn(self) -> bool:
-        """Whether packing is faster, one step after the other."""
-        return self.in_turn_s < self.plain_s
-
-    @property
-    def pays_pipelined(self) -> bool:
-        """Whether packing is faster, all steps at once."""
-        return self.pipelined_s < self.plain_s
-
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:

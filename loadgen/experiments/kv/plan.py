@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, require_at_least
 from loadgen.experiments.kv.links import NOMINAL_LINKS, Link
 
 MIN_TOKENS = 32
@@ -26,13 +26,9 @@ class KVPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < MIN_TOKENS:
-            raise LoadgenError(f"tokens must be at least {MIN_TOKENS}")
-        for name in ("repeats", "decoded"):
-            if getattr(self, name) < 1:
-                raise LoadgenError(f"{name} must be at least 1")
-        if self.seed < 0:
-            raise LoadgenError("seed must be at least 0")
+        require_at_least(MIN_TOKENS, self, "tokens")
+        require_at_least(1, self, "repeats", "decoded")
+        require_at_least(0, self, "seed")
         names = [link.name for link in self.links]
         if len(set(names)) < len(names):
             raise LoadgenError(f"every link needs a name of its own: {', '.join(names)}")

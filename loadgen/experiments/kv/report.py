@@ -16,9 +16,8 @@ from loadgen.results.failures import Failure
 from loadgen.results.files import Result
 from loadgen.results.inputs import Server, Texts
 from loadgen.results.per_target import PerTarget
+from loadgen.results.text import DIRECTIONS
 
-WAYS = {"out": "device to host", "in": "host to device", "to_disk": "host to disk", "from_disk": "disk to host"}
-"""The server's directions in words."""
 LOOPBACK = "TCP loopback"
 
 
@@ -78,6 +77,6 @@ def conclude(server: Server, nominal: tuple[Link, ...], findings: Findings) -> T
 
 def _measured(findings: Findings) -> Iterator[Link]:
     for direction, speed in bandwidths(findings.copies).items():
-        yield Link(WAYS[direction], speed, measured=True)
+        yield Link(DIRECTIONS[direction], speed, measured=True)
     if findings.loopback is not None:
         yield Link(LOOPBACK, findings.loopback.bytes_per_s, measured=True)

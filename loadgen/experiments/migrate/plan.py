@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, require_at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,8 @@ class MigratePlan:
     def __post_init__(self) -> None:
         if min(self.lengths, default=0) < 1 or len(set(self.lengths)) < len(self.lengths):
             raise LoadgenError("lengths must be different numbers from 1")
-        for name in ("repeats", "new_tokens", "decoded"):
-            if getattr(self, name) < 1:
-                raise LoadgenError(f"{name} must be at least 1")
-        if self.seed < 0:
-            raise LoadgenError("seed must be at least 0")
+        require_at_least(1, self, "repeats", "new_tokens", "decoded")
+        require_at_least(0, self, "seed")
 
     @property
     def longest(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, require_at_least
 from loadgen.load.trace import AgentPlan, Trace, TurnPlan
 
 
@@ -23,12 +23,8 @@ class OversubscribePlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("sessions", "turns", "tokens", "concurrency"):
-            if getattr(self, name) < 1:
-                raise LoadgenError(f"{name} must be at least 1")
-        for name in ("checked", "seed"):
-            if getattr(self, name) < 0:
-                raise LoadgenError(f"{name} must be at least 0")
+        require_at_least(1, self, "sessions", "turns", "tokens", "concurrency")
+        require_at_least(0, self, "checked", "seed")
         if self.context < self.turns * (self.tokens + 1):
             raise LoadgenError(
                 f"context must be at least {self.turns * (self.tokens + 1)}: {self.turns} turns generate "

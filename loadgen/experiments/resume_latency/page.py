@@ -18,10 +18,7 @@ NAMES = {Way.RECOMPUTE: "recompute", Way.OFFLOAD: "hand-written", Way.DJINN: "Dj
 """Short enough for a legend on a narrow page."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-WORDS = {
-    Measure.STANDING: "Until the model stands at the layer again",
-    Measure.TOKEN: "Until the next token",
-}
+WORDS = {Measure.STANDING: "Until the model stands at the layer again", Measure.TOKEN: "Until the next token"}
 CAPTION = (
     "Medians. A colour for each way, a marker for each length. Where Djinn's line is below that of a recompute of the "
     "same length, coming back is sooner than computing again."

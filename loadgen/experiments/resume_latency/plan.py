@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, require_at_least
 from loadgen.experiments.resume_latency.findings import Way
 
 DEPTHS = (2.5, 25.0, 50.0, 75.0, 100.0)
@@ -29,10 +29,8 @@ class ResumePlan:
             raise LoadgenError("lengths must be different numbers from 2")
         if not self.depths or not all(0 < depth <= 100 for depth in self.depths):
             raise LoadgenError("depths must be above 0 and at most 100, in percent of the layers")
-        if self.repeats < 1:
-            raise LoadgenError("repeats must be at least 1")
-        if self.seed < 0:
-            raise LoadgenError("seed must be at least 0")
+        require_at_least(1, self, "repeats")
+        require_at_least(0, self, "seed")
 
 
 QUICK = ResumePlan(lengths=(128, 512), depths=(2.5, 50.0, 100.0), repeats=2)

@@ -7,7 +7,7 @@ from loadgen.experiments.resume_latency.plan import depth_of
 from loadgen.experiments.resume_latency.report import TargetReport, from_layer, times
 from loadgen.experiments.resume_latency.summary import Measure, Row
 from loadgen.results.failures import failure_table
-from loadgen.results.spread import Spread
+from loadgen.results.spread import in_words
 from loadgen.results.tables import TextTable
 from loadgen.results.verdicts import verdict_table
 
@@ -82,7 +82,7 @@ def _ratios(target: TargetReport, measure: Measure) -> TextTable:
     rows = []
     for length in dict.fromkeys(length for length, _, _ in found):
         for place, layer in enumerate(target.layers):
-            cells = [_ratio(found.get((length, layer, way))) for way in (Way.RECOMPUTE, Way.OFFLOAD)]
+            cells = [in_words(found.get((length, layer, way)), times) for way in (Way.RECOMPUTE, Way.OFFLOAD)]
             if any(cells):
                 rows.append((f"{length:,} tokens" if not place else "", *_place(target, layer), *cells))
     header = ("", "layer", "depth", "recompute over Djinn", "Djinn over hand-written offload")
@@ -95,7 +95,7 @@ def _server(target: TargetReport) -> TextTable:
     for length in lengths:
         mine = [times for times in target.summary.server if times.length == length]
         for place, found in enumerate(mine):
-            cells = [_milliseconds(spread) for spread in (found.dispatch_s, found.copy_s, found.checkpoint_s)]
+            cells = [in_words(spread, _milliseconds) for spread in (found.dispatch_s, found.copy_s, found.checkpoint_s)]
             rows.append((f"{length:,} tokens" if not place else "", *_place(target, found.layer), *cells))
     note = (
         f"{SPREAD} Dispatch: the engine takes the resume. KV: the copy from the host tier. Residual stream: the "
@@ -110,24 +110,11 @@ def _place(target: TargetReport, layer: int) -> tuple[str, str]:
 
 
 def _cell(row: Row | None, measure: Measure) -> str:
-    return "" if row is None else _milliseconds(row.seconds(measure))
+    return "" if row is None else in_words(row.seconds(measure), _milliseconds)
 
 
-def _milliseconds(spread: Spread | None) -> str:
-    if spread is None:
-        return ""
-    middle, low, high = (_digits(1000 * value) for value in (spread.median, spread.low, spread.high))
-    return middle if spread.count == 1 else f"{middle} ({low}–{high})"
-
-
-def _ratio(spread: Spread | None) -> str:
-    if spread is None:
-        return ""
-    middle, low, high = (times(value) for value in (spread.median, spread.low, spread.high))
-    return middle if spread.count == 1 else f"{middle} ({low}–{high})"
-
-
-def _digits(milliseconds: float) -> str:
+def _milliseconds(seconds: float) -> str:
+    milliseconds = 1000 * seconds
     if milliseconds < 1:
         return f"{milliseconds:.3f}"
     return f"{milliseconds:.1f}" if milliseconds < 100 else f"{milliseconds:,.0f}"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, require_at_least
 from loadgen.experiments.weights.findings import Way
 from loadgen.results.text import MIB
 
@@ -52,12 +52,9 @@ class WeightsPlan:
                 raise LoadgenError(f"{name} must be different numbers from 1")
         if self.prompt < (least := LEAST_PROMPT * max(self.batches)):
             raise LoadgenError(f"prompt must be at least {least}: {LEAST_PROMPT} tokens for each session of a batch")
-        if self.tokens < FEWEST_TOKENS:
-            raise LoadgenError(f"tokens must be at least {FEWEST_TOKENS}")
-        if self.repeats < 1:
-            raise LoadgenError("repeats must be at least 1")
-        if self.seed < 0:
-            raise LoadgenError("seed must be at least 0")
+        require_at_least(FEWEST_TOKENS, self, "tokens")
+        require_at_least(1, self, "repeats")
+        require_at_least(0, self, "seed")
 
     @property
     def cells(self) -> tuple[Cell, ...]:

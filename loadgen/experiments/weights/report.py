@@ -11,7 +11,7 @@ from loadgen.experiments.weights.sizes import ModelBytes
 from loadgen.experiments.weights.summary import Measure, Summary
 from loadgen.results.files import Result
 from loadgen.results.inputs import Server, Texts
-from loadgen.results.spread import Spread
+from loadgen.results.spread import Spread, in_words
 from loadgen.results.verdicts import Verdict, all_well, verdict, verdict_of_spread
 
 
@@ -107,7 +107,6 @@ def _at_least(what: str, target: str, ratio: Spread | None, bound: float) -> Ver
     return verdict_of_spread(what, target, in_ratio(ratio), met=met, could_be=could_be)
 
 
-def in_ratio(ratio: Spread) -> str:
-    """The middle, and the two ends of several."""
-    middle = f"{ratio.median:.2f}"
-    return middle if ratio.count == 1 else f"{middle} ({ratio.low:.2f}–{ratio.high:.2f})"
+def in_ratio(ratio: Spread | None) -> str:
+    """Two digits after the point."""
+    return in_words(ratio, "{:.2f}".format)

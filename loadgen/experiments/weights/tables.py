@@ -7,7 +7,7 @@ from loadgen.experiments.weights.findings import Way
 from loadgen.experiments.weights.report import WeightsReport, in_ratio
 from loadgen.experiments.weights.summary import Measure, Row
 from loadgen.results.failures import failure_table
-from loadgen.results.spread import Spread
+from loadgen.results.spread import Spread, in_words
 from loadgen.results.tables import Mark, TextTable
 from loadgen.results.text import in_bytes, milliseconds, three_digits
 from loadgen.results.verdicts import verdict_table
@@ -58,18 +58,14 @@ def _figures(report: WeightsReport, measure: Measure) -> TextTable:
     title, figure, write = MEASURES[measure]
     found = {(row.way, row.cell): figure(row) for row in report.summary.rows}
     cells = report.plan.cells
-    rows = [(way.value, *(_cell(found.get((way, cell)), write) for cell in cells)) for way in Way]
+    rows = [(way.value, *(in_words(found.get((way, cell)), write) for cell in cells)) for way in Way]
     return TextTable(title, ("", *map(str, cells)), [row for row in rows if any(row[1:])], SPREAD)
 
 
 def _comparisons(report: WeightsReport, measure: Measure) -> TextTable:
     cells, ratio = report.plan.cells, report.summary.ratio
     found = [(way, [ratio(way, cell, measure) for cell in cells]) for way in Way]
-    rows = [
-        (way.value, *("" if each is None else in_ratio(each) for each in ratios))
-        for way, ratios in found
-        if any(ratios)
-    ]
+    rows = [(way.value, *map(in_ratio, ratios)) for way, ratios in found if any(ratios)]
     title = f"How many times as good streamed Djinn is, {measure.value}"
     note = f"{SPREAD} Taken within each repeat; above 1 Djinn is ahead."
     return TextTable(title, ("than", *map(str, cells)), rows, note)
@@ -103,9 +99,9 @@ def _chunks(report: WeightsReport) -> TextTable:
     rows = [
         (
             in_bytes(row.chunk_bytes),
-            _cell(row.bytes_per_s, in_gigabytes),
-            _cell(row.first_s, milliseconds),
-            _cell(row.tokens_per_s, three_digits),
+            in_words(row.bytes_per_s, in_gigabytes),
+            in_words(row.first_s, milliseconds),
+            in_words(row.tokens_per_s, three_digits),
             CHOSEN if choice is not None and choice.chunk_bytes == row.chunk_bytes else "",
         )
         for row in report.chunks
@@ -113,10 +109,3 @@ def _chunks(report: WeightsReport) -> TextTable:
     note = SPREAD if choice is None else f"{SPREAD} {choice_in_words(choice)}"
     header = ("copies of", "GB/s", "first token, ms", "tokens/s", "")
     return TextTable("Size of copies, one session", header, rows, note, marks={CHOSEN: Mark.GOOD})
-
-
-def _cell(spread: Spread | None, write: Write) -> str:
-    if spread is None:
-        return ""
-    middle, low, high = (write(value) for value in (spread.median, spread.low, spread.high))
-    return middle if spread.count == 1 else f"{middle} ({low}–{high})"

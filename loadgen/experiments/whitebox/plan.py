@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from loadgen.errors import LoadgenError
+from loadgen.errors import LoadgenError, require_at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,10 @@ class WhiteboxPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "context", "others", "repeats"):
-            if getattr(self, name) < 1:
-                raise LoadgenError(f"{name} must be at least 1")
+        require_at_least(1, self, "sequences", "context", "others", "repeats")
         if self.tokens < 2:
             raise LoadgenError("tokens must be at least 2: one comes from the prompt, the others are decoded")
-        if self.seed < 0:
-            raise LoadgenError("seed must be at least 0")
+        require_at_least(0, self, "seed")
         if not 0 < self.pause_seconds < math.inf:
             raise LoadgenError("pause_seconds must be above 0 and finite")
         if not math.isfinite(self.scale):

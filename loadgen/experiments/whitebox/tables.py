@@ -49,12 +49,7 @@ def _accuracy(target: TargetReport) -> TextTable:
 
 def _latency(target: TargetReport) -> TextTable:
     rows = [
-        (
-            row.what,
-            f"{row.positions:.0f}",
-            str(row.seconds.count),
-            *_percentiles(row.seconds),
-        )
+        (row.what, f"{row.positions:.0f}", str(row.seconds.count), *_percentiles(row.seconds))
         for row in target.summary.latency
     ]
     return TextTable("Latency, milliseconds", ("", "positions", "samples", "p50", "p90", "p99"), rows)

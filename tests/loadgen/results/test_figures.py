@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
 from loadgen.results.figures import COLORS, Figure, color_of, style_of, to_png, to_svg
-from loadgen.results.plots import Series, areas, band, bars, cdf, level, lines
+from loadgen.results.plots import Series, areas, bars, cdf, level, lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = ("djinn & co", "<script>", "$5 a_b", "_hidden")
@@ -134,8 +134,6 @@ def test_more_series_than_colours_differ_by_style() -> None:
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda axes: band(axes, "a", [(1.0, 2.0, 1.0, 3.0), (2.0, 2.5, 2.0, 4.0)]),
-        lambda axes: band(axes, "a", []),
         lambda axes: areas(axes, [0.0, 1.0], {"device": [1.0, 2.0], "host": [0.0, 3.0]}, "s", "sessions"),
         lambda axes: level(axes, 3.0, "room"),
         lambda axes: lines(axes, [Series("a", [(1.0, math.nan), (2.0, 3.0)])], "x", "y", log_x=True, log_y=True),
