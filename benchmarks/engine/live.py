@@ -138,6 +138,14 @@ class LiveEngine:
         self.finish(turn)
         return turn
 
+    def generate_together(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[LiveTurn]:
+        """Run a turn of a fresh session for each prompt, all at once."""
+        sessions = [self.open() for _ in prompts]
+        turns = [self.submit(session, prompt, max_tokens) for session, prompt in zip(sessions, prompts, strict=True)]
+        self.finish(*turns)
+        self.close(*sessions)
+        return turns
+
     def place(self, session: SessionId) -> SessionMemory:
         """Where the session's KV was when the engine last spoke of it."""
         return self._places[session][1]

@@ -1,9 +1,12 @@
 """Engines as `djinn serve` makes them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, cast
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from app.gpu.attention import attention_for
 from app.gpu.device.choice import choose_device, choose_dtype, streams_of
@@ -15,10 +18,11 @@ from app.gpu.startup.weights import LoadedModel
 from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import Settings
 from benchmarks.engine.live import LiveEngine
-from benchmarks.engine.profile import traced
 
 FEW = 4
 """Most sessions in one step where no more take part: an engine prepares for as many as it is told when it is loaded."""
+
+TRACED_ROWS = 10
 
 
 class Place(Protocol):
@@ -66,6 +70,21 @@ def build(place: Place, model: str, stack: object, **changed: object) -> LiveEng
 def live(place: Place, engine: Engine) -> LiveEngine:
     """The engine, traced if that is asked for."""
     return LiveEngine(engine, None if place.trace is None else traced(place.trace, place.device))
+
+
+@contextmanager
+def traced(trace: Path, device: str) -> Iterator[None]:
+    """Writes `trace` (`.json.gz`), which chrome://tracing and Perfetto read, and beside it the ten operators that took
+    the longest, as `.txt`. Operators are seen on the thread that enters the block, kernels wherever they come from.
+    """
+    on_gpu = device == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as found:
+        yield
+    found.export_chrome_trace(str(trace))
+    order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
+    table = found.key_averages().table(sort_by=order, row_limit=TRACED_ROWS)
+    trace.with_name(trace.name.removesuffix(".json.gz") + ".txt").write_text(table)
 
 
 def synchronize(device: str) -> None:

@@ -13,8 +13,7 @@ from benchmarks.generators.generator import Endpoint
 from benchmarks.generators.guidellm import GuideLLM
 from benchmarks.generators.load import FULL, QUICK, Load
 from benchmarks.generators.own import OwnGenerator
-from benchmarks.generators.record import Run, write_run
-from benchmarks.generators.report import comparison_table
+from benchmarks.generators.report import Run, comparison_table, write_run
 from benchmarks.generators.rounds import RoundRunner
 from loadgen.options.common import EXIT_FAILED
 from loadgen.peers.base import SERVED_NAME, ServerSettings

@@ -10,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.cpu_meter import DISTURBED_SHARE
 from benchmarks.peers.peers import DTYPES, PEERS, VLLM, default_dtypes
-from benchmarks.peers.record import describe_run, write_run
-from benchmarks.peers.report import ratio_table, variant_table
+from benchmarks.peers.report import describe_run, ratio_table, variant_table, write_run
 from benchmarks.peers.rounds import Round
 from benchmarks.peers.runner import PeerRunner
 from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload

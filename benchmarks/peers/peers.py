@@ -1,7 +1,6 @@
 """Who takes part, and how each is started in its strongest configuration. docs/benchmarks.md tells what was tried."""
 
 import sys
-from pathlib import Path
 
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.dtype_choice import AUTO, choose_dtype
@@ -21,10 +20,5 @@ def default_dtypes() -> tuple[str, ...]:
 def launch(peer: str, settings: ServerSettings, port: int) -> Launch:
     """How the peer is started. That of Transformers is no server, and listens on no port."""
     if peer == TRANSFORMERS:
-        return _transformers_launch(Path(settings.model), settings.dtype)
+        return Launch([sys.executable, "-m", "benchmarks.peers.generate_worker", str(settings.model), settings.dtype])
     return find_peer(peer).launch(settings, port)
-
-
-def _transformers_launch(model: Path, dtype: str) -> Launch:
-    """`generate` in a process of its own, which reads the workload from its standard input."""
-    return Launch([sys.executable, "-m", "benchmarks.peers.generate_worker", str(model), dtype])

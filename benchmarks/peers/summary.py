@@ -28,13 +28,10 @@ class Best:
 def metrics_of(measurement: Measurement) -> dict[Metric, float]:
     """Every metric of one round. The time to first token is the median over the round's long prompts."""
     values = {}
-    for phase in measurement.decode:
-        label = f"{phase.streams} stream" + ("s" if phase.streams > 1 else "")
-        headline = Metric(f"throughput_{phase.streams}", f"Throughput, {label}", "tok/s", True)
-        values[headline] = phase.throughput
-    for phase in measurement.decode:
-        label = f"{phase.streams} stream" + ("s" if phase.streams > 1 else "")
-        values[Metric(f"decode_rate_{phase.streams}", f"Decode only, {label}", "tok/s", True)] = phase.decode_rate
+    for key, words in (("throughput", "Throughput"), ("decode_rate", "Decode only")):
+        for phase in measurement.decode:
+            label = f"{words}, {phase.streams} stream{'s' if phase.streams > 1 else ''}"
+            values[Metric(f"{key}_{phase.streams}", label, "tok/s", True)] = getattr(phase, key)
     values[Metric("ttft_1000", "First token of 1,000", "s", False)] = median(measurement.ttft_s)
     return values
 

@@ -17,8 +17,7 @@ from benchmarks.generators.generator import Endpoint, Generator, run_generator
 from benchmarks.generators.guidellm import read_report
 from benchmarks.generators.load import Load
 from benchmarks.generators.measured import Measured, OtherLoadError, check_load
-from benchmarks.generators.record import Run, write_run
-from benchmarks.generators.report import comparison_table
+from benchmarks.generators.report import Run, comparison_table, write_run
 from benchmarks.generators.rounds import MAX_TRIES, RoundRunner
 from loadgen.processes.launch import Launch
 from loadgen.processes.process import ServerFailedError

@@ -51,15 +51,11 @@ class PlainCopies:
                 target.copy_(source, non_blocking=True)
 
     def _timed(self, work: Callable[[], None]) -> float:
-        self._synchronize()
+        _wait(self._device.device.type)
         began = time.perf_counter()
         work()
-        self._synchronize()
+        _wait(self._device.device.type)
         return time.perf_counter() - began
-
-    def _synchronize(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize()
 
 
 def memory_bandwidth(device: str, nbytes: int, rounds: int) -> Spread:

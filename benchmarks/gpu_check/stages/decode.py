@@ -57,12 +57,8 @@ def _measure(context: StageContext, live: LiveEngine, batch: int, bandwidth: flo
 
 
 def _rate(live: LiveEngine, plan: DecodePlan, batch: int, random: Random) -> float:
-    sessions = [live.open() for _ in range(batch)]
-    prompts = [random_tokens(random, plan.prompt_tokens) for _ in sessions]
-    turns = [live.submit(session, prompt, plan.tokens) for session, prompt in zip(sessions, prompts, strict=True)]
-    live.finish(*turns)
-    live.close(*sessions)
-    return decode_rate(turns)
+    prompts = [random_tokens(random, plan.prompt_tokens) for _ in range(batch)]
+    return decode_rate(live.generate_together(prompts, plan.tokens))
 
 
 def bytes_limit(info: ModelInfo, batch: int, context: int, bandwidth: float) -> float:

@@ -105,12 +105,8 @@ class _Bench:
         return Own(median(firsts), tokens.median)
 
     def _time(self, batch: int) -> Timed:
-        live, plan = self._engine, self._plan
-        sessions = [live.open() for _ in range(batch)]
-        prompts = [random_tokens(self._random, plan.prompt // batch) for _ in sessions]
-        turns = [live.submit(session, prompt, plan.tokens) for session, prompt in zip(sessions, prompts, strict=True)]
-        live.finish(*turns)
-        live.close(*sessions)
+        prompts = [random_tokens(self._random, self._plan.prompt // batch) for _ in range(batch)]
+        turns = self._engine.generate_together(prompts, self._plan.tokens)
         began = turns[0].sent_at
         times = [[at - began for at in turn.times] for turn in turns]
         return Generation([turn.token_ids for turn in turns], times).timed()
