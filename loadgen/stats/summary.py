@@ -7,11 +7,10 @@ from itertools import pairwise
 
 from loadgen.load.measurement import Measurement
 from loadgen.load.records import Failure, Run, TurnRecord
-from loadgen.stats.agents import peak_agents
 from loadgen.stats.distribution import Distribution
 from loadgen.stats.goodput import Goodput, goodput
 from loadgen.stats.tokens import recomputed_tokens, total
-from loadgen.stats.traffic import Swaps, cpu_seconds, peak_device_bytes, peak_rss, server_counts, swaps
+from loadgen.stats.traffic import Swaps, cpu_seconds, peak_agents, peak_device_bytes, peak_rss, server_counts, swaps
 
 RESUME_PARTS = {
     "wake_up_s": ("queue", "restore"),

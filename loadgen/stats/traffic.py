@@ -1,10 +1,12 @@
-"""What a server's own totals and its processes come to, over runs."""
+"""What a server's own totals and its processes come to over runs, and how many agents it had at once."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loadgen.load.records import Moves, Run, Sample, ServerTotals
+import numpy as np
+
+from loadgen.load.records import Moves, Run, Sample, ServerTotals, TurnRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +68,13 @@ def _add(moves: Iterable[Moves]) -> Swaps:
 
 def _span(values: Sequence[float]) -> float | None:
     return values[-1] - values[0] if values else None
+
+
+def peak_agents(turns: Iterable[TurnRecord]) -> int:
+    """The most agents that were between the start of their first and the end of their last completed turn at once."""
+    spans: dict[int, tuple[float, float]] = {}
+    for record in turns:
+        start, end = spans.get(record.agent, (record.sent_s, 0.0))
+        spans[record.agent] = (min(start, record.sent_s), max(end, record.sent_s + record.latency_s))
+    changes = sorted([(start, 1) for start, _ in spans.values()] + [(end, -1) for _, end in spans.values()])
+    return max(np.cumsum([change for _, change in changes]).tolist(), default=0)

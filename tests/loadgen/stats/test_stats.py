@@ -13,8 +13,8 @@ from loadgen.errors import LoadgenError
 from loadgen.load.measurement import Measurement, Slo
 from loadgen.load.records import Failure, Moves, Run, ServerTotals, SignalRecord, TurnCost
 from loadgen.stats import Distribution, Goodput, Summary, Swaps, spread, summarize
-from loadgen.stats.agents import peak_agents
 from loadgen.stats.distribution import percentile
+from loadgen.stats.traffic import peak_agents
 from tests.loadgen.recording import COST, moved, record, sample
 
 PLAIN = Measurement()
