@@ -17,17 +17,7 @@ SYNC = ASYNC.with_name("_sync")
 COMMAND = "python client/_generate.py"
 HEADER = f"# Generated from client/_async by `{COMMAND}`: make changes there.\n"
 
-CLASSES = (
-    "Breakpoint",
-    "Checkpoint",
-    "Djinn",
-    "Session",
-    "Sessions",
-    "Transport",
-    "TurnStream",
-    "Vectors",
-    "WhiteBox",
-)
+CLASSES = ("Breakpoint", "Checkpoint", "Djinn", "Session", "Sessions", "Transport", "TurnStream", "Vectors", "WhiteBox")
 NAMES = {
     **{f"Async{name}": name for name in CLASSES},
     "_async": "_sync",

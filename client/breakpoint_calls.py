@@ -7,14 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client.answer import Listing
-from client.breakpoint_models import (
-    BreakpointInfo,
-    CheckpointInfo,
-    Dtype,
-    Lens,
-    Positions,
-    VectorInfo,
-)
+from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Dtype, Lens, Positions, VectorInfo
 from client.calls import Call, nothing, path_part, session_path
 from client.captures import Captures, parse_captures
 from client.edits import EditOptions, Until, edit_body, until_body

@@ -31,10 +31,7 @@ def check_copies(copies: Copies | None, problem: str | None, link: Link | None) 
                 "free memory on host and device; if there is enough, see nvidia-smi -q and dmesg for hardware errors",
             )
         ]
-    return [
-        _check("copy_to_device", copies.to_device, link),
-        _check("copy_from_device", copies.from_device, link),
-    ]
+    return [_check("copy_to_device", copies.to_device, link), _check("copy_from_device", copies.from_device, link)]
 
 
 def _check(name: str, measured: CopyRates, link: Link | None) -> Finding:

@@ -36,11 +36,7 @@ def byte_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     """
     from transformers import PreTrainedTokenizerFast
 
-    texts = [
-        *byte_alphabet(),
-        *_SPECIAL,
-        *(f"<{token_id}>" for token_id in range(MIN_VOCAB_SIZE, vocab_size)),
-    ]
+    texts = [*byte_alphabet(), *_SPECIAL, *(f"<{token_id}>" for token_id in range(MIN_VOCAB_SIZE, vocab_size))]
     backend = Tokenizer(models.BPE(vocab={text: token_id for token_id, text in enumerate(texts)}, merges=[]))
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in _SPECIAL])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -28,58 +28,30 @@ def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **ot
     }
 
 
+def _gpt2(hidden: int, layers: int, heads: int, vocab_size: int) -> dict[str, Any]:
+    fields = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "vocab_size": vocab_size}
+    return {"model_type": "gpt2", "n_positions": 1024, **fields}
+
+
 _LLAMA_2 = {"vocab_size": 32_000, "max_position_embeddings": 4096}
 _LLAMA_3 = {"vocab_size": 128_256, "max_position_embeddings": 8192, "rope_theta": 500_000.0}
+_MISTRAL = {"vocab_size": 32_768, "max_position_embeddings": 32_768, "rope_theta": 1_000_000.0}
+_SMOLLM2 = {"vocab_size": 49_152, "max_position_embeddings": 8192, "rope_theta": 100_000.0}
 _TINY = {"vocab_size": 512, "max_position_embeddings": 1024}
 
 # From the config.json of gpt2, Llama-2-7b and -13b, Mistral-7B-v0.3, Meta-Llama-3-8B and -70B, SmolLM2-135M-Instruct.
 _SHAPES: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "model_type": "gpt2",
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "n_positions": 1024,
-        "vocab_size": 50_257,
-    },
+    "gpt2": _gpt2(768, 12, 12, 50_257),
     "llama-2-7b": _llama(4096, 11_008, 32, 32, 32, **_LLAMA_2),
     "llama-2-13b": _llama(5120, 13_824, 40, 40, 40, **_LLAMA_2),
-    "mistral-7b": _llama(
-        4096,
-        14_336,
-        32,
-        32,
-        8,
-        model_type="mistral",
-        vocab_size=32_768,
-        max_position_embeddings=32_768,
-        rope_theta=1_000_000.0,
-        sliding_window=None,
-    ),
+    "mistral-7b": _llama(4096, 14_336, 32, 32, 8, model_type="mistral", sliding_window=None, **_MISTRAL),
     "llama-3-8b": _llama(4096, 14_336, 32, 32, 8, **_LLAMA_3),
     "llama-3-70b": _llama(8192, 28_672, 80, 64, 8, **_LLAMA_3),
-    "smollm2-135m": _llama(
-        576,
-        1536,
-        30,
-        9,
-        3,
-        vocab_size=49_152,
-        max_position_embeddings=8192,
-        rope_theta=100_000.0,
-        tie_word_embeddings=True,
-    ),
+    "smollm2-135m": _llama(576, 1536, 30, 9, 3, tie_word_embeddings=True, **_SMOLLM2),
     "tiny-llama": _llama(64, 128, 4, 4, 2, **_TINY),
     "tiny-mistral": _llama(64, 128, 4, 4, 2, model_type="mistral", sliding_window=None, **_TINY),
     "tiny-qwen3": _llama(64, 128, 4, 4, 2, model_type="qwen3", head_dim=16, **_TINY),
-    "tiny-gpt2": {
-        "model_type": "gpt2",
-        "n_embd": 64,
-        "n_layer": 4,
-        "n_head": 4,
-        "n_positions": 1024,
-        "vocab_size": 512,
-    },
+    "tiny-gpt2": _gpt2(64, 4, 4, 512),
 }
 
 SHAPE_NAMES = tuple(_SHAPES)

@@ -12,11 +12,7 @@ from loadgen.load.prompts import TokenIds
 from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
 from loadgen.targets.histogram import Bucket, read_buckets
 
-HISTOGRAMS = (
-    "djinn_checkpoint_save_seconds",
-    "djinn_checkpoint_restore_seconds",
-    "djinn_resume_dispatch_seconds",
-)
+HISTOGRAMS = ("djinn_checkpoint_save_seconds", "djinn_checkpoint_restore_seconds", "djinn_resume_dispatch_seconds")
 METRICS = Call("GET", "/metrics", bytes.decode)
 
 
