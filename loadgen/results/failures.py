@@ -1,5 +1,6 @@
 """Errors of one part of an experiment, written down so that the next part can run, and shown in the end."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 
 from client import DjinnError
 from loadgen.errors import LoadgenError
+from loadgen.results.per_target import Findings
 from loadgen.results.tables import TextTable
 
 
@@ -26,6 +28,15 @@ def noting(part: str, failures: list[Failure]) -> Iterator[None]:
         yield
     except (DjinnError, LoadgenError, OSError) as error:
         failures.append(Failure(part, type(error).__name__, str(error)))
+
+
+@contextmanager
+def ending_early(findings: Findings) -> Iterator[None]:
+    """Take a Ctrl-C for the end of the block: what was seen until then is a result."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        findings.interrupted = True
 
 
 def failure_table(failures: Sequence[Failure], *, interrupted: bool) -> TextTable:

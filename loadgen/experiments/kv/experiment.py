@@ -25,7 +25,7 @@ from loadgen.experiments.kv.session_file import SessionFile, read_session_file
 from loadgen.experiments.kv.structure import read_structure
 from loadgen.load.corpus import Corpus
 from loadgen.load.prompts import TokenIds, fresh_prompts
-from loadgen.results.failures import noting
+from loadgen.results.failures import ending_early, noting
 from loadgen.results.inputs import Server, Texts
 from loadgen.results.progress import show_parts
 from loadgen.targets import TargetSpec
@@ -74,15 +74,13 @@ async def _measure(prepared: Prepared, plan: KVPlan, console: Console) -> Target
     with (
         show_parts(console, spec.name, steps) as advance,
         tempfile.TemporaryDirectory(prefix="loadgen-kv-") as folder,
+        ending_early(findings),
+        noting(EXPORT, findings.failures),
     ):
-        try:
-            with noting(EXPORT, findings.failures):
-                export = Path(folder) / "session.safetensors"
-                file = await _export(prepared, export, findings)
-                advance(EXPORT)
-                await _observe(prepared, plan, export, file, findings, advance)
-        except asyncio.CancelledError:
-            findings.interrupted = True
+        export = Path(folder) / "session.safetensors"
+        file = await _export(prepared, export, findings)
+        advance(EXPORT)
+        await _observe(prepared, plan, export, file, findings, advance)
     return conclude(Server.of(spec), plan.links, findings)
 
 

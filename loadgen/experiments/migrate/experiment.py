@@ -1,6 +1,5 @@
 """Whether a session goes on elsewhere as if it had never moved, and what the move costs beside computing it anew."""
 
-import asyncio
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -16,7 +15,7 @@ from loadgen.experiments.migrate.plan import MigratePlan
 from loadgen.experiments.migrate.report import Findings, MigrateReport, summarize
 from loadgen.load.corpus import Corpus
 from loadgen.load.prompts import fresh_prompts
-from loadgen.results.failures import noting
+from loadgen.results.failures import ending_early, noting
 from loadgen.results.inputs import Server, Texts
 from loadgen.results.progress import show_parts
 from loadgen.targets import TargetSpec
@@ -46,11 +45,8 @@ async def run_migrate(
             stack.push_async_callback(subject.close)
         prepared = await _prepare(*subjects, plan, corpus)
         parts = {_part(length): plan.repeats for length in plan.lengths}
-        with show_parts(console, f"{origin.name} to {goal.name}", parts) as advance:
-            try:
-                await _move_all(prepared, plan, findings, advance)
-            except asyncio.CancelledError:
-                findings.interrupted = True
+        with show_parts(console, f"{origin.name} to {goal.name}", parts) as advance, ending_early(findings):
+            await _move_all(prepared, plan, findings, advance)
     return MigrateReport(
         seed=plan.seed,
         plan=plan,

@@ -4,7 +4,6 @@ Sessions grow turn by turn until their KV is several times what fits. All the wh
 afterwards some sessions are answered again, alone.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from loadgen.experiments.oversubscribe.summary import summarize
 from loadgen.load.corpus import Corpus
 from loadgen.load.prompts import cut_prompts, fingerprint
 from loadgen.load.workload import Load
-from loadgen.results.failures import noting
+from loadgen.results.failures import ending_early, noting
 from loadgen.results.inputs import Server, Texts
 from loadgen.results.progress import show_parts
 from loadgen.targets import TargetSpec
@@ -64,14 +63,11 @@ async def _measure(prepared: Prepared, plan: OversubscribePlan, console: Console
     steps = {GROWING: plan.sessions * plan.turns} | (
         {CHECKING: len(plan.checked_sessions)} if plan.checked_sessions else {}
     )
-    with show_parts(console, spec.name, steps) as advance:
-        try:
-            with noting("the run", findings.failures):
-                await _grow(prepared, plan, findings, partial(advance, GROWING))
-            with noting(CHECKING, findings.failures):
-                await check_sessions(prepared.subject, plan, prepared.histories, findings, partial(advance, CHECKING))
-        except asyncio.CancelledError:
-            findings.interrupted = True
+    with show_parts(console, spec.name, steps) as advance, ending_early(findings):
+        with noting("the run", findings.failures):
+            await _grow(prepared, plan, findings, partial(advance, GROWING))
+        with noting(CHECKING, findings.failures):
+            await check_sessions(prepared.subject, plan, prepared.histories, findings, partial(advance, CHECKING))
     summary = summarize(findings, plan)
     verdicts = judge(summary, findings)
     return TargetReport(Server.of(spec), fingerprint(prepared.histories), findings, summary, verdicts)

@@ -4,7 +4,6 @@ A session is paused between two layers and leaves the device. Each way back is t
 model stands there again with all KV in place, and until the next token.
 """
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from loadgen.experiments.resume_latency.plan import ResumePlan, choose_layers, p
 from loadgen.experiments.resume_latency.report import ResumeReport, TargetReport, judge
 from loadgen.experiments.resume_latency.summary import summarize
 from loadgen.load.corpus import Corpus
-from loadgen.results.failures import noting
+from loadgen.results.failures import ending_early, noting
 from loadgen.results.inputs import Server, Texts
 from loadgen.results.progress import show_parts
 from loadgen.targets import TargetSpec
@@ -47,12 +46,12 @@ async def _measure(
     findings, layers = Findings(), choose_layers(subject.num_layers, plan.depths)
     per_length = plan.repeats * len(layers) * len(Way)
     parts = {length: f"{length:,} tokens" for length in plan.lengths}
-    with show_parts(console, subject.spec.name, dict.fromkeys(parts.values(), per_length)) as advance:
-        try:
-            with noting("the run", findings.failures):
-                await measure(prepared, plan, model, corpus, findings, lambda length: advance(parts[length]))
-        except asyncio.CancelledError:
-            findings.interrupted = True
+    with (
+        show_parts(console, subject.spec.name, dict.fromkeys(parts.values(), per_length)) as advance,
+        ending_early(findings),
+        noting("the run", findings.failures),
+    ):
+        await measure(prepared, plan, model, corpus, findings, lambda length: advance(parts[length]))
     cells = plan_cells(plan.lengths, layers)
     summary = summarize(findings, cells, subject.num_layers)
     verdicts = judge(summary, findings, per_length * len(plan.lengths), subject.num_layers)

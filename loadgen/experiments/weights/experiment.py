@@ -5,7 +5,6 @@ double buffer, with the offload of others, and with copies of the same bytes tha
 how large Djinn's copies should be.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -23,13 +22,13 @@ from loadgen.experiments.weights.report import Model, WeightsReport, judge
 from loadgen.experiments.weights.setup import Setup
 from loadgen.experiments.weights.summary import summarize
 from loadgen.load.corpus import Corpus
-from loadgen.results.failures import noting
+from loadgen.results.failures import ending_early, noting
 from loadgen.results.inputs import Server, Texts
 from loadgen.results.progress import show_parts
 from loadgen.targets import TargetSpec
 from loadgen.targets.subject import Subject
 
-SIZES = "sizes of copies"
+RUN, SIZES = "the run", "sizes of copies"
 
 
 async def run_weights(
@@ -50,12 +49,8 @@ async def run_weights(
     steps = {str(cell): plan.repeats * len(ways_of(cell, ways)) for cell in plan.cells}
     async with _subjects(specs, plan) as (streamed, resident):
         bench = Bench(setup, plan, corpus, streamed, resident)
-        with show_parts(console, "weights", steps) as advance:
-            try:
-                with noting("the run", findings.failures):
-                    await measure(bench, launches, findings, lambda cell: advance(str(cell)))
-            except asyncio.CancelledError:
-                findings.interrupted = True
+        with show_parts(console, "weights", steps) as advance, ending_early(findings), noting(RUN, findings.failures):
+            await measure(bench, launches, findings, lambda cell: advance(str(cell)))
     report = _report(specs, setup, plan, corpus, findings)
     return replace(report, verdicts=judge(report.summary, findings, plan.cells))
 
@@ -67,12 +62,9 @@ async def run_sweep(
     findings = Findings()
     async with _subjects(specs, plan) as subjects:
         by_size = dict(zip(plan.chunks, subjects, strict=True))
-        with show_parts(console, "weights", {SIZES: plan.repeats * len(plan.chunks)}) as advance:
-            try:
-                with noting("the run", findings.failures):
-                    await measure_chunks(by_size, setup, plan, corpus, findings, lambda: advance(SIZES))
-            except asyncio.CancelledError:
-                findings.interrupted = True
+        steps = {SIZES: plan.repeats * len(plan.chunks)}
+        with show_parts(console, "weights", steps) as advance, ending_early(findings), noting(RUN, findings.failures):
+            await measure_chunks(by_size, setup, plan, corpus, findings, lambda: advance(SIZES))
     return _report(specs, setup, plan, corpus, findings)
 
 

@@ -4,7 +4,6 @@ Everything is measured from outside, on a running server: tokens with pauses in 
 round trips, steering, throughput beside a paused session, and the server's memory before, during and after.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from loadgen.experiments.whitebox.summary import summarize
 from loadgen.load.corpus import Corpus
 from loadgen.load.prompts import cut_prompts, fingerprint
 from loadgen.load.workload import Workload, plan_trace
-from loadgen.results.failures import noting
+from loadgen.results.failures import ending_early, noting
 from loadgen.results.inputs import Server, Texts
 from loadgen.results.progress import show_parts
 from loadgen.targets import TargetSpec
@@ -82,12 +81,12 @@ def _parts(bench: Bench) -> list[Part]:
 
 async def _measure(bench: Bench, console: Console) -> TargetReport:
     findings, parts = bench.findings, _parts(bench)
-    with show_parts(console, bench.subject.spec.name, {part.name: part.steps for part in parts}) as advance:
-        try:
-            with noting("the server's own figures", findings.failures):
-                await _observe(bench, parts, advance)
-        except asyncio.CancelledError:
-            findings.interrupted = True
+    with (
+        show_parts(console, bench.subject.spec.name, {part.name: part.steps for part in parts}) as advance,
+        ending_early(findings),
+        noting("the server's own figures", findings.failures),
+    ):
+        await _observe(bench, parts, advance)
     summary = summarize(findings)
     prompts = fingerprint([[prompt] for prompt in bench.prompts])
     server = Server.of(bench.subject.spec)
