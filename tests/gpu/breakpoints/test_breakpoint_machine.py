@@ -18,6 +18,8 @@ from tests.gpu.breakpoints.breaking_models import FULL, TinyModel
 from tests.gpu.breakpoints.breaking_replay import Client, pick, tiny
 from tests.gpu.planning.shortage import ShortOfMemory
 
+pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LAYERS = 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, invariant, multiple, rule
@@ -16,6 +17,8 @@ from app.domain.values import KVPolicy, Phase, Residency, SessionId, Ticket, Tie
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.messages import Done, Event, Export, Failed, Import, Open, SetPhase, TurnFinished
 from tests.gpu.planning.test_planning_machine import PlanningMachine
+
+pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
 
 DISK_KINDS = (MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.DELETE)
 

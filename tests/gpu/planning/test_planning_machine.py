@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import NoReturn
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -51,6 +52,8 @@ from app.messages import (
     TurnFinished,
 )
 from tests.gpu.kv_tiers.kv_model import KVModel
+
+pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
 
 BLOCK_SIZE = 4
 MAX_STEP_TOKENS = 7

@@ -20,6 +20,8 @@ from tests.gpu.kv_tiers.test_tier_machine import LruMachine, TierMachine
 from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, BLOCK_SIZE, Bench
 from tests.gpu.planning.test_planning_machine import PlanningMachine
 
+pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
+
 LAYER = 10 * 256
 
 
