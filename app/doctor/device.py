@@ -56,9 +56,9 @@ def check_gpu(device: str, build: TorchBuild, gpu: GPU | None, problem: str | No
     if gpu is not None:
         return ok(NAME, f"{device}: {gpu.name}")
     if build.cuda is None:
-        return error(NAME, f"{device} cannot be used: {build.problem}", INSTALL_CUDA_TORCH)
+        return error(NAME, f"PyTorch cannot use {device}: {build.problem}", INSTALL_CUDA_TORCH)
     if build.gpu_count == 0:
-        return error(NAME, f"{device} cannot be used: {build.problem}", LOOK_FURTHER)
+        return error(NAME, f"PyTorch cannot use {device}: {build.problem}", LOOK_FURTHER)
     if problem is None:
         there = ", ".join(f"cuda:{index}" for index in range(build.gpu_count))
         return error(NAME, f"{device} is not here: {there}", "name one that is; CUDA_VISIBLE_DEVICES hides the others")

@@ -57,7 +57,8 @@ def check_disk(disk: Disk | None) -> Finding:
         return ok(NAME, "no state directory: KV is never on disk, and sessions do not survive a restart")
     summary = f"{size(disk.free_bytes)} free of {size(disk.total_bytes)} for {disk.state_dir}"
     if not disk.writable:
-        return error(NAME, f"{disk.state_dir}: {disk.folder} cannot be written", f"make it writable, or {ELSEWHERE}")
+        summary = f"{disk.state_dir}: Djinn cannot write to {disk.folder}"
+        return error(NAME, summary, f"make it writable, or {ELSEWHERE}")
     if disk.file_system in IN_MEMORY:
         return warning(NAME, f"{summary}, which is memory ({disk.file_system}): gone after a restart", ELSEWHERE)
     if disk.file_system in OVER_NETWORK:

@@ -188,7 +188,7 @@ class JournalStore:
 
     def _damaged(self, why: str) -> FieldOutOfRange:
         return FieldOutOfRange(
-            f"the journal {self._path} cannot be read: {why}; put back a copy of it, or move it away to start without "
-            "the sessions in it",
+            f"Djinn cannot read the journal {self._path}: {why}; put back a copy of it, or move it away to start "
+            "without the sessions in it",
             param="state_dir",
         )

@@ -55,7 +55,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         _convert_tokenizer(source, _text_field(reader, "tokenizer.ggml.pre"), folder)
         _convert_weights(source, folder)
     except (ValueError, LookupError, RuntimeError, SafetensorError) as error:
-        raise ConversionFailed(f"{source.name} cannot be converted: {error}") from error
+        raise ConversionFailed(f"the conversion of {source.name} failed: {error}") from error
 
 
 def _convert_tokenizer(source: Path, split: str, folder: Path) -> None:

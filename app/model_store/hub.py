@@ -23,4 +23,4 @@ def download_from_hub(repo_id: str) -> Path:
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise UnknownModel(f"the Hugging Face hub has no model {repo_id}", param="model") from error
     except OSError as error:
-        raise DownloadFailed(f"{repo_id} is not in the local cache and cannot be fetched: {error}") from error
+        raise DownloadFailed(f"{repo_id} is not in the local cache, and its download failed: {error}") from error

@@ -39,4 +39,4 @@ async def _prepare(subject: Subject, prepare: Callable[[Subject], Awaitable[P]])
     try:
         return await prepare(subject)
     except DjinnError as error:
-        raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
+        raise LoadgenError(f"measuring target {subject.spec.name} failed: {error}") from error

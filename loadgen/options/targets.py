@@ -108,7 +108,7 @@ def _find(text: str, usable: Collection[str]) -> tuple[str, Peer]:
         raise LoadgenError(f"a target is NAME=URL or [NAME=]PEER, not {text!r}")
     peer = find_peer(kind)
     if kind not in usable:
-        raise LoadgenError(f"{kind} cannot be measured here, only {', '.join(usable)}")
+        raise LoadgenError(f"this experiment cannot measure {kind}, only {', '.join(usable)}")
     check_installed(peer)
     return name or kind, peer
 

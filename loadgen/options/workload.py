@@ -60,7 +60,7 @@ def read_workload(options: argparse.Namespace) -> Workload | Replay:
         return Workload(**given)
     if decided := given.keys() - {field.name for field in fields(Load)}:
         names = ", ".join(_flag(name) for name, *_ in OPTIONS if name in decided)
-        raise LoadgenError(f"{names} cannot be given with --trace, which decides it")
+        raise LoadgenError(f"leave out {names}: --trace decides it")
     return Replay(trace=options.trace, **given)
 
 

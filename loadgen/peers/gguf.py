@@ -40,4 +40,4 @@ def _convert(source: LlamaCppSource, model: Path, out_type: str, target: Path) -
     environment = {**os.environ, "PYTHONPATH": str(source.converter_packages)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
-        raise LoadgenError(f"{model} cannot be converted for llama.cpp:\n{done.stderr[-LAST_WORDS_CHARACTERS:]}")
+        raise LoadgenError(f"the conversion of {model} for llama.cpp failed:\n{done.stderr[-LAST_WORDS_CHARACTERS:]}")

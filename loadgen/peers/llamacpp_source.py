@@ -79,7 +79,7 @@ class LlamaCppSource:
     def build(self) -> None:
         """Build the server alone, on all cores. Raises `LoadgenError`."""
         if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-            raise LoadgenError(f"llama.cpp cannot be built without {', '.join(missing)}")
+            raise LoadgenError(f"building llama.cpp needs {', '.join(missing)}")
         build = self.folder / "build"
         run_step(["cmake", "-G", "Ninja", "-S", str(self.root), "-B", str(build), *CMAKE_FLAGS])
         cores = str(len(os.sched_getaffinity(0)))

@@ -36,7 +36,7 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_error_ends_with_1_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--device", "cuda", "--state-dir", "none"]) == 1
     out, _ = capsys.readouterr()
-    assert out.startswith("error    device              cuda:0 cannot be used: ")
+    assert out.startswith("error    device              PyTorch cannot use cuda:0: ")
     assert "\n         -> install a PyTorch with CUDA" in out
 
 

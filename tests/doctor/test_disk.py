@@ -33,7 +33,7 @@ def test_a_place_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     file.touch(0o755)
     finding = check_disk(read_disk(file / "state"))
     assert finding.status is Status.ERROR
-    assert f"{file} cannot be written" in finding.summary
+    assert f"Djinn cannot write to {file}" in finding.summary
     assert finding.remedy is not None
     assert "--state-dir" in finding.remedy
 

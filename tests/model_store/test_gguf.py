@@ -78,7 +78,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 def test_not_a_gguf_file(tmp_path: Path) -> None:
     source = tmp_path / "noise.gguf"
     source.write_bytes(b"noise" * 100)
-    with pytest.raises(ConversionFailed, match=r"noise\.gguf cannot be converted"):
+    with pytest.raises(ConversionFailed, match=r"the conversion of noise\.gguf failed"):
         cached_gguf(source, tmp_path / "cache")
     assert not list((tmp_path / "cache" / "gguf").glob("noise*"))
 

@@ -52,7 +52,7 @@ def load_stack(
     except Exception as error:
         # Whatever a foreign architecture trips over, it is this architecture that cannot be run.
         raise FieldOutOfRange(
-            f"model type {model.config.model_type!r} cannot be run layer by layer: {error}. "
+            f"Djinn cannot run model type {model.config.model_type!r} layer by layer: {error}. "
             f"Known are {', '.join(sorted(_STACKS))}, and decoders whose Transformers modules use its attention "
             "interface with full or sliding causal attention, such as gpt_neox, gemma, gemma2, phi3, olmo2 and mixtral",
             param="model",
@@ -68,7 +68,7 @@ def build_stack(
     kind = model.config.model_type
     if kind not in _STACKS:
         raise FieldOutOfRange(
-            f"weights_device: {kind!r} runs on Transformers' modules, whose weights cannot be streamed. "
+            f"weights_device: {kind!r} runs on Transformers' modules, and Djinn cannot stream their weights. "
             f"Those of {', '.join(sorted(_STACKS))} can",
             param="weights_device",
         )

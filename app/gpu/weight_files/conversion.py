@@ -32,7 +32,7 @@ def open_bundle_file(path: Path, contents: BundleContents, fill: Callable[[FileW
             return file
     except OSError as error:
         raise FieldOutOfRange(
-            f"the copy of the weights in {path} cannot be made: {error}", param="cache_dir"
+            f"Djinn cannot write its copy of the weights to {path}: {error}", param="cache_dir"
         ) from error
 
 

@@ -84,7 +84,7 @@ class BundleFile:
             # A change shows when somebody begins to make it: one that is under way may bear a time long past.
             written = has_writers(self._file.fileno())
         except (OSError, ValueError) as error:  # ValueError: it is closed
-            raise WeightsLost(f"{self.path} cannot be looked at: {error}") from error
+            raise WeightsLost(f"Djinn cannot look at {self.path}: {error}") from error
         age = time.time_ns() - found.st_ctime_ns  # whoever sets the other time, also to one to come, changes this one
         return FileState(found.st_size, found.st_mtime_ns, found.st_ctime_ns, age > _CLOCK_NS and not written)
 

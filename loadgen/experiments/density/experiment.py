@@ -100,7 +100,7 @@ def _is_something_seen(attempt: Attempt, so_far: Attempts) -> bool:
 def _unusable(name: str, error: DjinnError | LoadgenError) -> LoadgenError:
     if isinstance(error, LoadgenError):
         return error
-    return LoadgenError(f"target {name} cannot be measured: {error}")
+    return LoadgenError(f"measuring target {name} failed: {error}")
 
 
 def _report(name: str, attempts: Sequence[Attempt], plan: Plan) -> TargetReport:

@@ -58,7 +58,7 @@ def read_session_file(path: Path) -> SessionFile:
         first, end = (start + offset for offset in found["data_offsets"])
         kv = np.frombuffer(content[first:end], ELEMENTS[found["dtype"]]).reshape(found["shape"])
     except (ValueError, LookupError, TypeError) as error:
-        raise LoadgenError(f"the exported session cannot be read: {error!r}") from error
+        raise LoadgenError(f"reading the exported session failed: {error!r}") from error
     if kv.ndim != AXES or not kv.size:
         raise LoadgenError(f"the exported session has KV of shape {list(kv.shape)}: nothing to measure")
     return SessionFile(content, computed, found["dtype"], kv, first)

@@ -71,7 +71,7 @@ async def _prepare(origin: Subject, goal: Subject, plan: MigratePlan, corpus: Co
             spare = await subject.tokenize("Nobody else says this.", True)
             await subject.answer(spare, plan.decoded)
     except DjinnError as error:
-        raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
+        raise LoadgenError(f"measuring target {subject.spec.name} failed: {error}") from error
     return Prepared(origin, goal, said)
 
 

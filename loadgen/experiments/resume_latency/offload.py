@@ -58,7 +58,7 @@ def _read_shape(folder: Path) -> tuple[int, int, int]:
         kv_heads, size = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden_size // heads
         return config["num_hidden_layers"], 2 * kv_heads * size, hidden_size
     except (OSError, ValueError, KeyError) as error:
-        raise OffloadFailed(f"the shape of the model in {folder.name} cannot be read: {error!r}") from error
+        raise OffloadFailed(f"reading the shape of the model in {folder.name} failed: {error!r}") from error
 
 
 class HandWrittenOffload:

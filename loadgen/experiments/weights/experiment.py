@@ -78,7 +78,7 @@ async def _subjects(specs: Sequence[TargetSpec], plan: WeightsPlan) -> AsyncIter
             try:
                 await subject.prepare(plan.prompt + plan.tokens)
             except DjinnError as error:
-                raise LoadgenError(f"target {subject.spec.name} cannot be measured: {error}") from error
+                raise LoadgenError(f"measuring target {subject.spec.name} failed: {error}") from error
         yield subjects
 
 

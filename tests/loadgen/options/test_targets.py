@@ -16,7 +16,7 @@ def test_a_server_of_another_kind_is_refused_before_it_is_started(
     experiment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([experiment, "--target", "vllm", "--output", str(tmp_path)]) == 2
-    assert "vllm cannot be measured here, only djinn, djinn+lru, djinn+none" in capsys.readouterr().err
+    assert "this experiment cannot measure vllm, only djinn, djinn+lru, djinn+none" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_installed_is_told_before_the_first_run(

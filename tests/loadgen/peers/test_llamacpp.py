@@ -62,7 +62,7 @@ def test_other_weights_in_the_same_place_are_converted_again(settings: ServerSet
 
 def test_a_model_that_the_converter_refuses(settings: ServerSettings, model: Path, source: LlamaCppSource) -> None:
     source.converter.write_text(REFUSES)
-    with pytest.raises(LoadgenError, match=r"cannot be converted for llama.cpp:\n.*LlamaForCausalLM is not supported"):
+    with pytest.raises(LoadgenError, match=r"the conversion of .* for llama.cpp failed:\n.*LlamaForCausalLM"):
         LlamaCppPeer().launch(settings, 8123)
 
 

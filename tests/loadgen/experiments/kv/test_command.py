@@ -176,7 +176,7 @@ def test_a_server_that_does_not_listen_to_signals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "a=http://127.0.0.1:9"], "target a cannot be measured"),
+        (["--target", "a=http://127.0.0.1:9"], "measuring target a failed"),
         (["--target", "a=URL#tiny-llama"], "this experiment is for Djinn servers"),
         (["--target", "a=URL", "--tokens", "2000"], "has room for 1024"),
         (["--target", "a=URL", "--repeats", "0"], "repeats must be at least 1"),

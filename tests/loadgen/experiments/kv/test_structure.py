@@ -90,12 +90,12 @@ def test_a_session_without_kv(tmp_path: Path) -> None:
 def test_what_is_no_session(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "session"
     path.write_bytes(content)
-    with pytest.raises(LoadgenError, match="cannot be read"):
+    with pytest.raises(LoadgenError, match="reading the exported session failed"):
         read_session_file(path)
 
 
 def test_a_type_of_numbers_that_kv_does_not_come_in(tmp_path: Path) -> None:
     path = tmp_path / "session"
     save_file({"kv": np.zeros((1, 1, 2, 1, 1, 1), np.int8)}, path, {"computed_tokens": "1"})
-    with pytest.raises(LoadgenError, match="cannot be read"):
+    with pytest.raises(LoadgenError, match="reading the exported session failed"):
         read_session_file(path)

@@ -152,7 +152,7 @@ def test_where_kv_cannot_be_kept_it_is_computed_again_and_shown(origin: str, tmp
     [
         (["--target", "A=URL"], "migrate takes two targets"),
         (["--target", "A=URL", "--target", "A=URL"], "a name of its own"),
-        (["--target", "A=URL", "--target", "B=http://127.0.0.1:9"], "target B cannot be measured"),
+        (["--target", "A=URL", "--target", "B=http://127.0.0.1:9"], "measuring target B failed"),
         (["--target", "A=URL", "--target", "B=URL", "--lengths", "2000"], "has room for 1024"),
         (["--target", "A=URL", "--target", "B=URL", "--lengths", "5,5"], "lengths must be different"),
         (["--target", "A=URL", "--target", "B=URL", "--decoded", "0"], "decoded must be at least 1"),

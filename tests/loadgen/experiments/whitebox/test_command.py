@@ -145,7 +145,7 @@ def test_a_server_too_full_for_the_others_is_a_failure_of_that_part(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "a=http://127.0.0.1:9"], "target a cannot be measured: GET http://127.0.0.1:9/"),
+        (["--target", "a=http://127.0.0.1:9"], "measuring target a failed: GET http://127.0.0.1:9/"),
         (["--target", "a=URL#tiny-llama"], "this experiment is for Djinn servers"),
         (["--target", "a=URL", "--layers", "4"], "layers must be from 0 to 3"),
         (["--target", "a=URL", "--context", "2000"], "has room for 1024"),
