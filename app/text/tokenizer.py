@@ -43,7 +43,10 @@ class Tokens:
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.vocab_size: int = self._backend.get_vocab_size()
-        self.has_chat_template = tokenizer.chat_template is not None
+        self.chat_template = _template_source(tokenizer)
+        """Source of the model's chat template; None: it has none."""
+        self.response_template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
+        """How the checkpoint says that its answers are read."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; `add_special_tokens` puts around it what the model expects (often a BOS).
@@ -76,21 +79,24 @@ class Tokens:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
         """Text of a conversation in the model's own chat template, special tokens included.
 
-        `add_generation_prompt` opens the assistant's turn; `continue_final_message` leaves the last message open
-        instead. Raises MalformedRequest if there is no template or the template rejects the messages.
+        The template may leave out the `tools`. `add_generation_prompt` opens the assistant's turn;
+        `continue_final_message` leaves the last message open instead. Raises MalformedRequest if there is no template
+        or the template rejects the messages.
         """
-        if not self.has_chat_template:
+        if self.chat_template is None:
             raise MalformedRequest("this model has no chat template; send a prompt instead", param="messages")
         if not messages:
             raise MalformedRequest("messages must hold at least one message", param="messages")
         try:
             text: Any = self._templates.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -99,6 +105,11 @@ class Tokens:
             raise MalformedRequest(f"the model's chat template: {error}", param="messages") from error
         rendered: str = text
         return rendered
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that `text` is the name of; None if it is none."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, which may be part of a character; b"" outside the vocabulary."""
@@ -124,6 +135,12 @@ class Tokens:
         """Whether the tokenizer's decoder makes `text` of `tokens`."""
         decoder = self._backend.decoder
         return decoder is not None and decoder.decode(tokens) == text
+
+
+def _template_source(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Of several templates, the one for tools, as Transformers chooses where a chat has some."""
+    templates: str | dict[str, str] | None = tokenizer.chat_template
+    return templates.get("tool_use", templates.get("default")) if isinstance(templates, dict) else templates
 
 
 def load_tokens(model: ResolvedModel) -> Tokens:

@@ -20,6 +20,8 @@ class TextRule:
     min_tokens: int = 0
     """No stop string ends the turn before."""
     with_logprobs: bool = False
+    shown: frozenset[int] = frozenset()
+    """Special tokens that are part of the text."""
 
 
 class TurnReader:
@@ -44,7 +46,7 @@ class TurnReader:
         self.logprobs: list[TokenLogprobs] | None = [] if rule.with_logprobs else None
         """One for each of `token_ids`, or None if the turn did not ask for them."""
         self._text: list[str] = []
-        detokenizer = Detokenizer(tokens, after_text=True)
+        detokenizer = Detokenizer(tokens, after_text=True, shown=rule.shown)
         self._text_turn = TextTurn(turn, detokenizer, rule.stop, on_stop, settled, rule.min_tokens)
         self._reading = asyncio.Lock()
         self._end: Paused | TurnFinished | None = None

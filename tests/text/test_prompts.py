@@ -92,7 +92,7 @@ def test_a_template_that_drops_earlier_replies_is_no_bug_of_the_server(
 
 
 def test_messages_without_a_chat_template_are_refused(monkeypatch: pytest.MonkeyPatch, byte_tokens: Tokens) -> None:
-    monkeypatch.setattr(byte_tokens, "has_chat_template", False)
+    monkeypatch.setattr(byte_tokens, "chat_template", None)
     messages = [{"role": "user", "content": "hi"}]
     for history in ([], [1]):
         with pytest.raises(MalformedRequest, match="chat template"):

@@ -64,7 +64,7 @@ def test_messages_that_the_template_rejects(messages: list[dict[str, Any]], says
 
 
 def test_model_without_a_chat_template() -> None:
-    assert not MERGING.has_chat_template
+    assert MERGING.chat_template is None
     with pytest.raises(MalformedRequest, match="no chat template"):
         MERGING.render_chat([{"role": "user", "content": "hi"}])
 

@@ -1,0 +1,67 @@
+"""Grammars that hold a turn to calls of tools, in llguidance's dialect of Lark.
+
+Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+import json
+from collections.abc import Callable, Sequence
+
+from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.formats import ToolFormat
+
+MAX_CALLS = 16
+"""A small model that must call tools would go on for ever."""
+
+SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Models write JSON so. Free white space is where a small model would stay for ever."""
+
+Literal = Callable[[str], str]
+"""Writes a text as terminals: a special token is one that no text can spell."""
+
+
+def call_grammar(use: ToolUse, form: ToolFormat, special_id: Callable[[str], int | None]) -> str:
+    """The grammar of a turn that `use.is_held`.
+
+    `special_id` gives the token of a marker that only a special token can write, else None.
+    """
+    marker_id = special_id(form.marker) if form.marker else None
+
+    def literal(text: str) -> str:
+        if marker_id is not None and text.startswith(form.marker):
+            return f"<[{marker_id}]> {_text(text.removeprefix(form.marker))}".strip()
+        return _text(text)
+
+    repeats = form.can_repeat and use.parallel
+    rules = _call_rules(use.callable, form)
+    if use.mode is ToolMode.REQUIRED:
+        more = f"({_text(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
+        start = f"start: {literal(form.opening)} {literal(form.before)} call {more} {_text(form.closing)}"
+        return "\n".join([start, *rules])
+    if not form.marker:
+        return "\n".join(["start: call | TEXT", "TEXT: /[^{](.|\\n)*/", *rules])
+    return "\n".join([*_after_text(form, literal, marker_id is not None, repeats=repeats), *rules])
+
+
+def _call_rules(tools: Sequence[Tool], form: ToolFormat) -> list[str]:
+    """A `call`, from its opening brace on."""
+    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+    for index, tool in enumerate(tools):
+        head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
+        schema = json.dumps({"x-guidance": SPACES, **tool.schema})
+        rules.append(f"call_{index}: {_text(head)} %json {schema} {_text('}' + form.after)}")
+    return rules
+
+
+def _after_text(form: ToolFormat, literal: Literal, is_token: bool, *, repeats: bool) -> list[str]:
+    """Free text in which a marker begins calls."""
+    rest = (form.opening + form.before).removeprefix(form.marker)
+    body = f"{_text(rest)} call {_text(form.closing)}"
+    start = f"start: marked{{0,{MAX_CALLS}}} TEXT" if repeats else "start: TEXT | marked"
+    text = "TEXT: /(.|\\n)*/"
+    if is_token:
+        return [start, f"marked: TEXT {literal(form.marker)} {body}", text]
+    return [start, f"marked: trigger {body}", f"trigger[lazy]: TEXT {_text(form.marker)}", text]
+
+
+def _text(text: str) -> str:
+    return json.dumps(text) if text else ""

@@ -1,0 +1,79 @@
+"""Tools and calls in a chat's messages, for templates that write them and for those that do not."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from app.tools.definitions import Tool
+from app.tools.formats import ToolFormat
+
+Message = Mapping[str, Any]
+"""A message as chat templates read it; the arguments of its calls are texts of JSON objects."""
+
+
+def messages_for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages for a template that writes calls itself: arguments become objects."""
+    return [_with_objects(message) for message in messages]
+
+
+def messages_as_text(messages: Sequence[Message], tools: Sequence[Tool], form: ToolFormat) -> list[dict[str, Any]]:
+    """The messages for a template that knows no tools.
+
+    - The system's message begins with the tools and with how to call them.
+    - A call is text of the assistant, as the model wrote it.
+    - What tools answered is a message of the user.
+    """
+    written = list(_join_answers(_as_text(message, form) for message in messages))
+    if not tools:
+        return written
+    about = _instructions(tools, form)
+    if written and written[0]["role"] == "system":
+        return [{**written[0], "content": f"{about}\n\n{written[0]['content']}"}, *written[1:]]
+    return [{"role": "system", "content": about}, *written]
+
+
+def _with_objects(message: Message) -> dict[str, Any]:
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else dict(message)
+
+
+def _as_text(message: Message, form: ToolFormat) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "tool", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = [
+        form.write(json.dumps(call["function"]["name"]), call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    ]
+    if not calls:
+        return dict(message)
+    said = [message["content"]] if message["content"] else []
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join([*said, form.write_all(calls)])}
+
+
+def _join_answers(messages: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Answers of tools that follow each other are one message: templates may want users and assistants in turns."""
+    answers: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            answers.append(message["content"])
+            continue
+        if answers:
+            yield {"role": "user", "content": "\n".join(answers)}
+            answers = []
+        yield message
+    if answers:
+        yield {"role": "user", "content": "\n".join(answers)}
+
+
+def _instructions(tools: Sequence[Tool], form: ToolFormat) -> str:
+    listed = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
+    call = form.write_all([form.write("NAME", "ARGUMENTS")])
+    return (
+        f"You can call the functions below. Each line describes one, with a JSON Schema of its arguments.\n"
+        f"<tools>\n{listed}\n</tools>\n"
+        f"To call a function, answer in this form, with a JSON object in place of ARGUMENTS:\n{call}"
+    )

@@ -1,0 +1,63 @@
+"""What one model needs so that its chats can have tools."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from transformers.utils.chat_parsing.response_templates import load_response_template
+
+from app.domain.errors import MalformedRequest
+from app.text.tokenizer import Tokens
+from app.tools.definitions import Tool, ToolUse
+from app.tools.formats import find_format
+from app.tools.grammar import call_grammar
+from app.tools.prompt import Message, messages_as_text, messages_for_template
+from app.tools.reader import AnswerReader
+
+_PROBE = Tool("probe_of_tools", "a probe")
+_PROBE_CALL = {"id": "probe0000", "type": "function", "function": {"name": "call_of_probe", "arguments": {}}}
+_PROBE_CHAT: tuple[Message, ...] = (
+    {"role": "user", "content": "probe"},
+    {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]},
+    {"role": "tool", "content": "answer_of_probe", "tool_call_id": "probe0000", "name": "call_of_probe"},
+)
+
+
+class ToolSupport:
+    """Renders chats with tools, and reads their answers. Any thread may use it."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._form = find_format(tokens.chat_template)
+        declared = tokens.response_template
+        self._template = self._form.response_template() if declared is None else load_response_template(declared)
+
+    @cached_property
+    def is_native(self) -> bool:
+        """Whether the model's chat template writes tools, calls and what tools answered."""
+        try:
+            text = self._tokens.chat_text(_PROBE_CHAT, tools=[_PROBE.for_template()])
+        except MalformedRequest:
+            return False
+        return all(name in text for name in (_PROBE.name, "call_of_probe", "answer_of_probe"))
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """The special tokens that an answer with calls is read by."""
+        marker = self._tokens.special_id(self._form.marker)
+        return frozenset() if marker is None else frozenset({marker})
+
+    def chat_text(self, messages: Sequence[Message], tools: Sequence[Tool], **options: Any) -> str:
+        """Text of a chat; the other arguments and errors of `Tokens.chat_text`."""
+        if self.is_native:
+            written, shown = messages_for_template(messages), [tool.for_template() for tool in tools]
+            return self._tokens.chat_text(written, tools=shown, **options)
+        return self._tokens.chat_text(messages_as_text(messages, tools, self._form), **options)
+
+    def grammar(self, use: ToolUse) -> str | None:
+        """What holds a turn to the calls that it may make; None where the model alone decides."""
+        return call_grammar(use, self._form, self._tokens.special_id) if use.is_held else None
+
+    def reader(self) -> AnswerReader:
+        """A reader for one answer."""
+        return AnswerReader(self._form, self._template)

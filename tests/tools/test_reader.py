@@ -1,0 +1,128 @@
+"""Answers of models, however they come cut into pieces, and the calls that are read out of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
+from app.tools.reader import AnswerReader, CallArguments, CallBegun, Content, Piece
+
+FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
+Calls = list[tuple[str, str]]
+
+
+def pieces_of(text: str, form: ToolFormat, cuts: Sequence[int] = ()) -> list[Piece]:
+    """What is read of `text`, cut at those places."""
+    reader = AnswerReader(form, form.response_template())
+    ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    read = [piece for start, end in zip([0, *ends], ends, strict=False) for piece in reader.push(text[start:end])]
+    return [*read, *reader.finish()]
+
+
+def put_together(pieces: Sequence[Piece]) -> tuple[str, Calls]:
+    """Content and calls, as a client adds them up."""
+    content = ""
+    calls: Calls = []
+    for piece in pieces:
+        match piece:
+            case Content():
+                content += piece.text
+            case CallBegun():
+                assert piece.index == len(calls)
+                calls.append((piece.name, ""))
+            case CallArguments():
+                name, text = calls[piece.index]
+                calls[piece.index] = name, text + piece.text
+    return content, calls
+
+
+def read(text: str, form: ToolFormat, cuts: Sequence[int] = ()) -> tuple[str, Calls]:
+    return put_together(pieces_of(text, form, cuts))
+
+
+def write(calls: Sequence[tuple[str, str]], form: ToolFormat) -> str:
+    return form.write_all([form.write(json.dumps(name), arguments) for name, arguments in calls])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+some_calls = st.lists(
+    st.tuples(
+        st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True),
+        st.dictionaries(st.text(max_size=6), json_values, max_size=3).map(json.dumps),
+    ),
+    min_size=1,
+    max_size=3,
+)
+some_cuts = st.lists(st.integers(0, 300), max_size=20)
+
+
+@FORMATS
+@given(calls=some_calls, cuts=some_cuts)
+def test_calls_come_back_as_they_were_written(form: ToolFormat, calls: Calls, cuts: list[int]) -> None:
+    written = calls if form.can_repeat else calls[:1]
+    assert read(write(written, form), form, cuts) == ("", written)
+
+
+@given(text=st.text(st.sampled_from('<>{}"[] atol_cnme:\n'), max_size=60), cuts=some_cuts)
+def test_how_a_text_is_cut_makes_no_difference(text: str, cuts: list[int]) -> None:
+    assert read(text, HERMES, cuts) == read(text, HERMES)
+
+
+@FORMATS
+@given(text=st.text(st.characters(blacklist_characters="<[{\0"), max_size=40), cuts=some_cuts)
+def test_plain_text_is_content_to_the_last_space(form: ToolFormat, text: str, cuts: list[int]) -> None:
+    assert read(text, form, cuts) == (text, [])
+
+
+def test_content_may_stand_before_calls() -> None:
+    answer = "Let me look.\n" + write([("find", '{"what": "it"}')], HERMES)
+    assert read(answer, HERMES) == ("Let me look.", [("find", '{"what": "it"}')])
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    answer = write([("find", '{"what": "something long"}')], HERMES)
+    reader = AnswerReader(HERMES, HERMES.response_template())
+    middle = answer.index("long")
+    told = list(reader.push(answer[:middle]))
+    assert put_together(told) == ("", [("find", '{"what": "something ')])
+    assert put_together([*told, *reader.push(answer[middle:]), *reader.finish()])[1][0][1].endswith('long"}')
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>',
+        '<tool_call>[{"name": "f", "parameters": {"a": 1}}]</tool_call>',
+        '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>',
+    ],
+)
+def test_calls_in_an_unusual_form_are_read_too(call: str) -> None:
+    assert read(call, HERMES, range(0, 90, 7)) == ("", [("f", '{"a": 1}')])
+
+
+@pytest.mark.parametrize("inner", ["find it", '{"name": 3, "arguments": {}}', '{"name": "f", "arguments": "x"}', "[1]"])
+def test_what_is_no_call_stays_in_the_content(inner: str) -> None:
+    content, calls = read(f"so <tool_call>{inner}</tool_call> then", HERMES)
+    assert (content, calls) == (f"so <tool_call>{inner}</tool_call> then", [])
+
+
+def test_a_call_that_the_length_limit_has_cut_keeps_what_there_is() -> None:
+    assert read('<tool_call>\n{"name": "f", "arguments": {"a": ', HERMES) == ("", [("f", '{"a": ')])
+    assert read('<tool_call>\n{"na', HERMES)[0].startswith('<tool_call>\n{"na')
+
+
+@pytest.mark.parametrize(("form", "pattern"), [(HERMES, r"call_\w{24}"), (MISTRAL, r"[A-Za-z0-9]{9}")])
+def test_ids_are_of_the_form_that_the_template_takes(form: ToolFormat, pattern: str) -> None:
+    begun = [each for each in pieces_of(write([("f", "{}"), ("g", "{}")], form), form) if isinstance(each, CallBegun)]
+    assert len({each.id for each in begun}) == 2
+    assert all(re.fullmatch(pattern, each.id) for each in begun)
