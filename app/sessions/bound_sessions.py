@@ -1,14 +1,20 @@
-"""Sessions that OpenAI calls name with `X-Session-ID`."""
+"""Sessions that calls of other APIs are bound to: by a name, or by the history that a call continues."""
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 
 from app.domain.errors import NotFound
+from app.domain.histories import common_prefix
 from app.domain.values import SessionState
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 
 IDLE_TTL_S = 24 * 3600
 """Seconds. Clients make up names and never close their sessions; without a limit they would fill the server."""
+
+
+LAST_TOKENS = 32
+"""Tokens of a context that are compared first: contexts of a key often begin alike, and seldom end alike."""
 
 
 class BoundSessions:
@@ -29,6 +35,26 @@ class BoundSessions:
             return self._registry.table.get(name if known is None else known.id, owner)
         except NotFound:
             return None
+
+    def find_continued(self, owner: str | None, prompt: Sequence[int]) -> Session | None:
+        """The owner's idle session with the longest history that `prompt` continues.
+
+        A client sends back a reply as text, whose tokens may differ from those that were generated. So a prompt
+        continues a history if it has all that the last turn began with, and half of its reply.
+        """
+        tokens = array("I", prompt)
+        found, longest = None, 0
+        for (of, _), session in self._bound.items():
+            if of != owner or session.state is not SessionState.IDLE or len(session.history) > len(tokens):
+                continue
+            began = slice(max(0, session.prompt_tokens - LAST_TOKENS), session.prompt_tokens)
+            if session.history[began] != tokens[began]:
+                continue
+            common = common_prefix(session.history, tokens)
+            replied = len(session.history) - session.prompt_tokens
+            if replied and 2 * (common - session.prompt_tokens) >= replied and common > longest:
+                found, longest = session, common
+        return found
 
     def open(self, owner: str | None, name: str, *, metadata: dict[str, str]) -> Session:
         """A new session, to be found by that name from now on. Raises `Busy` and `Draining`."""

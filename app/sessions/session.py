@@ -26,7 +26,7 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
 """Which states may follow a state. A turn ends in `idle` from wherever it is; `closed` is final."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
     """One session. `owner` is the API key's fingerprint (None: no keys are set); times are Unix seconds.
 

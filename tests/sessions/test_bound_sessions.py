@@ -1,0 +1,43 @@
+"""Calls that belong to a session by the history that they continue."""
+
+from __future__ import annotations
+
+from app.domain.values import StopRule
+from app.routers.dependencies import Services
+from app.sessions.session import Session
+from tests.taking_turns import GREEDY, finish, start_turn
+
+
+async def spoken(services: Services, name: str, context: list[int], *, owner: str | None = "me") -> Session:
+    """A bound session that has had one turn of eight tokens."""
+    session = services.bound_sessions.open(owner, name, metadata={})
+    await finish(start_turn(services.sessions, session, context, GREEDY, StopRule(max_tokens=8, min_tokens=8)))
+    return session
+
+
+async def test_a_prompt_is_bound_to_the_longest_history_that_it_continues(services: Services) -> None:
+    bound = services.bound_sessions
+    system = list(range(3, 43))
+    short = await spoken(services, "a", [*system, 50])
+    await spoken(services, "b", [*system, 60])
+    long = await spoken(services, "c", [*short.history, 51])
+    assert bound.find_continued("me", [*short.history, 70]) is short
+    assert bound.find_continued("me", [*long.history, 70]) is long
+    assert bound.find_continued("you", [*long.history, 70]) is None
+
+
+async def test_a_prompt_that_only_begins_alike_is_not(services: Services) -> None:
+    bound = services.bound_sessions
+    system = list(range(3, 43))
+    session = await spoken(services, "a", [*system, 50])
+    context = session.prompt_tokens
+    assert bound.find_continued("me", [*system, 51, *range(60, 90)]) is None
+    assert bound.find_continued("me", session.history[:context].tolist()) is None
+    other_reply = [(token + 1) % 256 for token in session.history[context:]]
+    assert bound.find_continued("me", [*session.history[:context], *other_reply, 70]) is None
+
+
+async def test_a_reply_that_comes_back_in_other_tokens_is_recognised(services: Services) -> None:
+    session = await spoken(services, "a", list(range(3, 43)))
+    retold = [*session.history[:-2], 1, 1, 1, 1]
+    assert services.bound_sessions.find_continued("me", retold) is session
