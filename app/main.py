@@ -27,6 +27,7 @@ from app.sessions.table import SessionTable
 from app.sessions.vectors import Vectors
 from app.settings import Settings
 from app.text.tokenizer import Tokens, load_tokens
+from app.web.application import DescribedAPI
 from app.web.auth import ApiKeyMiddleware
 from app.web.body_limit import BodyLimitMiddleware
 from app.web.error_handlers import install_error_handlers
@@ -92,7 +93,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
             ends.push_async_callback(_end, asyncio.create_task(sweep(registry)))
             yield
 
-    app = FastAPI(
+    app = DescribedAPI(
         title="Djinn",
         version=version("djinn"),
         lifespan=lifespan,

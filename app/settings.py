@@ -141,6 +141,9 @@ class Settings(BaseSettings):
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
     max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
     max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
+    strict_fields: bool = Field(
+        False, description="refuse fields without effect on the OpenAI routes, instead of naming them in the answer"
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running turns")
 
     @model_validator(mode="before")

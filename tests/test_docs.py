@@ -10,6 +10,10 @@ import httpx
 import pytest
 
 from app.domain.errors import DjinnError
+from app.openai.chat import ChatBody
+from app.openai.completion import CompletionBody
+from app.openai.extras.unsupported import UNSUPPORTED
+from app.openai.tokenization import DetokenizeBody, TokenizeBody
 from tests.serving import serve
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +58,14 @@ def test_every_metric_is_documented(base_url: str) -> None:
     names = set(re.findall(r"^# TYPE ((?:djinn_|vllm:)\w+)", text, re.MULTILINE))
     found = {re.sub(r"_(total|created)$", "", name) for name in names}
     assert found == set(re.findall(r"(?:djinn_|vllm:)\w+", PAGES["operating"].partition("## Metrics")[2]))
+
+
+def test_every_field_of_the_openai_routes_is_documented() -> None:
+    declared = {name for body in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody) for name in body.model_fields}
+    known = {name for fields in UNSUPPORTED.values() for name in fields}
+    sampling = PAGES["api"].partition("## Sampling")[2].partition("## Errors")[0]
+    written = re.findall(r"`([^`\n]+)`", PAGES["openai"] + sampling)
+    assert declared | known <= {word for code in written for word in re.findall(r"\w+", code)}
 
 
 def test_every_file_that_the_guides_name_exists() -> None:

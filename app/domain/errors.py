@@ -71,6 +71,18 @@ class FieldOutOfRange(DjinnError, status=422, code="field_out_of_range"):
     """One field has a value outside its range, or names a feature that is not there."""
 
 
+class BadRequest(MalformedRequest):
+    """A refusal on a route whose API has 400 for all invalid input; only its status is another."""
+
+    def __init__(self, refusal: DjinnError) -> None:
+        super().__init__(refusal.message, param=refusal.param)
+        self._refusal = refusal
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The body of the refusal, its code included."""
+        return self._refusal.body()
+
+
 class BadExport(FieldOutOfRange, code="bad_export"):
     """An exported session that is damaged, or not of this model."""
 

@@ -56,6 +56,9 @@ class Metrics:
         self.turn = seconds("djinn_turn_seconds", "From submit to end", TURN_BUCKETS)
         self.finished = Counter("djinn_turns_finished", "Turns that ended", ["finished_reason"], registry=own)
         self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
+        self.ignored_fields = Counter(
+            "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
+        )
         self._turns = own
         self._labels = {"model_name": model_name, "engine": "0"}
 

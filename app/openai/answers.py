@@ -132,7 +132,7 @@ async def stream(
             usage.take(index, item)
             for entry in writer.entries(index, item):
                 chunk = {**head, "choices": [entry]}
-                if options.continuous_usage_stats:
+                if options.include_usage and options.continuous_usage_stats:
                     chunk["usage"] = usage.so_far(index).model_dump()
                 yield _event(orjson.dumps(chunk))
     except Exception as error:

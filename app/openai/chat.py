@@ -4,23 +4,21 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, NullIsAbsent, Usage
+from app.openai.extras.body import OpenAIBody
+from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
 from app.openai.messages import Message
 from app.wire.base import MAX_COUNT
 from app.wire.sessions import Metadata
 
 
-class ResponseFormat(NullIsAbsent):
+class ResponseFormat(OpenAIBody):
     """The form of the answer; so far only plain text."""
 
     type: Literal["text"]
 
 
 class ChatBody(GenerationFields):
-    """A chat to answer.
-
-    SDKs send some fields with values that ask for nothing: of what is not supported, only those are taken.
-    """
+    """A chat to answer."""
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="the newer name of max_tokens")
@@ -32,13 +30,9 @@ class ChatBody(GenerationFields):
     metadata: Metadata | None = Field(
         None, description="the caller's own labels; a whole answer returns them, a stream does not"
     )
-    store: Literal[False] = Field(False, description="answers are not stored")
     tools: Annotated[list[None], Field(max_length=0)] = Field(default=[], description="not supported: none")
     tool_choice: Literal["none", "auto"] = Field("none", description="there are no tools to choose from")
     parallel_tool_calls: bool = Field(True, description="there are no tools to call")
-    service_tier: Literal["auto", "default"] = Field("auto", description="there is one")
-    prediction: None = None
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] = Field(default=["text"])
 
     @field_validator("top_logprobs")
     @classmethod

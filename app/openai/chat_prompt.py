@@ -1,16 +1,32 @@
-"""From the messages of a chat to its tokens, without losing what a client says in them."""
+"""From the messages of a chat to its tokens, and which of their fields the chat template leaves out."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
-from app.openai.messages import Message
+from app.openai.messages import ROLE_TAGS, Message
 from app.text.tokenizer import Tokens
 
-MAY_BE_LEFT_OUT = (("system", "name"), ("user", "name"), ("assistant", "name"), ("assistant", "tool_calls"))
-"""Fields of messages that not every chat template writes."""
+MAX_CHECKED = 8
+"""Roles, and fields, of a chat that are tried one by one: each costs a rendering of the chat."""
+ALWAYS_TAKEN = {
+    "assistant": frozenset({"role", "content", "tool_calls"}),
+    "tool": frozenset({"role", "content", "tool_call_id"}),
+}
+STAND_INS = ("user", "assistant", "system")
+
+Chat = list[dict[str, Any]]
+Render = Callable[[Chat], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The tokens of a chat. `left_out` are the paths of the fields that make no difference to them."""
+
+    token_ids: list[int]
+    left_out: Iterator[str]
 
 
 def chat_prompt(
@@ -19,10 +35,10 @@ def chat_prompt(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-) -> list[int]:
-    """Token ids of the chat in the model's own template; the arguments and errors of `Tokens.chat_text`.
+) -> ChatPrompt:
+    """The chat in the model's own template; the arguments and errors of `Tokens.chat_text`.
 
-    Raises `FieldOutOfRange` for a field that makes no difference to the text.
+    Raises `FieldOutOfRange` for tool calls, and for messages of a role, that make no difference to the text.
     """
     render = partial(
         tokens.chat_text,
@@ -30,19 +46,96 @@ def chat_prompt(
         continue_final_message=continue_final_message,
     )
     chat = [message.for_template() for message in messages]
-    text = render(chat)
-    for role, field in MAY_BE_LEFT_OUT:
-        having = [index for index, message in enumerate(chat) if message["role"] == role and field in message]
-        with suppress(MalformedRequest):  # a template that must have the field does not leave it out
-            if having and render(_without(chat, role, field)) == text:
-                name = f"messages.{having[0]}.{field}"
-                raise FieldOutOfRange(f"{name}: this model's chat template leaves it out", param=name)
-    return tokens.encode(text, add_special_tokens=False)
+    try:
+        text = render(chat)
+    except MalformedRequest as error:
+        raise _refusal(chat, render, error) from error
+    _check_tool_calls(chat, text, render)
+    _check_roles(chat, text, render)
+    left_out = _left_out(chat, text, render)
+    paths = (
+        f"messages.{index}.{name}"
+        for index, message in enumerate(chat)
+        for name in message
+        if (message["role"], name) in left_out
+    )
+    return ChatPrompt(tokens.encode(text, add_special_tokens=False), paths)
 
 
-def _without(chat: list[dict[str, Any]], role: str, field: str) -> list[dict[str, Any]]:
-    """The chat, the messages of `role` without `field`."""
-    return [
-        {key: value for key, value in message.items() if key != field} if message["role"] == role else message
-        for message in chat
-    ]
+def _is_same(changed: Chat, text: str, render: Render) -> bool:
+    """Whether the changed chat has the same text. A template that must have a field does not leave it out."""
+    try:
+        return render(changed) == text
+    except MalformedRequest:
+        return False
+
+
+def _custom_roles(chat: Chat) -> dict[str, int]:
+    """Roles beside OpenAI's, each with the index of its first message. Raises `FieldOutOfRange` for too many."""
+    roles: dict[str, int] = {}
+    for index, message in enumerate(chat):
+        if message["role"] not in ROLE_TAGS:
+            roles.setdefault(message["role"], index)
+    if len(roles) > MAX_CHECKED:
+        raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} roles beside {', '.join(ROLE_TAGS)}", param="messages")
+    return roles
+
+
+def _refusal(chat: Chat, render: Render, error: MalformedRequest) -> MalformedRequest:
+    """The template's refusal, which names a role if the chat would be taken with another role in its place."""
+    roles = _custom_roles(chat)
+    for refused in [{role} for role in roles] + [set(roles)] * (len(roles) > 1):
+        for stand_in in STAND_INS:
+            changed = [{**each, "role": stand_in} if each["role"] in refused else each for each in chat]
+            if _renders(changed, render):
+                name = f"messages.{min(roles[role] for role in refused)}.role"
+                return MalformedRequest(f"{name}: {error.message}", param=name)
+    return error
+
+
+def _renders(chat: Chat, render: Render) -> bool:
+    try:
+        render(chat)
+    except MalformedRequest:
+        return False
+    return True
+
+
+def _check_tool_calls(chat: Chat, text: str, render: Render) -> None:
+    having = [index for index, each in enumerate(chat) if each["role"] == "assistant" and "tool_calls" in each]
+    if having and _is_same(_without(chat, {("assistant", "tool_calls")}), text, render):
+        name = f"messages.{having[0]}.tool_calls"
+        raise FieldOutOfRange(f"{name}: this model's chat template leaves them out", param=name)
+
+
+def _check_roles(chat: Chat, text: str, render: Render) -> None:
+    """Raise `FieldOutOfRange` for a role whose messages the template leaves out."""
+    for role, first in _custom_roles(chat).items():
+        changed = [
+            {**each, "content": f"{each['content']}x"} if each["role"] == role and "content" in each else each
+            for each in chat
+        ]
+        if "content" in chat[first] and _is_same(changed, text, render):
+            name = f"messages.{first}.role"
+            raise FieldOutOfRange(f"{name}: this model's chat template leaves out messages of this role", param=name)
+
+
+def _left_out(chat: Chat, text: str, render: Render) -> set[tuple[str, str]]:
+    """The fields, each with the role of its messages, that the template leaves out.
+
+    Raises `FieldOutOfRange` for too many of them if they are not all left out.
+    """
+    fields = {
+        (each["role"], name)
+        for each in chat
+        for name in each.keys() - ALWAYS_TAKEN.get(each["role"], {"role", "content"})
+    }
+    if not fields or _is_same(_without(chat, fields), text, render):
+        return fields
+    if len(fields) > MAX_CHECKED:
+        raise FieldOutOfRange(f"messages: at most {MAX_CHECKED} fields beside role and content", param="messages")
+    return {field for field in fields if _is_same(_without(chat, {field}), text, render)}
+
+
+def _without(chat: Chat, fields: set[tuple[str, str]]) -> Chat:
+    return [{name: value for name, value in each.items() if (each["role"], name) not in fields} for each in chat]

@@ -51,8 +51,6 @@ class CompletionBody(GenerationFields):
     logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token; 0: only the token itself"
     )
-    best_of: Literal[1] = Field(1, description="every choice that is generated is given")
-    suffix: None = Field(None, description="text cannot be generated in front of other text")
     return_token_ids: bool = Field(False, description="give each choice's `token_ids` beside its text, as vLLM does")
 
     @property

@@ -1,33 +1,30 @@
 """The messages of a chat as clients send them, and as chat templates read them."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from app.openai.fields import NullIsAbsent
-from app.wire.base import WireModel
+from app.openai.content import AssistantContent, Content, text_of
+from app.openai.extras.body import OpenAIBody
+from app.openai.extras.unsupported import asks_for
 
-
-class TextPart(WireModel):
-    """One part of a message's content; only text, the models served here neither see nor hear."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _content_form(content: object) -> str:
-    return "list of parts" if isinstance(content, list) else "plain text"
-
-
-Content = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[list[TextPart], Field(min_length=1), Tag("list of parts")],
-    Discriminator(_content_form),
-]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class SystemMessage(NullIsAbsent):
+class MessageBody(OpenAIBody):
+    """A message. Chat templates read its unknown fields too."""
+
+    reads_extras: ClassVar[bool] = True
+
+    def _for_template(self, role: str, text: str | None, **optional: object) -> dict[str, Any]:
+        """Templates test for the optional keys, so those without a value are left out."""
+        extras = {name: value for name, value in (self.model_extra or {}).items() if asks_for("messages", name, value)}
+        known = {"content": text, **optional}
+        return {**extras, "role": role} | {name: value for name, value in known.items() if value is not None}
+
+
+class SystemMessage(MessageBody):
     """Instructions. `developer` is OpenAI's newer word for `system`; chat templates know only the older one."""
 
     role: Literal["system", "developer"]
@@ -36,10 +33,10 @@ class SystemMessage(NullIsAbsent):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates read it."""
-        return _template_message("system", self.content, name=self.name)
+        return self._for_template("system", text_of(self.content), name=self.name)
 
 
-class UserMessage(NullIsAbsent):
+class UserMessage(MessageBody):
     """What the user says."""
 
     role: Literal["user"]
@@ -48,10 +45,10 @@ class UserMessage(NullIsAbsent):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates read it."""
-        return _template_message("user", self.content, name=self.name)
+        return self._for_template("user", text_of(self.content), name=self.name)
 
 
-class FunctionCall(WireModel):
+class FunctionCall(OpenAIBody):
     """A function with its arguments, the text of a JSON object."""
 
     name: str
@@ -69,7 +66,7 @@ class FunctionCall(WireModel):
         return arguments
 
 
-class ToolCall(WireModel):
+class ToolCall(OpenAIBody):
     """A call that the assistant made earlier in the chat."""
 
     id: str
@@ -77,24 +74,18 @@ class ToolCall(WireModel):
     function: FunctionCall
 
 
-class AssistantMessage(NullIsAbsent):
-    """What the model said earlier.
-
-    The fields that can only be null or empty are those that SDKs send back as they got them.
-    """
+class AssistantMessage(MessageBody):
+    """What the model said earlier. A `refusal` is a part of the content."""
 
     role: Literal["assistant"]
-    content: Content | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    content: AssistantContent | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
     name: Name | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[None], Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.content is None and self.tool_calls is None:
+        if self.content is None and self.refusal is None and not self.tool_calls:
             raise ValueError("content is required unless there are tool_calls")
         return self
 
@@ -108,10 +99,12 @@ class AssistantMessage(NullIsAbsent):
             }
             for call in self.tool_calls or ()
         ]
-        return _template_message("assistant", self.content or "", name=self.name, tool_calls=calls or None)
+        texts = [] if self.content is None else [text_of(self.content)]
+        texts += [] if self.refusal is None else [self.refusal]
+        return self._for_template("assistant", "\n".join(texts), name=self.name, tool_calls=calls or None)
 
 
-class ToolMessage(NullIsAbsent):
+class ToolMessage(MessageBody):
     """What a tool answered to the call of that id."""
 
     role: Literal["tool"]
@@ -120,28 +113,42 @@ class ToolMessage(NullIsAbsent):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates read it."""
-        return _template_message("tool", self.content, tool_call_id=self.tool_call_id)
+        return self._for_template("tool", text_of(self.content), tool_call_id=self.tool_call_id)
 
 
-def _role_of(message: object) -> str:
+ROLE_TAGS = {
+    "system": "system message",
+    "developer": "system message",
+    "user": "user message",
+    "assistant": "assistant message",
+    "tool": "tool message",
+}
+"""By role: the form of a message."""
+
+
+class CustomMessage(MessageBody):
+    """A message of another role, which is for the model's chat template to understand."""
+
+    role: str = Field(min_length=1, max_length=64, json_schema_extra={"not": {"enum": list(ROLE_TAGS)}})
+    content: Content | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: as it came, its text parts joined."""
+        return self._for_template(self.role, None if self.content is None else text_of(self.content))
+
+
+def _form_of(message: object) -> str | None:
     role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
-    return "system message" if role == "developer" else f"{role} message"
+    if isinstance(role, str):
+        return ROLE_TAGS.get(role, "custom message")
+    return "custom message" if isinstance(message, dict) else None
 
 
 Message = Annotated[
     Annotated[SystemMessage, Tag("system message")]
     | Annotated[UserMessage, Tag("user message")]
     | Annotated[AssistantMessage, Tag("assistant message")]
-    | Annotated[ToolMessage, Tag("tool message")],
-    Discriminator(
-        _role_of,
-        custom_error_type="role",
-        custom_error_message="a message with role system, developer, user, assistant or tool",
-    ),
+    | Annotated[ToolMessage, Tag("tool message")]
+    | Annotated[CustomMessage, Tag("custom message")],
+    Discriminator(_form_of, custom_error_type="role", custom_error_message="an object with a role and a content"),
 ]
-
-
-def _template_message(role: str, content: str | list[TextPart], **optional: object) -> dict[str, Any]:
-    """Templates test for the optional keys, so those without a value are left out. Text parts are lines, as in vLLM."""
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-    return {"role": role, "content": text} | {key: value for key, value in optional.items() if value is not None}

@@ -5,12 +5,12 @@ from typing import Self
 from pydantic import BaseModel, Field, model_validator
 
 from app.domain.errors import FieldOutOfRange
-from app.openai.fields import NullIsAbsent
+from app.openai.extras.body import OpenAIBody
 from app.openai.messages import Message
 from app.wire.base import TokenId
 
 
-class TokenizeBody(NullIsAbsent):
+class TokenizeBody(OpenAIBody):
     """A text or a chat to tokenize."""
 
     model: str | None = Field(None, description="the served model's name")
@@ -56,7 +56,7 @@ class TokenizeAnswer(BaseModel):
     token_strs: list[str] | None
 
 
-class DetokenizeBody(NullIsAbsent):
+class DetokenizeBody(OpenAIBody):
     """Tokens to turn into text."""
 
     model: str | None = Field(None, description="the served model's name")

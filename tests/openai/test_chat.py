@@ -96,6 +96,14 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another(sdk: opena
     assert content_of(answers[0]) == content_of(answers[1]) != content_of(answers[2])
 
 
+@pytest.mark.parametrize(("seed", "same"), [(-1, 2**63 - 1), (2**63 + 7, 7), (-(10**40), -(10**40) % 2**63)])
+def test_a_seed_of_any_size_is_a_seed(sdk: openai.OpenAI, seed: int, same: int) -> None:
+    asked: Any = {"model": MODEL, "messages": CHAT, "max_tokens": 24, "n": 2}
+    answer, mapped = (sdk.chat.completions.create(**asked, seed=each) for each in (seed, same))
+    assert content_of(answer) == content_of(mapped)
+    assert content_of(answer, 1) == content_of(mapped, 1)
+
+
 def test_choices_differ_and_can_be_had_again_with_the_seed(sdk: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": CHAT, "n": 3, "seed": 4, "max_tokens": 16, "extra_body": NO_EARLY_END}
     answer = sdk.chat.completions.create(**asked)
@@ -133,8 +141,27 @@ def test_choices_differ_and_can_be_had_again_with_the_seed(sdk: openai.OpenAI) -
                 {"role": "tool", "content": "12:00"},
             ],
         ),
+        ([{"role": "narrator", "content": "Night falls."}], [{"role": "narrator", "content": "Night falls."}]),
+        (
+            [
+                {"role": "assistant", "content": None, "refusal": "I would rather not."},
+                {"role": "user", "content": "Do"},
+            ],
+            [{"role": "assistant", "content": "I would rather not."}, {"role": "user", "content": "Do"}],
+        ),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "content": [{"type": "text", "text": "Hm."}, {"type": "refusal", "refusal": "No."}],
+                },
+                {"role": "user", "content": "Please."},
+            ],
+            [{"role": "assistant", "content": "Hm.\nNo."}, {"role": "user", "content": "Please."}],
+        ),
+        ([{"role": "user", "content": ""}], [{"role": "user", "content": ""}]),
     ],
-    ids=["developer", "text parts", "tool results"],
+    ids=["developer", "text parts", "tool results", "a role of its own", "a refusal", "a refusal as a part", "no text"],
 )
 def test_every_form_of_message_reaches_the_template(
     sdk: openai.OpenAI, reference: Reference, sent: Any, template: list[dict[str, Any]]

@@ -55,14 +55,11 @@ def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.Ope
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"stop": [""]}, "stop"),
-        ({"store": True}, "store"),
         ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"service_tier": "flex"}, "service_tier"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
@@ -70,8 +67,31 @@ def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.Ope
         ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"extra_body": {"min_tokens": 9}, "max_tokens": 5}, "min_tokens"),
         ({"extra_body": {"stop_token_ids": [512]}}, "stop_token_ids"),
+        ({"functions": [{"name": "f", "parameters": {}}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"audio": {"format": "wav", "voice": "ash"}}, "audio"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+        ({"extra_body": {"chat_template": "{{ messages }}"}}, "chat_template"),
+        ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs"),
+        ({"extra_body": {"seed": 1.5}}, "seed"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0"),
+        ({"messages": ["x"]}, "messages.0"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": 5, "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "narrator", "content": 5}]}, "messages.0.content"),
+        ({"messages": [*CHAT, {"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages.1.audio"),
+        (
+            {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}, "content": "x"}]},
+            "messages.0.function_call",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]},
+            "messages.0.content.0.type",
+        ),
+        ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages.0.content.0.refusal"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages.0"),
         (
@@ -94,8 +114,9 @@ def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.Ope
     ],
 )
 def test_a_bad_chat_field_is_named(sdk: openai.OpenAI, wrong: Any, param: str) -> None:
-    with pytest.raises(openai.UnprocessableEntityError) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         sdk.chat.completions.create(**{"model": MODEL, "messages": CHAT, **wrong})
+    assert (caught.value.type, caught.value.code) == ("invalid_request_error", "field_out_of_range")
     assert str(caught.value.param).startswith(param)
     assert param.rsplit(".", 1)[-1] in caught.value.message or param == "messages.0"
 
@@ -113,13 +134,18 @@ def test_a_bad_chat_field_is_named(sdk: openai.OpenAI, wrong: Any, param: str) -
         ({"max_tokens": -1}, "max_tokens"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "n": 2}, "best_of"),
+        ({"extra_body": {"prompt_embeds": "AAAA"}}, "prompt_embeds"),
+        ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
+        ({"extra_body": {"truncate_prompt_tokens": 4}}, "truncate_prompt_tokens"),
+        ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
         ({"extra_body": {"prompt": None}}, "prompt"),
         ({"prompt": ["x", 5]}, "prompt.1"),
         ({"prompt": [[1], [512]]}, "prompt.1"),
     ],
 )
 def test_a_bad_completion_field_is_named(sdk: openai.OpenAI, wrong: Any, param: str) -> None:
-    with pytest.raises(openai.UnprocessableEntityError) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         sdk.completions.create(**{"model": MODEL, "prompt": "x", **wrong})
     assert caught.value.param == param
 

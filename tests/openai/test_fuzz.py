@@ -27,6 +27,8 @@ def test_random_bodies_are_answered_or_refused(description: Any, path: str) -> N
     @given(case=description[path]["POST"].as_strategy())
     def check(case: Any) -> None:
         case.body["model"] = MODEL  # the server refuses any other at once
+        if path == "/tokenize" and case.body.get("messages") is None:
+            case.body.setdefault("prompt", "x")
         if "messages" in case.body or "prompt" in case.body:
             case.body |= {"max_tokens": 4, "min_tokens": 0} if path.startswith("/v1") else {}
             case.body.pop("max_completion_tokens", None)

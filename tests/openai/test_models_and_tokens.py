@@ -60,7 +60,7 @@ def test_a_chat_is_tokenized_with_the_models_template(http: httpx.Client, refere
 )
 def test_what_cannot_be_tokenized_is_refused(http: httpx.Client, path: str, body: Any, param: str | None) -> None:
     answer = http.post(path, json=body)
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
 

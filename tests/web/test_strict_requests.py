@@ -30,16 +30,18 @@ def test_no_route_takes_an_unknown_query_parameter(http: httpx.Client, subtests:
             asked = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
             needed = {name: value for name, value in NEEDED.items() if name in asked}
             response = http.request(method, path, params={**needed, "junk": 1})
-            assert "junk" in assert_error(response, 422, "field_out_of_range", param="junk")
+            status = 400 if "openai" in operation["tags"] else 422
+            assert "junk" in assert_error(response, status, "field_out_of_range", param="junk")
 
 
 def test_no_route_without_a_body_takes_one(http: httpx.Client, subtests: pytest.Subtests) -> None:
-    without = [(method, path) for method, path, operation in routes(http) if "requestBody" not in operation]
+    without = [route for route in routes(http) if "requestBody" not in route[2]]
     assert len(without) > 10
-    for method, path in without:
+    for method, path, operation in without:
         with subtests.test(f"{method} {path}"):
             response = http.request(method, path, json={"at_token": 4})
-            assert_error(response, 422, "field_out_of_range", param="body")
+            status = 400 if "openai" in operation["tags"] else 422
+            assert_error(response, status, "field_out_of_range", param="body")
 
 
 @pytest.mark.parametrize("empty", [b"", b"{}", b" { }\n"])

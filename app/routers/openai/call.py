@@ -10,7 +10,8 @@ from fastapi import Depends, Header, Request, Response
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.openai.choices import Choices, OpenSession
 from app.openai.fields import GenerationFields
-from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep, errors
+from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep
+from app.routers.openai.route import IGNORED_DESCRIPTION, openai_errors
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.settings import Settings
@@ -163,10 +164,10 @@ def generation_responses(chunk: str) -> dict[int | str, dict[str, Any]]:
     """The documented `responses` of a generating route whose streamed chunks are `chunk` objects."""
     session_id = {"description": "the session that the call was bound to", "schema": {"type": "string"}}
     return {
-        **errors(400, 404, 409, 429, 503),
+        **openai_errors(404, 409, 429, 503),
         200: {
             "description": f"The answer; with `stream`, events whose data are `{chunk}` objects, then `[DONE]`.",
-            "headers": {SESSION_HEADER: session_id},
+            "headers": {SESSION_HEADER: session_id, **IGNORED_DESCRIPTION},
             "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
         },
     }

@@ -9,10 +9,10 @@ from app.openai.chat import ChatBody, ChatCompletion
 from app.openai.chat_answer import ChatChunkWriter, whole_choice
 from app.openai.chat_prompt import chat_prompt
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
-from app.web.json_body import JsonRoute
+from app.routers.openai.route import IgnoredDep, OpenAIRoute
 from app.web.sse import EventStream, unless_disconnected
 
-router = APIRouter(tags=["openai"], route_class=JsonRoute)
+router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 
 
 @router.post(
@@ -21,14 +21,18 @@ router = APIRouter(tags=["openai"], route_class=JsonRoute)
     response_model=ChatCompletion,
     responses=generation_responses("chat.completion.chunk"),
 )
-async def create_chat_completion(request: Request, body: ChatBody, call: OpenAICallDep) -> Response:
+async def create_chat_completion(
+    request: Request, body: ChatBody, call: OpenAICallDep, ignored: IgnoredDep
+) -> Response:
     """Answer a chat. A client that disconnects cancels its turns."""
     services = call.services
+    ignored.read(body)
     check_model(services, body.model)
     prompt = await asyncio.to_thread(chat_prompt, body.messages, services.tokens)
+    ignored.add(prompt.left_out)
     choices = await call.start(
         body,
-        [prompt],
+        [prompt.token_ids],
         prompt_field="messages",
         max_tokens=body.token_limit,
         limit_field=body.limit_field,
@@ -39,7 +43,12 @@ async def create_chat_completion(request: Request, body: ChatBody, call: OpenAIC
     if body.stream:
         chunk_head = {**head, "object": "chat.completion.chunk"}
         events = stream(
-            aiter(choices), writer, chunk_head, n=body.n, prompt_tokens=[len(prompt)], options=body.shown_usage
+            aiter(choices),
+            writer,
+            chunk_head,
+            n=body.n,
+            prompt_tokens=[len(prompt.token_ids)],
+            options=body.shown_usage,
         )
         return call.answer(EventStream(events))
     entries, usage = await unless_disconnected(request, collect(aiter(choices), writer, n=body.n, count=body.n))

@@ -9,12 +9,12 @@ from app.openai.answers import Head, collect, stream
 from app.openai.completion import Completion, CompletionBody
 from app.openai.completion_answer import CompletionChunkWriter, Echo, whole_choice
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
+from app.routers.openai.route import IgnoredDep, OpenAIRoute
 from app.text.tokenizer import Tokens
-from app.web.json_body import JsonRoute
 from app.web.sse import EventStream, unless_disconnected
 from app.wire.base import check_token_ids
 
-router = APIRouter(tags=["openai"], route_class=JsonRoute)
+router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 
 
 @router.post(
@@ -23,9 +23,12 @@ router = APIRouter(tags=["openai"], route_class=JsonRoute)
     response_model=Completion,
     responses=generation_responses("text_completion"),
 )
-async def create_completion(request: Request, body: CompletionBody, call: OpenAICallDep) -> Response:
+async def create_completion(
+    request: Request, body: CompletionBody, call: OpenAICallDep, ignored: IgnoredDep
+) -> Response:
     """Go on with each prompt. A client that disconnects cancels its turns."""
     services = call.services
+    ignored.read(body)
     check_model(services, body.model)
     prompts = await asyncio.to_thread(_encode, body.prompts, services.tokens, services.info.vocab_size)
     choices = await call.start(

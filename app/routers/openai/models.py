@@ -4,19 +4,20 @@ from fastapi import APIRouter, HTTPException
 
 from app.domain.errors import NotFound
 from app.openai.models import Model, ModelList
-from app.routers.dependencies import Services, ServicesDep, errors
+from app.routers.dependencies import Services, ServicesDep
 from app.routers.openai.call import check_model
+from app.routers.openai.route import OpenAIRoute, openai_errors
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 
 
-@router.get("/v1/models", operation_id="listModels", responses=errors())
+@router.get("/v1/models", operation_id="listModels", responses=openai_errors())
 async def list_models(services: ServicesDep) -> ModelList:
     """The served models."""
     return ModelList(data=[_model(services)])
 
 
-@router.get("/v1/models/{model:path}", operation_id="getModel", responses=errors(404))
+@router.get("/v1/models/{model:path}", operation_id="getModel", responses=openai_errors(404))
 async def get_model(model: str, services: ServicesDep) -> Model:
     """One served model. Its name may hold slashes."""
     if not model:

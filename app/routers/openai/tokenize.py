@@ -1,31 +1,37 @@
 """`/tokenize` and `/detokenize`."""
 
 import asyncio
+from collections.abc import Iterable
 
 from fastapi import APIRouter
 
 from app.openai.chat_prompt import chat_prompt
 from app.openai.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
-from app.routers.dependencies import ServicesDep, errors
+from app.routers.dependencies import ServicesDep
 from app.routers.openai.call import check_model
+from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors
 from app.text.tokenizer import Tokens
-from app.web.json_body import JsonRoute
 from app.wire.base import check_token_ids
 
-router = APIRouter(tags=["openai"], route_class=JsonRoute)
+router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
+ANSWERS = {**openai_errors(404), 200: {"headers": IGNORED_DESCRIPTION}}
 
 
-@router.post("/tokenize", operation_id="tokenize", responses=errors(400, 404))
-async def tokenize(body: TokenizeBody, services: ServicesDep) -> TokenizeAnswer:
+@router.post("/tokenize", operation_id="tokenize", responses=ANSWERS)
+async def tokenize(body: TokenizeBody, services: ServicesDep, ignored: IgnoredDep) -> TokenizeAnswer:
     """The tokens that a prompt or a chat becomes."""
+    ignored.read(body)
     if body.model is not None:
         check_model(services, body.model)
-    return await asyncio.to_thread(_tokenize, body, services.tokens, services.info.max_model_len)
+    answer, left_out = await asyncio.to_thread(_tokenize, body, services.tokens, services.info.max_model_len)
+    ignored.add(left_out)
+    return answer
 
 
-@router.post("/detokenize", operation_id="detokenize", responses=errors(400, 404))
-async def detokenize(body: DetokenizeBody, services: ServicesDep) -> DetokenizeAnswer:
+@router.post("/detokenize", operation_id="detokenize", responses=ANSWERS)
+async def detokenize(body: DetokenizeBody, services: ServicesDep, ignored: IgnoredDep) -> DetokenizeAnswer:
     """The text of tokens."""
+    ignored.read(body)
     if body.model is not None:
         check_model(services, body.model)
     check_token_ids(body.tokens, services.info.vocab_size, param="tokens")
@@ -34,20 +40,23 @@ async def detokenize(body: DetokenizeBody, services: ServicesDep) -> DetokenizeA
     )
 
 
-def _tokenize(body: TokenizeBody, tokens: Tokens, max_model_len: int) -> TokenizeAnswer:
-    token_ids = _encode(body, tokens)
-    return TokenizeAnswer(
+def _tokenize(body: TokenizeBody, tokens: Tokens, max_model_len: int) -> tuple[TokenizeAnswer, Iterable[str]]:
+    """The answer, and the fields of messages that the chat template leaves out."""
+    token_ids, left_out = _encode(body, tokens)
+    answer = TokenizeAnswer(
         count=len(token_ids),
         max_model_len=max_model_len,
         tokens=token_ids,
         token_strs=[tokens.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None,
     )
+    return answer, left_out
 
 
-def _encode(body: TokenizeBody, tokens: Tokens) -> list[int]:
+def _encode(body: TokenizeBody, tokens: Tokens) -> tuple[list[int], Iterable[str]]:
     if body.messages is None:
         assert body.prompt is not None
-        return tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        return tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False), ()
     continues = bool(body.continue_final_message)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    return chat_prompt(body.messages, tokens, add_generation_prompt=opens, continue_final_message=continues)
+    prompt = chat_prompt(body.messages, tokens, add_generation_prompt=opens, continue_final_message=continues)
+    return prompt.token_ids, prompt.left_out

@@ -1,0 +1,172 @@
+"""A field without effect is named in the answer and counted, or refused by a strict server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.errors import assert_error
+from tests.openai.conftest import MODEL
+from tests.openai.reference import Reference
+from tests.serving import serve
+
+HEADER = "X-Djinn-Ignored"
+CHAT: Any = [{"role": "user", "content": "Hello"}]
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": {"model": MODEL, "messages": CHAT, "max_tokens": 1},
+    "/v1/completions": {"model": MODEL, "prompt": "x", "max_tokens": 1},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [65]},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_an_unknown_field_is_named_on_every_route(http: httpx.Client, path: str) -> None:
+    response = http.post(path, json={**BODIES[path], "extra_field": 1})
+    assert response.status_code == 200, response.text
+    assert response.headers[HEADER] == "extra_field"
+    assert HEADER not in http.post(path, json=BODIES[path]).headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"reasoning_effort": "low", "verbosity": "high"}, "reasoning_effort, verbosity"),
+        ({"prompt_cache_key": "k", "safety_identifier": "s"}, "prompt_cache_key, safety_identifier"),
+        ({"id_slot": 3, "cache_prompt": False, "timings_per_token": True}, "id_slot, cache_prompt, timings_per_token"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"stream_options": {"include_usage": True, "mode": 1}, "stream": True}, "stream_options.mode"),
+        (
+            {"stream_options": {"include_usage": False, "continuous_usage_stats": True}, "stream": True},
+            "stream_options.continuous_usage_stats",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "e"}}]}
+                ]
+            },
+            "messages.0.content.0.cache_control",
+        ),
+        ({"response_format": {"type": "text", "strict": True}}, "response_format.strict"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_has_no_effect_is_named(sdk: openai.OpenAI, fields: Any, ignored: str, stream: bool) -> None:
+    asked: Any = {"model": MODEL, "messages": CHAT, "max_tokens": 2, "temperature": 0, "stream": stream}
+    answer = sdk.chat.completions.with_raw_response.create(**asked, extra_body={"stream": stream, **fields})
+    assert answer.headers[HEADER] == ignored
+
+
+def test_usage_so_far_is_not_told_where_no_usage_is_asked_for(sdk: openai.OpenAI) -> None:
+    options: Any = {"include_usage": False, "continuous_usage_stats": True}
+    chunks = sdk.completions.create(model=MODEL, prompt="x", max_tokens=3, stream=True, stream_options=options)
+    assert {chunk.usage for chunk in chunks} == {None}
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"store": False, "metadata": None, "unheard_of": None},
+        {"service_tier": "auto", "verbosity": "medium", "reasoning_effort": None},
+        {"modalities": ["text"], "audio": None, "functions": [], "function_call": "none", "prediction": None},
+        {"cache_prompt": True, "id_slot": -1, "use_beam_search": False, "suffix": "", "best_of": 1},
+        {"messages": [{"role": "user", "content": "x", "name": None, "mood": None}]},
+        {"messages": [*CHAT, {"role": "assistant", "content": "", "annotations": [], "audio": None, "tool_calls": []}]},
+    ],
+)
+def test_a_value_that_asks_for_nothing_is_not_named(http: httpx.Client, nothing: Any) -> None:
+    response = http.post("/v1/chat/completions", json={**BODIES["/v1/chat/completions"], **nothing})
+    assert response.status_code == 200, response.text
+    assert HEADER not in response.headers
+
+
+def test_the_header_is_bounded_and_has_only_safe_characters(http: httpx.Client) -> None:
+    odd = {"a,b\r\nX-Evil: 1": 1, "Gr\u00fc\u00dfe": 1, "y" * 5000: 1, "": 1}
+    named = http.post("/tokenize", json={"prompt": "x", **odd}).headers
+    assert named[HEADER].split(", ") == ["a?b??X-Evil:?1", "Gr??e", "y" * 64, "?"]
+    assert "x-evil" not in named
+    many = {f"field_{number}": number for number in range(30)}
+    names = http.post("/tokenize", json={"prompt": "x", **many}).headers[HEADER].split(", ")
+    assert names == [*list(many)[:20], "..."]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {f"k{number}": number for number in range(100_000)},
+        {"messages": [{"role": "user", "content": "x", **{f"k{number}": number for number in range(100_000)}}]},
+        {"messages": [{"role": "user", "content": "x", f"k{number}": number} for number in range(5_000)]},
+    ],
+    ids=["in the body", "in a message", "in messages"],
+)
+def test_unknown_fields_without_number_cost_little(http: httpx.Client, hostile: Any) -> None:
+    began = time.perf_counter()
+    response = http.post("/tokenize", json={"messages": CHAT, **hostile})
+    assert time.perf_counter() - began < 5
+    assert response.status_code == 200, response.text
+    assert len(response.headers[HEADER]) < 21 * 66
+
+
+def counted(http: httpx.Client) -> dict[str, float]:
+    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+    samples = families["djinn_ignored_fields"].samples
+    return {sample.labels["field"]: sample.value for sample in samples if sample.name.endswith("_total")}
+
+
+def test_ignored_fields_are_counted_by_known_names(http: httpx.Client) -> None:
+    before = counted(http)
+    messages = [{"role": "user", "content": "x", "name": "Ada", "shoe_size": 44}]
+    http.post("/tokenize", json={"messages": messages, "store": True, "nobody_knows": 1, "nor": 2})
+    after = counted(http)
+    more = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name)}
+    assert more == {"store": 1, "messages.name": 1, "other": 3}
+
+
+@pytest.fixture(scope="module")
+def strict(reference: Reference) -> Iterator[httpx.Client]:
+    """A server that refuses fields without effect."""
+    with (
+        serve(model=str(reference.folder), strict_fields=True) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_strict_server_refuses_the_first(strict: httpx.Client, path: str) -> None:
+    response = strict.post(path, json={**BODIES[path], "store": False, "first": 1, "second": 2})
+    assert "strict" in assert_error(response, 400, "field_out_of_range", param="first")
+    assert strict.post(path, json={**BODIES[path], "store": False}).status_code == 200
+
+
+def test_a_strict_server_refuses_what_its_template_leaves_out(strict: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "x", "name": "Ada"}]}
+    assert_error(strict.post("/tokenize", json=body), 400, "field_out_of_range", param="messages.0.name")
+
+
+def test_the_session_api_still_refuses_unknown_fields(http: httpx.Client) -> None:
+    session = http.post("/v1/sessions").json()["id"]
+    for fields in ({"store": True}, {"seed": -1}, {"messages": [{"role": "narrator", "content": "x"}]}):
+        response = http.post(f"/v1/sessions/{session}/generate", json={"prompt": "x", **fields})
+        assert response.status_code == 422
+
+
+def test_the_document_has_400_where_the_others_have_422(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            found = {"400", "422"} & operation["responses"].keys()
+            assert ("422" in found) is ("openai" not in operation.get("tags", ())), path
+            if "openai" in operation.get("tags", ()):
+                assert "400" in found
+    assert "HTTPValidationError" not in document["components"]["schemas"]
