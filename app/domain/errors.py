@@ -71,6 +71,10 @@ class FieldOutOfRange(DjinnError, status=422, code="field_out_of_range"):
     """One field has a value outside its range, or names a feature that is not there."""
 
 
+class GrammarTooComplex(FieldOutOfRange, code="grammar_too_complex"):
+    """A grammar that was valid, but cannot be followed any further: its turn ends."""
+
+
 class BadExport(FieldOutOfRange, code="bad_export"):
     """An exported session that is damaged, or not of this model."""
 
