@@ -63,6 +63,7 @@ def load_app(settings: Settings) -> FastAPI:
         tokens = load_tokens(model)
         engine = load_engine(served, settings.engine())
         undo.callback(engine.close)
+        engine.grammars.prepare()
         app = create_app(settings, engine, tokens, journal)
         undo.pop_all()
     return app

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from app.bridge.turn import Turn
 from app.domain.errors import DjinnError, EngineError
 from app.domain.values import ModelInfo, Ticket
+from app.grammars.compiler import Grammars
 from app.messages import Command, Done, Event, Failed, Notice, Resume, Submit, TurnEvent, TurnFinished
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ class Engine(Protocol):
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def grammars(self) -> Grammars: ...
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `deliver`."""

@@ -83,6 +83,10 @@ class BadRequest(MalformedRequest):
         return self._refusal.body()
 
 
+class GrammarTooComplex(FieldOutOfRange, code="grammar_too_complex"):
+    """A grammar that was valid, but cannot be followed any further: its turn ends."""
+
+
 class BadExport(FieldOutOfRange, code="bad_export"):
     """An exported session that is damaged, or not of this model."""
 

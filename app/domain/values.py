@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from app.domain.grammar import Grammar
+
 SessionId = NewType("SessionId", str)
 Ticket = NewType("Ticket", int)
 """One per command: every event that answers a command carries the command's ticket."""
@@ -86,7 +88,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 and `min_p` 0 are off. `seed` is always set: whoever accepts a request
     without one draws it, so that a turn can be replayed. `logprobs` is the number of alternatives to report per
-    token (0: only the chosen token; None: report nothing). `prompt_logprobs` asks the same of the prompt tokens.
+    token (0: only the chosen token; None: report nothing). `prompt_logprobs` asks the same of the prompt tokens. With a
+    `grammar`, only tokens are chosen that its text may go on with.
     """
 
     seed: int
@@ -100,6 +103,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

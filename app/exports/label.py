@@ -16,6 +16,7 @@ from app.text.turn_reader import TextRule
 from app.wire.base import MAX_COUNT, TokenId, WireModel
 from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.wire.sessions import SessionLabels
+from app.wire.structured import StructuredOutputs
 from app.wire.turns import SamplingFields
 
 
@@ -54,6 +55,7 @@ class TurnFields(SamplingFields):
             min_tokens=stop.min_tokens,
             logit_bias=dict(sampling.logit_bias),
             logprobs=sampling.logprobs,
+            structured_outputs=None if sampling.grammar is None else StructuredOutputs.of(sampling.grammar),
         )
 
 

@@ -22,6 +22,7 @@ from app.gpu.step.accounting import Accounting
 from app.gpu.step.launched import LaunchedStep
 from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import KVLoans
+from app.grammars.compiler import Grammars
 from app.messages import Command, Event, Failed, Inspect, Paused, Restored, Started, TurnFinished
 
 logger = logging.getLogger(__name__)
@@ -40,10 +41,12 @@ class Engine:
         handler: CommandHandler,
         mover: KVMover,
         loans: KVLoans | None,
+        grammars: Grammars,
         close: Callable[[], None],
     ) -> None:
         """`loans` give memory of KV back to weights; None: weights keep theirs. `close` is called when `run` ends."""
         self.info = info
+        self.grammars = grammars
         self._scheduler = scheduler
         self._placement = scheduler.placement
         self._phases = phases
@@ -95,6 +98,7 @@ class Engine:
 
     def close(self) -> None:
         """Release what outlives the engine's tensors; `run` does this when it ends."""
+        self.grammars.close()
         self._close()
 
     def _work(self, tell: Callable[[list[Event]], list[Event]]) -> None:

@@ -4,17 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from app.openai.extras.body import OpenAIBody
+from app.domain.errors import FieldOutOfRange
+from app.domain.grammar import Grammar
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
 from app.openai.messages import Message
+from app.openai.structured import ResponseFormat, grammar_of
 from app.wire.base import MAX_COUNT
 from app.wire.sessions import Metadata
-
-
-class ResponseFormat(OpenAIBody):
-    """The form of the answer; so far only plain text."""
-
-    type: Literal["text"]
 
 
 class ChatBody(GenerationFields):
@@ -26,7 +22,7 @@ class ChatBody(GenerationFields):
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="alternatives to report per token; only with logprobs"
     )
-    response_format: ResponseFormat | None = None
+    response_format: ResponseFormat | None = Field(None, description="the form that the answer must have")
     metadata: Metadata | None = Field(
         None, description="the caller's own labels; a whole answer returns them, a stream does not"
     )
@@ -47,6 +43,13 @@ class ChatBody(GenerationFields):
         if info.data.get("max_tokens") is not None:
             raise ValueError("is the same field as max_tokens; give only one of them")
         return max_completion_tokens
+
+    def to_grammar(self) -> Grammar | None:
+        """What the answer must match, from `response_format` or `structured_outputs`."""
+        asked = None if self.response_format is None else grammar_of(self.response_format)
+        if asked is not None and self.structured_outputs is not None:
+            raise FieldOutOfRange("give only one of response_format and structured_outputs", param="response_format")
+        return asked or super().to_grammar()
 
     @property
     def token_limit(self) -> int | None:

@@ -39,11 +39,13 @@ async def generate(
 async def _start(session: Session, body: GenerateBody, services: Services, cleanup: AsyncExitStack) -> TurnReader:
     turns = services.sessions.turns
     body.check_vocabulary(services.info.vocab_size)
+    sampling = body.to_params(logprobs=body.logprobs)
+    await turns.compile_grammar(sampling, body.min_tokens, cleanup)
     token_ids = await _encode(session, body, services)
     max_tokens = turns.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)
     request = TurnRequest(
         token_ids,
-        body.to_params(logprobs=body.logprobs),
+        sampling,
         body.to_stop_rule(max_tokens=max_tokens, eos_token_ids=services.tokens.eos_token_ids),
         body.to_text_rule(with_logprobs=body.logprobs is not None),
         param=body.input_field,

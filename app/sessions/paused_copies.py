@@ -48,12 +48,17 @@ class PausedCopies:
         return found
 
     async def reinstate(self, session: Session, paused: PausedTurn, place: PausedPlace) -> None:
-        """Give a session that is being imported its breakpoints, its interventions, and a turn that is paused."""
-        breakpoints = tuple(session.breakpoints.values())
+        """Give a session that is being imported its breakpoints, its interventions, and a turn that is paused.
+
+        Raises `FieldOutOfRange` for a grammar that is invalid, or that the turn does not match.
+        """
+        breakpoints, grammar = tuple(session.breakpoints.values()), paused.sampling.grammar
+        held = None if grammar is None else await self._turns.compiled(grammar)
         turn = await self._executor.call_for_turn(
             lambda ticket, turn: Reinstate(ticket, session.id, breakpoints, session.interventions, paused, turn),
             self._turns.observer(session),
         )
+        del held  # the engine has its own now
         self._take_up(session, turn, place)
 
     def _take_up(self, session: Session, turn: Turn, place: PausedPlace) -> None:

@@ -1,8 +1,9 @@
 """Turns of sessions: queued, followed and read."""
 
+import asyncio
 from array import array
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +11,9 @@ from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.breakpoints import Action
 from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, WrongState
+from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
+from app.grammars.compiler import Compiled
 from app.messages import Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
 from app.sessions.keeper import SessionKeeper
@@ -63,6 +66,21 @@ class Turns:
         self._ends = ends
         self._pauses = pauses
         self._max_queue = max_queue
+
+    async def compile_grammar(self, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack) -> None:
+        """Compile the grammar of a turn, if it has one, before the turn is started. The engine thread then finds it,
+        until `cleanup` unwinds. Raises `FieldOutOfRange` for an invalid grammar, and for `min_tokens` beside one.
+        """
+        grammar = sampling.grammar
+        if grammar is None:
+            return
+        if min_tokens:
+            raise FieldOutOfRange(f"min_tokens must be 0 with {grammar.field}", param="min_tokens")
+        cleanup.enter_context(nullcontext(await self.compiled(grammar)))
+
+    async def compiled(self, grammar: Grammar) -> Compiled:
+        """The grammar, which the engine thread finds for as long as the result is held. Raises `FieldOutOfRange`."""
+        return await asyncio.wrap_future(self._executor.engine.grammars.compile(grammar))
 
     def start(self, session: Session, request: TurnRequest, cleanup: AsyncExitStack) -> TurnReader:
         """Queue a turn; returns its reader. When `cleanup` unwinds, a turn that still runs is cancelled.

@@ -7,10 +7,12 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, StopRule, TokenLogprobs
 from app.text.turn_reader import TextRule
 from app.wire.base import MAX_COUNT, TokenId, View, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
+from app.wire.structured import StructuredOutputs
 
 MAX_SEED = 2**63 - 1
 
@@ -54,6 +56,7 @@ class SamplingFields(WireModel):
     logit_bias: dict[TokenIdKey, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, description="token id to a value that is added to its logit", max_length=1024
     )
+    structured_outputs: StructuredOutputs | None = Field(None, description="the form that the text must have")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -76,7 +79,12 @@ class SamplingFields(WireModel):
             logit_bias=self.logit_bias or {},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            grammar=self.to_grammar(),
         )
+
+    def to_grammar(self) -> Grammar | None:
+        """What the text must match; None if any will do."""
+        return None if self.structured_outputs is None else self.structured_outputs.to_grammar()
 
     def to_stop_rule(self, *, max_tokens: int, eos_token_ids: frozenset[int]) -> StopRule:
         """The engine's stop rule. `max_tokens` is what the caller made of the field or of its absence."""

@@ -3,15 +3,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from app.bridge.executor import Deliver, EngineExecutor
 from app.domain.errors import EngineError
 from app.domain.values import ModelInfo, SamplingParams, SessionId, StopRule
+from app.grammars.compiler import Grammars
 from app.main import create_app
 from app.messages import Command, Fork, Inspect, Notice
 from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.resolve import resolve
 from app.routers.dependencies import Services
 from app.text.tokenizer import Tokens
 from tests.serving import running_services, tiny_settings
@@ -25,6 +28,7 @@ class DyingEngine:
     """Takes commands, answers none, and dies when told to."""
 
     info: ModelInfo
+    grammars: Grammars = field(default_factory=lambda: Grammars(resolve("random:tiny-llama", cache_dir=Path()), 512))
     die: threading.Event = field(default_factory=threading.Event)
 
     def send(self, command: Command) -> None:

@@ -8,6 +8,7 @@ from app.domain.errors import WrongState
 from app.gpu.commands.checkpoint_reads import checkpoint_of, chosen_span
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.conditions import Span
+from app.gpu.planning.turns import Match
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
@@ -21,10 +22,13 @@ Predict = Callable[[StoredTensor, Span, int], list[list[tuple[int, float]]]]
 class CheckpointHandler:
     """Reads checkpoints through the model, and puts those of another engine in place."""
 
-    def __init__(self, placement: Placement, predict: Predict, store: Callable[[TensorData], StoredTensor]) -> None:
+    def __init__(
+        self, placement: Placement, predict: Predict, store: Callable[[TensorData], StoredTensor], match: Match
+    ) -> None:
         self._placement = placement
         self._predict = predict
         self._store = store
+        self._match = match
 
     def lens(self, sequence: TokenSequence, command: Lens) -> tuple[LensPosition, ...]:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
@@ -37,14 +41,18 @@ class CheckpointHandler:
         )
 
     def reinstate(self, sequence: TokenSequence, command: Reinstate) -> None:
-        """Give a session that has just been imported what it had when it was exported."""
+        """Give a session that has just been imported what it had when it was exported. Raises `FieldOutOfRange` if what
+        the turn has generated does not match its grammar.
+        """
         sequence.breakpoints = {each.id: each for each in command.breakpoints}
         sequence.interventions = InterventionLog(command.interventions)
         sequence.assume_computed()
         paused = command.paused
         if paused is None or command.turn is None:
             return
-        info = paused.checkpoint
+        info, grammar = paused.checkpoint, paused.sampling.grammar
+        generated = sequence.tokens[paused.prompt_tokens :]
+        matcher = None if grammar is None else self._match(grammar, generated)
         self._placement.cut(sequence, info.first)
         sequence.interventions = InterventionLog(paused.interventions)
         sequence.reached = info.first
@@ -55,6 +63,7 @@ class CheckpointHandler:
             paused.prompt_tokens,
             kept=paused.prompt_tokens,
             interventions=command.interventions,
+            matcher=matcher,
             paused=True,
             cached_tokens=0,
         )

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import replace
 
 from app.domain.errors import Busy, FieldOutOfRange, NotFound, WrongState
 from app.domain.values import FinishReason, Residency, SessionId
@@ -86,7 +85,7 @@ class SessionHandler:
             raise WrongState(f"session {command.session} is {'idle' if parent.turn is None else 'paused'}")
         child = self._scheduler.cache.fork(parent, command.child)
         if parent.turn is not None and command.turn is not None:
-            child.turn = replace(parent.turn, ticket=command.turn, prompt_logprobs=list(parent.turn.prompt_logprobs))
+            child.turn = parent.turn.fork(command.turn)
         self.add(child)
         return len(child.tokens)
 

@@ -1,10 +1,11 @@
 """The life of a turn: it begins with a `Submit`, advances by computed rows, may pause and go on, and ends once."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from app.domain.breakpoints import Pass, Until
-from app.domain.errors import DjinnError, FieldOutOfRange
+from app.domain.errors import DjinnError, FieldOutOfRange, GrammarTooComplex
+from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, Ticket, TokenLogprobs
 from app.gpu.passes.segments import Row
 from app.gpu.planning.scheduler import Scheduler
@@ -13,21 +14,28 @@ from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
+from app.grammars.matcher import Matcher
 from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
+
+Match = Callable[[Grammar, Sequence[int]], Matcher]
+"""A matcher of a grammar, after tokens that have been generated. Raises `FieldOutOfRange` if they do not match."""
 
 
 class Turns:
     """Changes sequences as their turns begin, advance, pause and end, and tells of it in events."""
 
-    def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
+    def __init__(self, scheduler: Scheduler, max_model_len: int, match: Match) -> None:
         self._scheduler = scheduler
         self._tiers = scheduler.placement.tiers
         self.max_model_len = max_model_len
+        self._match = match
 
     def begin(self, sequence: TokenSequence, command: Submit, keep: int) -> None:
         """Start a turn whose context is the first `keep` tokens of the history and then the command's own from there
-        on.
+        on. Raises `FieldOutOfRange` for a grammar that is invalid.
         """
+        grammar = command.sampling.grammar
+        matcher = None if grammar is None else self._match(grammar, ())
         before = tuple(sequence.tokens[keep:]), sequence.interventions.snapshot(), sequence.reached
         self._tiers.truncate(sequence, keep)
         sequence.tokens.extend(command.token_ids[keep:] if command.replace else command.token_ids)
@@ -39,6 +47,7 @@ class Turns:
             context,
             keep,
             *before,
+            matcher,
             pausable=command.pausable,
         )
         if command.sampling.prompt_logprobs is not None:
@@ -64,6 +73,9 @@ class Turns:
         if sampled is not None:
             sequence.tokens.append(sampled.token_id)
             yield Token(turn.ticket, sampled.token_id, sampled.logprobs)
+            if turn.matcher is not None and not turn.matcher.consume((sampled.token_id,)):
+                yield self.fail(sequence, turn, _too_complex(sequence, turn, turn.matcher))
+                return
         if not sequence.pending or sampled is not None:
             reason = turn.finish_reason(sequence.tokens, self.max_model_len)
             if reason is not None:
@@ -153,4 +165,12 @@ def sample_request(row: Row) -> SampleRequest:
     turn, position = row.turn, row.end
     too_short = position + 1 - turn.prompt_tokens < turn.stop.min_tokens
     forbidden = turn.stop.stop_token_ids if too_short else frozenset[int]()
-    return SampleRequest(turn.sampling, row.sequence.tokens, turn.prompt_tokens, forbidden, position)
+    return SampleRequest(turn.sampling, row.sequence.tokens, turn.prompt_tokens, forbidden, position, turn.matcher)
+
+
+def _too_complex(sequence: TokenSequence, turn: TurnState, matcher: Matcher) -> GrammarTooComplex:
+    field = "grammar" if turn.sampling.grammar is None else turn.sampling.grammar.field
+    token = turn.generated(len(sequence.tokens))
+    return GrammarTooComplex(
+        f"{field}: the grammar became too complex at token {token} of the answer: {matcher.error}", param=field
+    )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.domain.values import SamplingParams, TokenLogprobs
+from app.grammars.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,14 @@ class SampleRequest:
     prompt_tokens: int
     forbidden: frozenset[int]
     position: int
+    matcher: Matcher | None = None
+    """Tells which tokens the grammar allows."""
 
 
 def looks_back(params: SamplingParams) -> bool:
     """Whether a token depends on those before it other than through the logits."""
-    return params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
+    penalises = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+    return params.grammar is not None or bool(penalises)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import Borrower, KVLoans, LoanBook, lend_nothing
+from app.grammars.compiler import Grammars
 from app.machine.units import size
 from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
@@ -91,9 +92,10 @@ def build_engine(
     phases = Phases(scheduler.placement, scheduler.headroom)
     rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
     graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
-    turns, runner = Turns(scheduler, limit), Runner(stack, pool, loaded.streams, graphs)
+    grammars = Grammars(model, stack.vocab_size)
+    turns, runner = Turns(scheduler, limit, grammars.match), Runner(stack, pool, loaded.streams, graphs)
     to_host = partial(HostTensor.of, streams=loaded.streams)
-    checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host)
+    checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match)
     inspector = Inspector(scheduler, loaded.text, runner.counts)
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
@@ -104,6 +106,7 @@ def build_engine(
         CommandHandler(scheduler, phases, turns, checkpoints, inspector=inspector, files=_find_files(disk)),
         KVMover(host, identity, disk),
         None if borrower is None else KVLoans(borrower, scheduler.placement, scheduler.headroom, pool.copy_blocks),
+        grammars,
         loaded.close,
     )
 

@@ -1,11 +1,13 @@
 """A turn that runs or is paused, as the engine sees it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from app.domain.activations import ResumeCost
 from app.domain.breakpoints import Intervention
 from app.domain.values import FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
+from app.grammars.matcher import Matcher
 
 
 @dataclass(slots=True)
@@ -24,6 +26,8 @@ class TurnState:
     """Those of the session when the turn began."""
     reached: int = 0
     """The session's when the turn began."""
+    matcher: Matcher | None = None
+    """Where the generated tokens are in the grammar, if the turn has one."""
     pausable: bool = True
     paused: bool = False
     pause_at: tuple[int, int] | None = None
@@ -42,6 +46,11 @@ class TurnState:
     """On the engine's clock."""
     restore_ms: float = 0.0
     """How long the turn has waited for KV that was not on the device."""
+
+    def fork(self, ticket: Ticket) -> Self:
+        """The same turn for another session."""
+        matcher = None if self.matcher is None else self.matcher.copy()
+        return replace(self, ticket=ticket, prompt_logprobs=list(self.prompt_logprobs), matcher=matcher)
 
     def generated(self, history_tokens: int) -> int:
         """Tokens generated so far, given the history's length."""
@@ -64,5 +73,7 @@ class TurnState:
         """Why the turn must end now, judged after each token of `history`; None while it may go on."""
         generated, stop = self.generated(len(history)), self.stop
         if generated > 0 and history[-1] in stop.stop_token_ids and generated >= stop.min_tokens:
+            return FinishReason.STOP
+        if self.matcher is not None and self.matcher.ended:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.is_full(len(history), max_model_len) else None

@@ -16,6 +16,7 @@ from app.gpu.device.streams import PASSED, DeviceStreams, Event
 from app.gpu.passes.segments import Row
 from app.gpu.sampling.inputs import place_requests
 from app.gpu.sampling.logprobs import Report, log_probabilities
+from app.gpu.sampling.masks import Mask, MaskThread
 from app.gpu.sampling.requests import Sampled, SampleRequest
 from app.gpu.sampling.sampler import choose
 from app.gpu.state.checkpoints import Captured
@@ -42,20 +43,30 @@ class Sampling:
     """The next tokens of the rows that sample; `index` says where in the logits theirs are, None: they are all."""
 
     def __init__(
-        self, requests: Sequence[SampleRequest], index: Sequence[int] | None, vocab_size: int, put: Put
+        self,
+        requests: Sequence[SampleRequest],
+        index: Sequence[int] | None,
+        vocab_size: int,
+        put: Put,
+        mask: Mask | None = None,
     ) -> None:
         self._requests = requests
         self._index = None if index is None else put(np.array(index, np.int64))
         self._inputs = place_requests(requests, vocab_size, put)
+        self._mask = mask
         self._reporting = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
         self._reported = put(np.array(self._reporting, np.int64))
         self.chosen: Tensor | None = None
         """One token per request, `[requests]` int64 where the logits are, once that has been launched."""
 
     def launch(self, logits: Tensor, download: Download, *, on_host: bool) -> None:
-        """Choose, of all logits of the step; they are changed in place. Not to be called without requests."""
+        """Choose, of all logits of the step; they are changed in place. Not to be called without requests. Waits for
+        the masks of grammars.
+        """
         wanted = logits if self._index is None else logits[self._index]
         raw = log_probabilities(wanted[self._reported]) if self._reporting else None
+        if self._mask is not None:
+            self._mask.apply(wanted)
         self.chosen = choose(wanted, self._inputs, on_host=on_host)
         self._tokens = download.fetch(self.chosen)
         tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
@@ -75,14 +86,22 @@ class PendingResult:
     """
 
     def __init__(
-        self, rows: Sequence[Row], requests: Sequence[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put
+        self,
+        rows: Sequence[Row],
+        requests: Sequence[SampleRequest],
+        vocab_size: int,
+        streams: DeviceStreams,
+        put: Put,
+        masks: MaskThread,
     ) -> None:
         self._rows, self._requests, self._streams = rows, requests, streams
         self._done: Event = PASSED
         ends = np.cumsum([row.outputs for row in rows]).tolist()
         self._spans = {row: slice(end - row.outputs, end) for row, end in zip(rows, ends, strict=True)}
         last = [self._spans[row].stop - 1 for row in rows if row.samples]
-        self._sampling = Sampling(requests, None if len(last) == ends[-1] else last, vocab_size, put)
+        index = None if len(last) == ends[-1] else last
+        mask = masks.begin(requests, vocab_size, streams, put)
+        self._sampling = Sampling(requests, index, vocab_size, put, mask)
         self._edited = [row for row in rows if row.outputs and (row.way.new_edits or row.sequence.interventions)]
         self._next_tokens = {row: put(np.array(_next_tokens(row), np.int64)) for row in rows if row.scores_prompt}
         self._scores: dict[Row, Report | None] = {}

@@ -18,6 +18,7 @@ from app.gpu.models.base import LayerStack
 from app.gpu.passes.segments import Row
 from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off
 from app.gpu.sampling.logprobs import log_probabilities
+from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.state.checkpoints import StoredTensor
 from app.gpu.step.activations import HostTensor
@@ -47,6 +48,7 @@ class Runner:
         self._replays = decode is not None
         self._replayed = self._eager = self._followed = 0
         self._split_size = SplitSize()
+        self._masks = MaskThread()
         self._alone = 0
         """Steps to come that none may overlap, as memory was too short for two."""
 
@@ -124,7 +126,7 @@ class Runner:
     def _launch(self, rows: list[Row], requests: Sequence[SampleRequest], before: LaunchedStep | None) -> WholeStep:
         self._staging.begin()
         put = self._staging.put
-        pending = PendingResult(rows, requests, self.stack.vocab_size, self._streams, put)
+        pending = PendingResult(rows, requests, self.stack.vocab_size, self._streams, put, self._masks)
         if all(row.is_plain(self.stack.num_layers) for row in rows):
             compute = self._place_decode(rows, before, put)
             self._staging.send()

@@ -49,7 +49,6 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
         "prompt_logprobs": Unsupported((), "use echo and logprobs of /v1/completions"),
         "response_format": Unsupported(({"type": "text"},), NO_FORM),
         "skip_special_tokens": Unsupported((True,), "the text has no special tokens; use return_token_ids"),
-        "structured_outputs": Unsupported((), NO_FORM),
         "suffix": Unsupported(("",), "text cannot be generated in front of other text"),
         "truncate_prompt_tokens": Unsupported((), "the server never shortens a prompt"),
         "use_beam_search": Unsupported((False,), "tokens are sampled one by one"),

@@ -69,6 +69,7 @@ class OpenAICall:
                 raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
             rooms.append(registry.turns.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
         sampling = body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        await registry.turns.compile_grammar(sampling, body.min_tokens, self._cleanup)
         eos = self.services.tokens.eos_token_ids
         requests = [
             TurnRequest(

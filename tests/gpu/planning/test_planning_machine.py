@@ -62,8 +62,8 @@ tokens = st.builds(lambda shared, own: [0] * shared + [1] * own, st.integers(1, 
 """Prompts that often begin alike, so that sessions share blocks."""
 
 
-def nobody_pauses(*_: object) -> NoReturn:
-    raise AssertionError("there is no breakpoint in these machines")
+def nobody_asks(*_: object) -> NoReturn:
+    raise AssertionError("there is no breakpoint and no grammar in these machines")
 
 
 class PlanningMachine(RuleBasedStateMachine):
@@ -88,8 +88,8 @@ class PlanningMachine(RuleBasedStateMachine):
             self.placement, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
-        self.turns = Turns(self.scheduler, self.MAX_LEN)
-        checkpoints = CheckpointHandler(self.placement, nobody_pauses, nobody_pauses)
+        self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks)
+        checkpoints = CheckpointHandler(self.placement, nobody_asks, nobody_asks, nobody_asks)
         inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts)
         self.handler = CommandHandler(
             self.scheduler, self.phases, self.turns, checkpoints, inspector=inspector, files=FilesFound()

@@ -1,0 +1,83 @@
+"""Tokens that grammars allow, as masks of logits: computed on a thread of their own while the device runs the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.gpu.device.staging import Put
+from app.gpu.device.streams import DeviceStreams
+from app.gpu.sampling.requests import SampleRequest
+from app.grammars.matcher import Matcher
+
+WORD = 32
+"""Tokens in one int32."""
+
+
+class MaskThread:
+    """Computes the masks of one step after the other. llguidance releases the GIL meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "djinn-masks")
+
+    def begin(
+        self, requests: Sequence[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put
+    ) -> Mask | None:
+        """Begin with the masks of those requests that have a grammar; None if none has. Until they are applied, nobody
+        else may use the matchers.
+        """
+        matchers = {row: request.matcher for row, request in enumerate(requests) if request.matcher is not None}
+        if not matchers:
+            return None
+        bits = streams.host_tensor((len(matchers), -(-vocab_size // WORD)), torch.int32)
+        filled = self._thread.submit(_fill, list(matchers.values()), bits)
+        rows = put(np.array(list(matchers), np.int64))
+        return Mask(list(matchers), rows, bits, filled, streams)
+
+
+class Mask:
+    """Masks of some rows of a step, which may still be under way."""
+
+    def __init__(
+        self, rows: list[int], index: Tensor, bits: Tensor, filled: Future[None], streams: DeviceStreams
+    ) -> None:
+        """`index` is `rows`, `[rows]` int64, on the device. `bits` is `[rows, words]` int32 on the host, which holds a
+        bit for each token once `filled` is done.
+        """
+        self._rows = rows
+        self._index = index
+        self._bits = bits
+        self._filled = filled
+        self._streams = streams
+
+    def apply(self, logits: Tensor) -> None:
+        """Set the logits of tokens that are not allowed to minus infinity, in place: `[rows, vocab_size]` float32.
+        Waits for the masks.
+        """
+        self._filled.result()
+        if self._streams.on_host:
+            self._apply_on_host(logits)
+            return
+        bits = torch.empty_like(self._bits, device=logits.device)
+        self._streams.compute.copy(bits, self._bits)
+        shifts = torch.arange(WORD, dtype=torch.int32, device=logits.device)
+        allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits.shape[1]]
+        logits.index_copy_(0, self._index, logits[self._index].masked_fill(~allowed, -torch.inf))
+
+    def _apply_on_host(self, logits: Tensor) -> None:
+        forbidden = np.unpackbits((~self._bits.numpy()).view(np.uint8), axis=1, bitorder="little")
+        for row, mask in zip(self._rows, forbidden[:, : logits.shape[1]].view(np.bool_), strict=True):
+            logits[row].masked_fill_(torch.from_numpy(mask), -torch.inf)
+
+
+def _fill(matchers: Sequence[Matcher], bits: Tensor) -> None:
+    """Write one row of `bits` for each matcher. A row whose matcher has an error allows all: its turn will fail."""
+    row_bytes = bits.shape[1] * bits.element_size()
+    for matcher, row in zip(matchers, bits, strict=True):
+        matcher.fill(row.data_ptr(), row_bytes)
+        if matcher.error is not None:
+            row.fill_(-1)

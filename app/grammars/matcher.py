@@ -1,0 +1,64 @@
+"""One turn's place in its grammar. Planning holds it, so nothing here imports PyTorch or NumPy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MAX_MASK_S = 0.1
+"""CPU time for one token's mask. All rows of a step wait for it, and usual grammars take less than a millisecond."""
+MAX_WORDS = 300
+"""Characters of llguidance's own words in an error."""
+
+
+class Matcher:
+    """The tokens that have been generated, and those that may come next. Used by one thread at a time."""
+
+    __slots__ = ("_error", "_matcher")
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self._error: str | None = None
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong, in llguidance's words; None: nothing. It stays."""
+        return self._error or error_of(self._matcher)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is complete, and nothing may follow but a token that ends it."""
+        return self._matcher.is_stopped() and self.error is None
+
+    def fill(self, address: int, size: int) -> None:
+        """Write a bit for each token to `size` bytes at `address`: 1 if it may come next. Releases the GIL."""
+        began = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(address, size)
+        spent = time.thread_time() - began
+        if spent > MAX_MASK_S:
+            self._error = f"the tokens that may follow took {spent:.1f} s to compute"
+
+    def consume(self, token_ids: Sequence[int]) -> bool:
+        """Take tokens that have been generated. False: they do not match, or there is an `error`."""
+        return self.error is None and self._matcher.consume_tokens(list(token_ids))
+
+    def copy(self) -> Matcher:
+        """Another one in the same place."""
+        return Matcher(self._matcher.deep_copy())
+
+
+def error_of(matcher: LLMatcher) -> str | None:
+    """What is wrong; None: nothing."""
+    if not matcher.is_error():
+        return None
+    return plain(matcher.get_error())
+
+
+def plain(words: str) -> str:
+    """llguidance's error without the state of its parser."""
+    words = words.partition("\n<")[0].strip()
+    return "no text matches it" if words == "NoExtensionBias" else words[:MAX_WORDS]
