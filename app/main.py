@@ -24,9 +24,11 @@ from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import Notices, restore, sweep
 from app.sessions.registry import SessionRegistry
 from app.sessions.table import SessionTable
+from app.sessions.tool_waits import ToolWaits
 from app.sessions.vectors import Vectors
 from app.settings import Settings
 from app.text.tokenizer import Tokens, load_tokens
+from app.tools.support import ToolSupport
 from app.web.application import DescribedAPI
 from app.web.auth import ApiKeyMiddleware
 from app.web.body_limit import BodyLimitMiddleware
@@ -108,7 +110,9 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
         tokens=tokens,
         metrics=metrics,
         sessions=registry,
+        tool_support=ToolSupport(tokens),
         bound_sessions=BoundSessions(registry, restored),
+        tool_waits=ToolWaits(registry),
         spool=spool,
         vectors=Vectors(journal),
         started_at=int(time.time()),

@@ -141,6 +141,12 @@ class Settings(BaseSettings):
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
     max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
     max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
+    park_on_tool_calls: bool = Field(
+        True, description="a bound session whose answer calls tools leaves the device by itself until its next call"
+    )
+    bind_by_prefix: bool = Field(
+        False, description="bind OpenAI calls without X-Session-ID to the session whose history they continue"
+    )
     strict_fields: bool = Field(
         False, description="refuse fields without effect on the OpenAI routes, instead of naming them in the answer"
     )

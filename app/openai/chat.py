@@ -1,16 +1,20 @@
 """The bodies of `/v1/chat/completions`."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.grammar import Grammar
+from app.domain.grammar import Grammar, GrammarKind
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
 from app.openai.messages import Message
 from app.openai.structured import ResponseFormat, grammar_of
+from app.openai.tools import MAX_TOOLS, FunctionTool, ToolChoice, tool_use
+from app.tools.definitions import ToolMode, ToolUse
+from app.tools.support import ToolSupport
 from app.wire.base import MAX_COUNT
 from app.wire.sessions import Metadata
+from app.wire.turns import is_none
 
 
 class ChatBody(GenerationFields):
@@ -26,9 +30,9 @@ class ChatBody(GenerationFields):
     metadata: Metadata | None = Field(
         None, description="the caller's own labels; a whole answer returns them, a stream does not"
     )
-    tools: Annotated[list[None], Field(max_length=0)] = Field(default=[], description="not supported: none")
-    tool_choice: Literal["none", "auto"] = Field("none", description="there are no tools to choose from")
-    parallel_tool_calls: bool = Field(True, description="there are no tools to call")
+    tools: list[FunctionTool] = Field(default=[], max_length=MAX_TOOLS, description="functions to call")
+    tool_choice: ToolChoice | None = Field(None, description="what is called (default: auto with tools, else none)")
+    parallel_tool_calls: bool = Field(True, description="an answer may hold several calls")
 
     @field_validator("top_logprobs")
     @classmethod
@@ -50,6 +54,24 @@ class ChatBody(GenerationFields):
         if asked is not None and self.structured_outputs is not None:
             raise FieldOutOfRange("give only one of response_format and structured_outputs", param="response_format")
         return asked or super().to_grammar()
+
+    def to_tool_use(self) -> ToolUse:
+        """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
+        return tool_use([tool.to_tool() for tool in self.tools], self.tool_choice, parallel=self.parallel_tool_calls)
+
+    def to_turn_grammar(self, use: ToolUse, support: ToolSupport) -> Grammar | None:
+        """What holds the turn: the form of the answer, the calls that it may make, or either of them.
+
+        Raises `FieldOutOfRange` for a form that cannot stand beside calls.
+        """
+        form = self.to_grammar()
+        if form is None or not use.callable:
+            return form or support.grammar(use)
+        if use.mode is ToolMode.REQUIRED:
+            return support.grammar(use)
+        if form.kind is not GrammarKind.JSON_SCHEMA:
+            raise FieldOutOfRange(f"{form.field}: only a JSON schema may stand beside tools", param=form.field)
+        return support.grammar(use, form)
 
     @property
     def token_limit(self) -> int | None:
@@ -88,12 +110,28 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
+class AnswerFunction(BaseModel):
+    """A function and its arguments: the text of a JSON object, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(BaseModel):
+    """A call that the client is to make; it sends the result in a message with this id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: AnswerFunction
+
+
 class AnswerMessage(BaseModel):
     """What the model says."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None = Field(description="null where the answer is only calls")
     refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = Field(None, exclude_if=is_none)
 
 
 class ChatChoice(BaseModel):
@@ -102,7 +140,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(BaseModel):

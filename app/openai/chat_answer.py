@@ -1,14 +1,25 @@
 """Answers to a chat, whole or in chunks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from app.domain.values import TokenLogprobs
 from app.messages import TurnFinished
 from app.openai.answers import Entry, openai_finish_reason
-from app.openai.chat import AnswerMessage, ChatChoice, ChatLogprobs, ChatTokenLogprob, TokenAlternative
+from app.openai.chat import (
+    AnswerFunction,
+    AnswerMessage,
+    AnswerToolCall,
+    ChatChoice,
+    ChatLogprobs,
+    ChatTokenLogprob,
+    TokenAlternative,
+)
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
+from app.tools.reader import AnswerReader, CallArguments, CallBegun, Content, Piece
+
+Delta = dict[str, Any]
 
 
 class ChatChunkWriter:
@@ -17,25 +28,59 @@ class ChatChunkWriter:
     A choice's role comes with its first token and no earlier, so that clients who time the first chunk time the token.
     """
 
-    def __init__(self, tokens: Tokens, *, logprobs: bool) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        logprobs: bool,
+        new_reader: Callable[[], AnswerReader] | None = None,
+        on_calls: Callable[[Sequence[str]], None] = lambda names: None,
+    ) -> None:
+        """`new_reader` finds the calls of an answer; None: there are no tools, and all of an answer is its content.
+
+        `on_calls` is told the tools that an answer has called, once it is over and before its last entry.
+        """
         self._tokens = tokens
+        self._new_reader = new_reader
+        self._on_calls = on_calls
         self._logprobs = logprobs
-        self._begun: set[int] = set()
+        self._readers: dict[int, AnswerReader | None] = {}
+        self._called: dict[int, list[str]] = {}
 
     def entries(self, index: int, item: TextItem) -> Iterable[Entry]:
         """See `ChunkWriter`."""
         if not isinstance(item, TextChunk | TurnFinished):
             return
-        if index not in self._begun:
-            self._begun.add(index)
+        if index not in self._readers:
+            self._readers[index] = self._new_reader and self._new_reader()
             yield _entry(index, {"role": "assistant", "content": ""})
+        reader = self._readers[index]
         if isinstance(item, TurnFinished):
-            yield _entry(index, {}, finish_reason=openai_finish_reason(item))
-        elif self._logprobs:
+            left = list(self._deltas(index, reader.finish() if reader else ()))
+            called = self._called.pop(index, None)
+            if called:
+                self._on_calls(called)
+            yield from (_entry(index, delta) for delta in left)
+            yield _entry(index, {}, finish_reason="tool_calls" if called else openai_finish_reason(item))
+            return
+        deltas = list(self._deltas(index, reader.push(item.text) if reader else [Content(item.text)]))
+        if self._logprobs:
             logprobs = _chat_logprobs(item.logprobs, self._tokens).model_dump()
-            yield _entry(index, {"content": item.text}, logprobs=logprobs)
-        elif item.text:
-            yield _entry(index, {"content": item.text})
+            first, *deltas = deltas or [{"content": ""}]
+            yield _entry(index, first, logprobs=logprobs)
+        yield from (_entry(index, delta) for delta in deltas if delta.get("content") != "")
+
+    def _deltas(self, index: int, pieces: Iterable[Piece]) -> Iterator[Delta]:
+        for piece in pieces:
+            match piece:
+                case Content():
+                    yield {"content": piece.text}
+                case CallBegun():
+                    self._called.setdefault(index, []).append(piece.name)
+                    call = {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
+                    yield {"tool_calls": [{"index": piece.index, **call}]}
+                case CallArguments():
+                    yield {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
 def whole_choice(index: int, entries: Sequence[Entry]) -> ChatChoice:
@@ -43,12 +88,23 @@ def whole_choice(index: int, entries: Sequence[Entry]) -> ChatChoice:
     content = "".join(entry["delta"].get("content", "") for entry in entries)
     scored = [token for entry in entries if entry["logprobs"] for token in entry["logprobs"]["content"]]
     asked = any(entry["logprobs"] for entry in entries)
+    calls = _whole_calls(call for entry in entries for call in entry["delta"].get("tool_calls", ()))
     return ChatChoice(
         index=index,
-        message=AnswerMessage(content=content),
+        message=AnswerMessage(content=None if calls and not content else content, tool_calls=calls or None),
         logprobs=ChatLogprobs(content=scored) if asked else None,
         finish_reason=entries[-1]["finish_reason"],
     )
+
+
+def _whole_calls(deltas: Iterable[Delta]) -> list[AnswerToolCall]:
+    calls: list[AnswerToolCall] = []
+    for delta in deltas:
+        if "id" in delta:
+            calls.append(AnswerToolCall(id=delta["id"], function=AnswerFunction(**delta["function"])))
+        else:
+            calls[delta["index"]].function.arguments += delta["function"]["arguments"]
+    return calls
 
 
 def _chat_logprobs(found: Iterable[TokenLogprobs], tokens: Tokens) -> ChatLogprobs:
@@ -69,6 +125,6 @@ def _alternative(tokens: Tokens, token_id: int, logprob: float) -> dict[str, Any
 
 
 def _entry(
-    index: int, delta: dict[str, str], *, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+    index: int, delta: Delta, *, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
 ) -> Entry:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -8,6 +8,8 @@ from typing import Any
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.openai.messages import ROLE_TAGS, Message
 from app.text.tokenizer import Tokens
+from app.tools.definitions import Tool
+from app.tools.support import ToolSupport
 
 MAX_CHECKED = 8
 """Roles, and fields, of a chat that are tried one by one: each costs a rendering of the chat."""
@@ -32,16 +34,19 @@ class ChatPrompt:
 def chat_prompt(
     messages: Sequence[Message],
     tokens: Tokens,
+    support: ToolSupport,
+    tools: Sequence[Tool] = (),
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> ChatPrompt:
-    """The chat in the model's own template; the arguments and errors of `Tokens.chat_text`.
+    """The chat in the model's own template, with its `tools`; the other arguments and errors of `Tokens.chat_text`.
 
-    Raises `FieldOutOfRange` for tool calls, and for messages of a role, that make no difference to the text.
+    Raises `FieldOutOfRange` for messages of a role that make no difference to the text.
     """
     render = partial(
-        tokens.chat_text,
+        support.chat_text,
+        tools=tools,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )
@@ -50,7 +55,6 @@ def chat_prompt(
         text = render(chat)
     except MalformedRequest as error:
         raise _refusal(chat, render, error) from error
-    _check_tool_calls(chat, text, render)
     _check_roles(chat, text, render)
     left_out = _left_out(chat, text, render)
     paths = (
@@ -99,13 +103,6 @@ def _renders(chat: Chat, render: Render) -> bool:
     except MalformedRequest:
         return False
     return True
-
-
-def _check_tool_calls(chat: Chat, text: str, render: Render) -> None:
-    having = [index for index, each in enumerate(chat) if each["role"] == "assistant" and "tool_calls" in each]
-    if having and _is_same(_without(chat, {("assistant", "tool_calls")}), text, render):
-        name = f"messages.{having[0]}.tool_calls"
-        raise FieldOutOfRange(f"{name}: this model's chat template leaves them out", param=name)
 
 
 def _check_roles(chat: Chat, text: str, render: Render) -> None:

@@ -90,12 +90,12 @@ class AssistantMessage(MessageBody):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it, the arguments of its tool calls as objects."""
+        """The message as chat templates read it, but that the arguments of its calls are still text."""
         calls = [
             {
                 "id": call.id,
                 "type": call.type,
-                "function": {"name": call.function.name, "arguments": orjson.loads(call.function.arguments)},
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
             }
             for call in self.tool_calls or ()
         ]

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, model_validator
 from app.domain.errors import FieldOutOfRange
 from app.openai.extras.body import OpenAIBody
 from app.openai.messages import Message
+from app.openai.tools import MAX_TOOLS, FunctionTool
 from app.wire.base import TokenId
 
 
@@ -16,6 +17,9 @@ class TokenizeBody(OpenAIBody):
     model: str | None = Field(None, description="the served model's name")
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
+    tools: list[FunctionTool] | None = Field(
+        None, max_length=MAX_TOOLS, description="only with messages: functions that the model may call"
+    )
     add_special_tokens: bool | None = Field(
         None, description="only with prompt: put around it what the model expects (default true)"
     )
@@ -32,7 +36,7 @@ class TokenizeBody(OpenAIBody):
         if (self.prompt is None) == (self.messages is None):
             both = self.prompt is not None
             raise FieldOutOfRange("give exactly one of prompt and messages", param="messages" if both else None)
-        for name in ("add_generation_prompt", "continue_final_message"):
+        for name in ("tools", "add_generation_prompt", "continue_final_message"):
             if self.messages is None and getattr(self, name) is not None:
                 raise FieldOutOfRange(f"{name} is only allowed with messages", param=name)
         if self.prompt is None and self.add_special_tokens is not None:

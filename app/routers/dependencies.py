@@ -13,9 +13,11 @@ from app.metrics.turns import Metrics
 from app.sessions.bound_sessions import BoundSessions
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from app.sessions.tool_waits import ToolWaits
 from app.sessions.vectors import Vectors
 from app.settings import Settings
 from app.text.tokenizer import Tokens
+from app.tools.support import ToolSupport
 from app.wire.errors import ErrorBody
 
 
@@ -28,7 +30,9 @@ class Services:
     tokens: Tokens
     metrics: Metrics
     sessions: SessionRegistry
+    tool_support: ToolSupport
     bound_sessions: BoundSessions
+    tool_waits: ToolWaits
     spool: Spool
     vectors: Vectors
     started_at: int

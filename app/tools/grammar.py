@@ -4,7 +4,8 @@ Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import ToolFormat
@@ -19,10 +20,17 @@ Literal = Callable[[str], str]
 """Writes a text as terminals: a special token is one that no text can spell."""
 
 
-def call_grammar(use: ToolUse, form: ToolFormat, special_id: Callable[[str], int | None]) -> str:
-    """The grammar of a turn that `use.is_held`.
+def call_grammar(
+    use: ToolUse,
+    form: ToolFormat,
+    special_id: Callable[[str], int | None],
+    *,
+    content_schema: Mapping[str, Any] | None = None,
+) -> str:
+    """The grammar of a turn that may call tools.
 
-    `special_id` gives the token of a marker that only a special token can write, else None.
+    `special_id` gives the token of a marker that only a special token can write, else None. `content_schema` is the
+    JSON Schema of an answer that calls none; None: any text.
     """
     marker_id = special_id(form.marker) if form.marker else None
 
@@ -33,10 +41,12 @@ def call_grammar(use: ToolUse, form: ToolFormat, special_id: Callable[[str], int
 
     repeats = form.can_repeat and use.parallel
     rules = _call_rules(use.callable, form)
+    more = f"({_text(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
+    calls = f"calls: {literal(form.opening)} {literal(form.before)} call {more} {_text(form.closing)}"
     if use.mode is ToolMode.REQUIRED:
-        more = f"({_text(form.separator)} {literal(form.before)} call){{0,{MAX_CALLS - 1}}}" if repeats else ""
-        start = f"start: {literal(form.opening)} {literal(form.before)} call {more} {_text(form.closing)}"
-        return "\n".join([start, *rules])
+        return "\n".join(["start: calls", calls, *rules])
+    if content_schema is not None:
+        return "\n".join(["start: calls | answer", f"answer: {_json(content_schema)}", calls, *rules])
     if not form.marker:
         return "\n".join(["start: call | TEXT", "TEXT: /[^{](.|\\n)*/", *rules])
     return "\n".join([*_after_text(form, literal, marker_id is not None, repeats=repeats), *rules])
@@ -47,8 +57,7 @@ def _call_rules(tools: Sequence[Tool], form: ToolFormat) -> list[str]:
     rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
         head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
-        schema = json.dumps({"x-guidance": SPACES, **tool.schema})
-        rules.append(f"call_{index}: {_text(head)} %json {schema} {_text('}' + form.after)}")
+        rules.append(f"call_{index}: {_text(head)} {_json(tool.schema)} {_text('}' + form.after)}")
     return rules
 
 
@@ -61,6 +70,10 @@ def _after_text(form: ToolFormat, literal: Literal, is_token: bool, *, repeats: 
     if is_token:
         return [start, f"marked: TEXT {literal(form.marker)} {body}", text]
     return [start, f"marked: trigger {body}", f"trigger[lazy]: TEXT {_text(form.marker)}", text]
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({'x-guidance': SPACES, **schema})}"
 
 
 def _text(text: str) -> str:

@@ -1,12 +1,14 @@
 """What one model needs so that its chats can have tools."""
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from app.domain.errors import MalformedRequest
+from app.domain.errors import FieldOutOfRange, MalformedRequest
+from app.domain.grammar import Grammar, GrammarKind
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolUse
 from app.tools.formats import find_format
@@ -41,7 +43,7 @@ class ToolSupport:
             return False
         return all(name in text for name in (_PROBE.name, "call_of_probe", "answer_of_probe"))
 
-    @property
+    @cached_property
     def shown(self) -> frozenset[int]:
         """The special tokens that an answer with calls is read by."""
         marker = self._tokens.special_id(self._form.marker)
@@ -54,10 +56,27 @@ class ToolSupport:
             return self._tokens.chat_text(written, tools=shown, **options)
         return self._tokens.chat_text(messages_as_text(messages, tools, self._form), **options)
 
-    def grammar(self, use: ToolUse) -> str | None:
-        """What holds a turn to the calls that it may make; None where the model alone decides."""
-        return call_grammar(use, self._form, self._tokens.special_id) if use.is_held else None
+    def grammar(self, use: ToolUse, content: Grammar | None = None) -> Grammar | None:
+        """What holds a turn to the calls that it may make; None where the model alone decides.
+
+        `content` is the form of an answer without calls, a JSON schema; None: any text.
+        """
+        if not use.is_held and content is None:
+            return None
+        schema = None if content is None else _schema_of(content)
+        text = call_grammar(use, self._form, self._tokens.special_id, content_schema=schema)
+        return Grammar(GrammarKind.LARK, text, "tools")
 
     def reader(self) -> AnswerReader:
         """A reader for one answer."""
         return AnswerReader(self._form, self._template)
+
+
+def _schema_of(content: Grammar) -> dict[str, Any]:
+    try:
+        schema = json.loads(content.text)
+    except ValueError as error:
+        raise FieldOutOfRange(f"{content.field}: {error}", param=content.field) from None
+    if not isinstance(schema, dict):
+        raise FieldOutOfRange(f"{content.field}: a JSON schema beside tools must be an object", param=content.field)
+    return schema

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
+from app.sessions.session import Session
 from app.sessions.tool_waits import MAX_TOOLS, WINDOW, ToolTimes, ToolWaits
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn
 
@@ -61,10 +62,10 @@ async def test_a_session_that_waits_for_a_tool_is_in_io_wait_until_its_next_turn
     session = registry.create()
     await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
     waits.begin(session, ["search"])
-    assert session.phase is Phase.IO_WAIT
+    waiting = session.phase
     waits.end(session)
     await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
-    assert session.phase is Phase.COMPUTE
+    assert (waiting, session.phase) == (Phase.IO_WAIT, Phase.COMPUTE)
 
 
 async def test_the_time_of_return_is_learned_by_session_and_tool(
@@ -74,17 +75,17 @@ async def test_the_time_of_return_is_learned_by_session_and_tool(
     told: list[float | None] = []
     set_phase = registry.set_phase
 
-    def note(session: object, phase: Phase, resume_in_ms: float | None = None) -> None:
+    def note(session: Session, phase: Phase, resume_in_ms: float | None = None) -> None:
         told.append(resume_in_ms)
-        set_phase(session, phase, resume_in_ms)  # type: ignore[arg-type]
+        set_phase(session, phase, resume_in_ms)
 
     monkeypatch.setattr(registry, "set_phase", note)
     mine, other, strange = registry.create("me"), registry.create("me"), registry.create("you")
 
-    def wait(session: object, seconds: float, *tools: str) -> None:
-        waits.begin(session, tools)  # type: ignore[arg-type]
+    def wait(session: Session, seconds: float, *tools: str) -> None:
+        waits.begin(session, tools)
         clock.now += seconds
-        waits.end(session)  # type: ignore[arg-type]
+        waits.end(session)
 
     wait(mine, 12.0, "search")
     wait(mine, 3.0, "add")

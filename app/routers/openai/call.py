@@ -1,13 +1,16 @@
 """From a checked request to running choices: the part that both OpenAI generating routes share."""
 
+import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 
 from app.domain.errors import FieldOutOfRange, UnknownModel
+from app.domain.grammar import Grammar
 from app.openai.choices import Choices, OpenSession
 from app.openai.fields import GenerationFields
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep
@@ -26,6 +29,8 @@ SessionHeader = Annotated[
         description="binds the call to a session: a session id, or any name, whose first use opens a session",
     ),
 ]
+PREFIX_NAME = "by-prefix-"
+"""Begins the names of sessions whose callers gave none."""
 EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 """One server-sent event."""
 
@@ -53,8 +58,12 @@ class OpenAICall:
         logprobs: int | None,
         limit_field: str = "max_tokens",
         prompt_logprobs: int | None = None,
+        grammar: Grammar | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> Choices:
         """Submit the prompts' turns; they end and their sessions close when the response is over.
+
+        `grammar` takes the place of the body's own; `shown` are special tokens that are part of the text.
 
         Raises `FieldOutOfRange`, `ContextTooLong` (`prompt_field` names the prompts' field, `limit_field` that of
         `max_tokens`), `WrongState` if the bound session is in use, `Busy` and `Draining`.
@@ -69,6 +78,7 @@ class OpenAICall:
                 raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
             rooms.append(registry.turns.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
         sampling = body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
         await registry.turns.compile_grammar(sampling, body.min_tokens, self._cleanup)
         eos = self.services.tokens.eos_token_ids
         requests = [
@@ -76,14 +86,14 @@ class OpenAICall:
                 prompt,
                 sampling,
                 body.to_stop_rule(max_tokens=room, eos_token_ids=eos),
-                body.to_text_rule(with_logprobs=False),
+                replace(body.to_text_rule(with_logprobs=False), shown=shown),
                 replace=True,
                 pausable=False,
             )
             for prompt, room in zip(prompts, rooms, strict=True)
         ]
         with ExitStack() as undo:
-            open_session = self._sessions(body, undo, prompts=len(prompts))
+            open_session = self._sessions(body, undo, prompts)
             choices = Choices(registry, requests, body.n, open_session, self._cleanup)
             await choices.start()
             undo.pop_all()
@@ -95,27 +105,40 @@ class OpenAICall:
             response.headers[SESSION_HEADER] = self._session.id
         return response
 
-    def _sessions(self, body: GenerationFields, undo: ExitStack, *, prompts: int) -> OpenSession:
+    def wait_for_tools(self, names: Sequence[str]) -> None:
+        """The answer has called these tools: the session that the call is bound to waits until its next call."""
+        if self._session is not None and self.services.settings.park_on_tool_calls:
+            self.services.tool_waits.begin(self._session, names)
+
+    def _sessions(self, body: GenerationFields, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> OpenSession:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
 
         `undo` gets what is to be done about it if they cannot start.
         """
-        if self._session_name is None:
+        session = self._bound(body, undo, prompts)
+        if session is None:
             return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(body.user))
-        session = self._bound(self._session_name, body, undo, prompts=prompts)
+        self._session = session
+        self.services.tool_waits.end(session)
         return lambda: nullcontext(session)
 
-    def _bound(self, name: str, body: GenerationFields, undo: ExitStack, *, prompts: int) -> Session:
+    def _bound(self, body: GenerationFields, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> Session | None:
+        """The session that the call is bound to, by its header or by the history that it continues."""
+        bound_sessions, name = self.services.bound_sessions, self._session_name
+        if name is None and not (self.services.settings.bind_by_prefix and body.n == len(prompts) == 1):
+            return None
         if body.n > 1:
             raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
-        if prompts > 1:
+        if len(prompts) > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
-        bound_sessions = self.services.bound_sessions
-        session = bound_sessions.find(self._owner, name)
+        if name is None:
+            session = bound_sessions.find_continued(self._owner, prompts[0])
+            name = f"{PREFIX_NAME}{secrets.token_hex(8)}"
+        else:
+            session = bound_sessions.find(self._owner, name)
         if session is None:
             session = bound_sessions.open(self._owner, name, metadata=_labels(body.user))
             undo.callback(self.services.sessions.drop, session)
-        self._session = session
         return session
 
 

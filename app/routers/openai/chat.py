@@ -28,7 +28,8 @@ async def create_chat_completion(
     services = call.services
     ignored.read(body)
     check_model(services, body.model)
-    prompt = await asyncio.to_thread(chat_prompt, body.messages, services.tokens)
+    use, support = body.to_tool_use(), services.tool_support
+    prompt = await asyncio.to_thread(chat_prompt, body.messages, services.tokens, support, use.tools)
     ignored.add(prompt.left_out)
     choices = await call.start(
         body,
@@ -37,8 +38,15 @@ async def create_chat_completion(
         max_tokens=body.token_limit,
         limit_field=body.limit_field,
         logprobs=body.alternatives,
+        grammar=body.to_turn_grammar(use, support),
+        shown=support.shown if use.callable else frozenset(),
     )
-    writer = ChatChunkWriter(services.tokens, logprobs=body.logprobs)
+    writer = ChatChunkWriter(
+        services.tokens,
+        logprobs=body.logprobs,
+        new_reader=support.reader if use.callable else None,
+        on_calls=call.wait_for_tools,
+    )
     head = Head.new("chatcmpl", services.info).fields()
     if body.stream:
         chunk_head = {**head, "object": "chat.completion.chunk"}

@@ -7,10 +7,11 @@ from fastapi import APIRouter
 
 from app.openai.chat_prompt import chat_prompt
 from app.openai.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
-from app.routers.dependencies import ServicesDep
+from app.routers.dependencies import Services, ServicesDep
 from app.routers.openai.call import check_model
 from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors
 from app.text.tokenizer import Tokens
+from app.tools.support import ToolSupport
 from app.wire.base import check_token_ids
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
@@ -23,7 +24,7 @@ async def tokenize(body: TokenizeBody, services: ServicesDep, ignored: IgnoredDe
     ignored.read(body)
     if body.model is not None:
         check_model(services, body.model)
-    answer, left_out = await asyncio.to_thread(_tokenize, body, services.tokens, services.info.max_model_len)
+    answer, left_out = await asyncio.to_thread(_tokenize, body, services)
     ignored.add(left_out)
     return answer
 
@@ -40,23 +41,31 @@ async def detokenize(body: DetokenizeBody, services: ServicesDep, ignored: Ignor
     )
 
 
-def _tokenize(body: TokenizeBody, tokens: Tokens, max_model_len: int) -> tuple[TokenizeAnswer, Iterable[str]]:
+def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, Iterable[str]]:
     """The answer, and the fields of messages that the chat template leaves out."""
-    token_ids, left_out = _encode(body, tokens)
+    tokens = services.tokens
+    token_ids, left_out = _encode(body, tokens, services.tool_support)
     answer = TokenizeAnswer(
         count=len(token_ids),
-        max_model_len=max_model_len,
+        max_model_len=services.info.max_model_len,
         tokens=token_ids,
         token_strs=[tokens.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None,
     )
     return answer, left_out
 
 
-def _encode(body: TokenizeBody, tokens: Tokens) -> tuple[list[int], Iterable[str]]:
+def _encode(body: TokenizeBody, tokens: Tokens, support: ToolSupport) -> tuple[list[int], Iterable[str]]:
     if body.messages is None:
         assert body.prompt is not None
         return tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False), ()
     continues = bool(body.continue_final_message)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    prompt = chat_prompt(body.messages, tokens, add_generation_prompt=opens, continue_final_message=continues)
+    prompt = chat_prompt(
+        body.messages,
+        tokens,
+        support,
+        [tool.to_tool() for tool in body.tools or ()],
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+    )
     return prompt.token_ids, prompt.left_out
