@@ -16,20 +16,21 @@ def messages_for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_with_objects(message) for message in messages]
 
 
-def messages_as_text(messages: Sequence[Message], tools: Sequence[Tool], form: ToolFormat) -> list[dict[str, Any]]:
-    """The messages for a template that knows no tools.
+def messages_as_text(messages: Sequence[Message], form: ToolFormat) -> list[dict[str, Any]]:
+    """The messages for a template that knows no calls.
 
-    - The system's message begins with the tools and with how to call them.
     - A call is text of the assistant, as the model wrote it.
     - What tools answered is a message of the user.
     """
-    written = list(_join_answers(_as_text(message, form) for message in messages))
-    if not tools:
-        return written
+    return list(_join_answers(_as_text(message, form) for message in messages))
+
+
+def with_instructions(messages: list[dict[str, Any]], tools: Sequence[Tool], form: ToolFormat) -> list[dict[str, Any]]:
+    """The messages for a template that knows no tools: the system's begins with them, and with how to call them."""
     about = _instructions(tools, form)
-    if written and written[0]["role"] == "system":
-        return [{**written[0], "content": f"{about}\n\n{written[0]['content']}"}, *written[1:]]
-    return [{"role": "system", "content": about}, *written]
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{about}\n\n{messages[0]['content']}"}, *messages[1:]]
+    return [{"role": "system", "content": about}, *messages]
 
 
 def _with_objects(message: Message) -> dict[str, Any]:

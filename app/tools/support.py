@@ -13,7 +13,7 @@ from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolUse
 from app.tools.formats import find_format
 from app.tools.grammar import call_grammar
-from app.tools.prompt import Message, messages_as_text, messages_for_template
+from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
 from app.tools.reader import AnswerReader
 
 _PROBE = Tool("probe_of_tools", "a probe")
@@ -35,13 +35,21 @@ class ToolSupport:
         self._template = self._form.response_template() if declared is None else load_response_template(declared)
 
     @cached_property
-    def is_native(self) -> bool:
-        """Whether the model's chat template writes tools, calls and what tools answered."""
+    def writes_tools(self) -> bool:
+        """Whether the model's chat template writes the tools that may be called."""
+        return _PROBE.name in self._probe(_PROBE_CHAT[:1], tools=[_PROBE.for_template()])
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """Whether the model's chat template writes calls, and what tools answered."""
+        text = self._probe(_PROBE_CHAT)
+        return "call_of_probe" in text and "answer_of_probe" in text
+
+    def _probe(self, chat: Sequence[Message], **options: Any) -> str:
         try:
-            text = self._tokens.chat_text(_PROBE_CHAT, tools=[_PROBE.for_template()])
+            return self._tokens.chat_text(chat, **options)
         except MalformedRequest:
-            return False
-        return all(name in text for name in (_PROBE.name, "call_of_probe", "answer_of_probe"))
+            return ""
 
     @cached_property
     def shown(self) -> frozenset[int]:
@@ -51,10 +59,10 @@ class ToolSupport:
 
     def chat_text(self, messages: Sequence[Message], tools: Sequence[Tool], **options: Any) -> str:
         """Text of a chat; the other arguments and errors of `Tokens.chat_text`."""
-        if self.is_native:
-            written, shown = messages_for_template(messages), [tool.for_template() for tool in tools]
-            return self._tokens.chat_text(written, tools=shown, **options)
-        return self._tokens.chat_text(messages_as_text(messages, tools, self._form), **options)
+        written = messages_for_template(messages) if self.writes_calls else messages_as_text(messages, self._form)
+        if tools and not self.writes_tools:
+            return self._tokens.chat_text(with_instructions(written, tools, self._form), **options)
+        return self._tokens.chat_text(written, tools=[tool.for_template() for tool in tools], **options)
 
     def grammar(self, use: ToolUse, content: Grammar | None = None) -> Grammar | None:
         """What holds a turn to the calls that it may make; None where the model alone decides.

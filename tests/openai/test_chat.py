@@ -138,7 +138,7 @@ def test_choices_differ_and_can_be_had_again_with_the_seed(sdk: openai.OpenAI) -
             [
                 {"role": "user", "content": "What time is it?"},
                 {"role": "assistant", "content": "I look."},
-                {"role": "tool", "content": "12:00"},
+                {"role": "user", "content": "<tool_response>\n12:00\n</tool_response>"},
             ],
         ),
         ([{"role": "narrator", "content": "Night falls."}], [{"role": "narrator", "content": "Night falls."}]),

@@ -54,12 +54,6 @@ def test_a_field_that_the_template_leaves_out_is_named(
     assert sorted(response.headers["X-Djinn-Ignored"].split(", ")) == sorted(ignored.split(", "))
 
 
-@PATHS
-def test_tool_calls_that_the_template_leaves_out_are_refused(http: httpx.Client, path: str) -> None:
-    response = http.post(path, json={"model": MODEL, "messages": TOOL_CHAT})
-    assert "template" in assert_error(response, 400, "field_out_of_range", param="messages.1.tool_calls")
-
-
 @pytest.fixture(scope="module")
 def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """The tiny model with a template that writes tool calls."""
