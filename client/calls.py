@@ -69,6 +69,7 @@ class TurnOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logit_bias: Mapping[int, float]
+    structured_outputs: Mapping[str, Any]
     logprobs: int
 
 

@@ -8,7 +8,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
 from app.openai.messages import Message
-from app.openai.structured import ResponseFormat, grammar_of
+from app.openai.structured import ResponseFormat
 from app.openai.tools import MAX_TOOLS, FunctionTool, ToolChoice, tool_use
 from app.tools.definitions import ToolMode, ToolUse
 from app.tools.support import ToolSupport
@@ -50,7 +50,7 @@ class ChatBody(GenerationFields):
 
     def to_grammar(self) -> Grammar | None:
         """What the answer must match, from `response_format` or `structured_outputs`."""
-        asked = None if self.response_format is None else grammar_of(self.response_format)
+        asked = None if self.response_format is None else self.response_format.to_grammar()
         if asked is not None and self.structured_outputs is not None:
             raise FieldOutOfRange("give only one of response_format and structured_outputs", param="response_format")
         return asked or super().to_grammar()

@@ -1,9 +1,10 @@
 """`response_format`: the form of a chat's answer."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
 from app.openai.extras.body import OpenAIBody
 from app.wire.structured import ANY_OBJECT, schema_text
@@ -18,33 +19,24 @@ class NamedSchema(OpenAIBody):
     strict: bool = Field(False, description="changes nothing: the answer always matches the schema")
 
 
-class TextFormat(OpenAIBody):
-    """Any text."""
+class ResponseFormat(OpenAIBody):
+    """Any text, any JSON object, or JSON that matches a schema."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = Field(None, description="only with type json_schema, and required there")
 
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            given = "missing" if self.json_schema is None else f"not allowed with type {self.type}"
+            raise FieldOutOfRange(f"response_format.json_schema: {given}", param="response_format.json_schema")
+        return self
 
-class JsonObjectFormat(OpenAIBody):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JsonSchemaFormat(OpenAIBody):
-    """JSON that matches a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
-def grammar_of(form: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> Grammar | None:
-    """The engine's grammar; None if any text will do."""
-    if isinstance(form, TextFormat):
-        return None
-    if isinstance(form, JsonObjectFormat) or form.json_schema.json_schema is None:
-        return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, "response_format")
-    schema = schema_text(form.json_schema.json_schema)
-    return Grammar(GrammarKind.JSON_SCHEMA, schema, "response_format.json_schema.schema")
+    def to_grammar(self) -> Grammar | None:
+        """The engine's grammar; None if any text will do."""
+        if self.type == "text":
+            return None
+        if self.json_schema is None or self.json_schema.json_schema is None:
+            return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, "response_format")
+        schema = schema_text(self.json_schema.json_schema)
+        return Grammar(GrammarKind.JSON_SCHEMA, schema, "response_format.json_schema.schema")

@@ -115,10 +115,12 @@ class LiveEngine:
         assert isinstance(found, MemoryMap)
         return found
 
-    def submit(self, session: SessionId, token_ids: Sequence[int], max_tokens: int) -> LiveTurn:
-        """Begin a greedy turn of exactly so many tokens."""
+    def submit(
+        self, session: SessionId, token_ids: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY
+    ) -> LiveTurn:
+        """Begin a turn of exactly so many tokens, unless its grammar ends it."""
         return self._begin(
-            session, lambda ticket: Submit(ticket, session, tuple(token_ids), GREEDY, StopRule(max_tokens))
+            session, lambda ticket: Submit(ticket, session, tuple(token_ids), sampling, StopRule(max_tokens))
         )
 
     def resume(self, session: SessionId, until: Until = NEXT_BREAKPOINT) -> LiveTurn:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from app.gpu.device.staging import Put
@@ -34,7 +35,7 @@ class MaskThread:
         if not matchers:
             return None
         bits = streams.host_tensor((len(matchers), -(-vocab_size // WORD)), torch.int32)
-        filled = self._thread.submit(_fill, list(matchers.values()), bits)
+        filled = self._thread.submit(_fill, list(matchers.values()), bits.numpy())
         rows = put(np.array(list(matchers), np.int64))
         return Mask(list(matchers), rows, bits, filled, streams)
 
@@ -74,10 +75,9 @@ class Mask:
             logits[row].masked_fill_(torch.from_numpy(mask), -torch.inf)
 
 
-def _fill(matchers: Sequence[Matcher], bits: Tensor) -> None:
+def _fill(matchers: Sequence[Matcher], bits: NDArray[np.int32]) -> None:
     """Write one row of `bits` for each matcher. A row whose matcher has an error allows all: its turn will fail."""
-    row_bytes = bits.shape[1] * bits.element_size()
     for matcher, row in zip(matchers, bits, strict=True):
-        matcher.fill(row.data_ptr(), row_bytes)
+        matcher.fill(row.ctypes.data, row.nbytes)
         if matcher.error is not None:
-            row.fill_(-1)
+            row.fill(-1)

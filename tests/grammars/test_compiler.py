@@ -1,0 +1,136 @@
+"""Grammars compiled: those that are invalid, too large or too slow are refused, and soon."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.grammar import Grammar, GrammarKind
+from app.grammars.compiler import KEPT, MAX_CHARACTERS, Grammars
+from app.grammars.matcher import Matcher
+from app.model_store.byte_tokenizer import EOS_ID
+from app.model_store.resolve import resolve
+from tests.grammars.schemas import json_grammar, regex
+
+VOCAB = 512
+TIMEOUT_S = 20
+"""2 s of a processor, on a machine that is busy with other tests."""
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(resolve("random:tiny-llama", cache_dir=Path()), VOCAB)
+    yield made
+    made.close()
+
+
+def lark(text: str) -> Grammar:
+    return Grammar(GrammarKind.LARK, text, "structured_outputs.grammar")
+
+
+def choice(*choices: str) -> Grammar:
+    return Grammar(GrammarKind.CHOICE, json.dumps(choices), "structured_outputs.choice")
+
+
+def accepts(matcher: Matcher, text: str) -> bool:
+    """Whether `text` is a whole text of the grammar."""
+    return matcher.consume([*text.encode(), EOS_ID]) and matcher.ended
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (regex("[a-c]+x?"), ["a", "bcax"], ["", "ax!", "d"]),
+        (lark('start: "(" start ")" | "x"'), ["x", "((x))"], ["((x)", "y"]),
+        (choice("yes", "yesterday", 'a "b"\n\\', "\u00fc"), ["yes", "yesterday", 'a "b"\n\\', "\u00fc"], ["yest", "u"]),
+        (json_grammar({"type": "object"}), ["{}", '{"a": [1, 2.5e3, "\u00fc"]}', '{\n  "a": null\n}'], ["[]", "{"]),
+        (json_grammar({"type": "array"}), ["[1,2]", "[1, 2]", "[\r\n\t1,\r\n\t2\r\n]"], ["[1,  2]", "[\n\n1]", " []"]),
+    ],
+    ids=["regex", "lark", "choice", "object", "white space"],
+)
+def test_texts_that_match_are_accepted_and_others_are_not(
+    grammars: Grammars, grammar: Grammar, good: list[str], bad: list[str]
+) -> None:
+    assert [text for text in good if not accepts(grammars.match(grammar), text)] == []
+    assert [text for text in bad if accepts(grammars.match(grammar), text)] == []
+
+
+def test_a_copy_goes_its_own_way(grammars: Grammars) -> None:
+    first = grammars.match(regex("ab|ac"), b"a")
+    second = first.copy()
+    assert first.consume(b"b")
+    assert first.ended
+    assert not second.ended
+    assert second.consume(b"c")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        (regex("(a"), "unclosed group"),
+        (lark("start: missing"), "missing"),
+        (json_grammar({"type": "objekt"}), "Invalid type: objekt"),
+        (json_grammar({"not": {"type": "string"}}), "Unimplemented keys"),
+        (json_grammar({"$ref": "#"}), "no text matches it"),
+        (json_grammar({"$ref": "https://example.com/schema"}), "example.com"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "{", "structured_outputs.json"), "EOF"),
+        (json_grammar({"description": "x" * MAX_CHARACTERS}), f"at most {MAX_CHARACTERS}"),
+        (json_grammar({"enum": ["\ud800"]}), "hex escape"),
+        (regex("((a{100}){100}){100}"), "more than"),
+        (json_grammar({"properties": {f"p{i}": {} for i in range(9000)}}), "more than"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_soon_and_names_its_field(
+    grammars: Grammars, grammar: Grammar, says: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(FieldOutOfRange, match=says) as caught:
+        grammars.compile(grammar).result()
+    assert caught.value.param == grammar.field
+    assert caught.value.message.startswith(grammar.field)
+    assert time.monotonic() - began < TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        json_grammar({"enum": [f"value {i * 7919}" for i in range(10_000)]}),
+        choice(*(f"value {i * 7919}" for i in range(10_000))),
+        json_grammar({"$defs": {"n": {"properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}),
+        regex("(.*a){500}"),
+    ],
+    ids=["enum", "choice", "recursive", "repeated"],
+)
+def test_large_grammars_compile_soon(grammars: Grammars, grammar: Grammar) -> None:
+    began = time.monotonic()
+    grammars.compile(grammar).result()
+    assert time.monotonic() - began < TIMEOUT_S
+
+
+def test_a_grammar_that_took_too_long_does_not_spoil_the_next(grammars: Grammars) -> None:
+    slow = grammars.compile(regex("((b{100}){100}){100}"))
+    quick = grammars.compile(regex("quick"))
+    assert accepts(grammars.match(regex("quick")), "quick")
+    assert quick.result() is grammars.compile(regex("quick")).result()
+    assert slow.exception() is not None
+
+
+def test_a_compiled_grammar_is_forgotten_in_the_end_but_not_while_it_is_held(grammars: Grammars) -> None:
+    held, other = grammars.compile(regex("held")).result(), id(grammars.compile(regex("other")).result())
+    assert other  # not held
+    for number in range(KEPT):
+        grammars.compile(regex(f"n{number}")).result()
+    gc.collect()
+    assert regex("other") not in grammars._held
+    assert grammars.compile(regex("held")).result() is held
+
+
+def test_tokens_that_do_not_match_are_refused(grammars: Grammars) -> None:
+    with pytest.raises(FieldOutOfRange, match="do not match"):
+        grammars.match(regex("ab"), b"ba")
