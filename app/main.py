@@ -30,6 +30,7 @@ from app.text.tokenizer import Tokens, load_tokens
 from app.web.auth import ApiKeyMiddleware
 from app.web.body_limit import BodyLimitMiddleware
 from app.web.error_handlers import install_error_handlers
+from app.web.openapi.document import DescribedAPI
 from app.web.request_id import RequestIdMiddleware
 from app.web.strict_requests import refuse_unread
 
@@ -92,7 +93,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
             ends.push_async_callback(_end, asyncio.create_task(sweep(registry)))
             yield
 
-    app = FastAPI(
+    app = DescribedAPI(
         title="Djinn",
         version=version("djinn"),
         lifespan=lifespan,

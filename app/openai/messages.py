@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from typing_extensions import TypeAliasType
 
 from app.openai.fields import NullIsAbsent
 from app.wire.base import WireModel
@@ -20,10 +21,13 @@ def _content_form(content: object) -> str:
     return "list of parts" if isinstance(content, list) else "plain text"
 
 
-Content = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[list[TextPart], Field(min_length=1), Tag("list of parts")],
-    Discriminator(_content_form),
-]
+Content = TypeAliasType(
+    "Content",
+    Annotated[
+        Annotated[str, Tag("plain text")] | Annotated[list[TextPart], Field(min_length=1), Tag("list of parts")],
+        Discriminator(_content_form),
+    ],
+)
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -128,17 +132,20 @@ def _role_of(message: object) -> str:
     return "system message" if role == "developer" else f"{role} message"
 
 
-Message = Annotated[
-    Annotated[SystemMessage, Tag("system message")]
-    | Annotated[UserMessage, Tag("user message")]
-    | Annotated[AssistantMessage, Tag("assistant message")]
-    | Annotated[ToolMessage, Tag("tool message")],
-    Discriminator(
-        _role_of,
-        custom_error_type="role",
-        custom_error_message="a message with role system, developer, user, assistant or tool",
-    ),
-]
+Message = TypeAliasType(
+    "Message",
+    Annotated[
+        Annotated[SystemMessage, Tag("system message")]
+        | Annotated[UserMessage, Tag("user message")]
+        | Annotated[AssistantMessage, Tag("assistant message")]
+        | Annotated[ToolMessage, Tag("tool message")],
+        Discriminator(
+            _role_of,
+            custom_error_type="role",
+            custom_error_message="a message with role system, developer, user, assistant or tool",
+        ),
+    ],
+)
 
 
 def _template_message(role: str, content: str | list[TextPart], **optional: object) -> dict[str, Any]:

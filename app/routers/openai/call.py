@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
+from pydantic import BaseModel
 
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.openai.choices import Choices, OpenSession
@@ -14,6 +15,8 @@ from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.settings import Settings
+from app.web.openapi.document import component
+from app.web.sse import EventStream
 
 SESSION_HEADER = "X-Session-ID"
 SessionHeader = Annotated[
@@ -25,8 +28,6 @@ SessionHeader = Annotated[
         description="binds the call to a session: a session id, or any name, whose first use opens a session",
     ),
 ]
-EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-"""One server-sent event."""
 
 
 class OpenAICall:
@@ -159,14 +160,14 @@ def _labels(user: str | None) -> dict[str, str]:
     return {} if user is None else {"user": user}
 
 
-def generation_responses(chunk: str) -> dict[int | str, dict[str, Any]]:
-    """The documented `responses` of a generating route whose streamed chunks are `chunk` objects."""
+def generation_responses(event: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The documented `responses` of a generating route that streams `event`s."""
     session_id = {"description": "the session that the call was bound to", "schema": {"type": "string"}}
     return {
         **errors(400, 404, 409, 429, 503),
         200: {
-            "description": f"The answer; with `stream`, events whose data are `{chunk}` objects, then `[DONE]`.",
+            "description": "The answer; with `stream`, an event for each chunk, then `[DONE]`.",
             "headers": {SESSION_HEADER: session_id},
-            "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
+            "content": {EventStream.media_type: {"schema": component(event)}},
         },
     }
