@@ -29,10 +29,10 @@ from app.sessions.vectors import Vectors
 from app.settings import Settings
 from app.text.tokenizer import Tokens, load_tokens
 from app.tools.support import ToolSupport
-from app.web.application import DescribedAPI
 from app.web.auth import ApiKeyMiddleware
 from app.web.body_limit import BodyLimitMiddleware
 from app.web.error_handlers import install_error_handlers
+from app.web.openapi.document import DescribedAPI
 from app.web.request_id import RequestIdMiddleware
 from app.web.strict_requests import refuse_unread
 

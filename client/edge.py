@@ -26,7 +26,7 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 5.0
 
-SAFETENSORS = "application/vnd.safetensors"
+OCTET_STREAM = "application/octet-stream"
 
 KEEPALIVE_S = 60.0
 """Idle connections are closed before the server does so, after 75 s: a request sent at that moment would be lost."""
@@ -114,7 +114,7 @@ def _describe(error: httpx.HTTPError) -> str:
 def to_request(http: httpx.Client | httpx.AsyncClient, call: Call[T]) -> httpx.Request:
     """The HTTP request of a call. Raises `InvalidRequest`."""
     if call.tensor is not None:
-        return _build(http, call, content=call.tensor, headers={"Content-Type": SAFETENSORS})
+        return _build(http, call, content=call.tensor, headers={"Content-Type": OCTET_STREAM})
     return _build(http, call, json=call.json)
 
 
@@ -122,7 +122,7 @@ def to_upload(
     http: httpx.Client | httpx.AsyncClient, call: Call[T], content: BinaryIO | AsyncIterable[bytes], size: int
 ) -> httpx.Request:
     """The HTTP request of a call whose body is a session file of `size` bytes. Raises `InvalidRequest`."""
-    headers = {"Content-Type": SAFETENSORS, "Content-Length": str(size)}
+    headers = {"Content-Type": OCTET_STREAM, "Content-Length": str(size)}
     return _build(http, call, content=content, headers=headers)
 
 

@@ -24,8 +24,6 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from tests.routers.breakpoints.pausing import HIDDEN
 from tests.serving import serve
 
-schemathesis.serializer.alias("application/vnd.safetensors", "application/octet-stream")
-
 
 @pytest.fixture(scope="module")
 def small_url() -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
+from typing_extensions import TypeAliasType
 
 from app.openai.extras.body import OpenAIBody
 
@@ -39,14 +40,20 @@ def _part_form(part: object) -> str:
 AssistantPart = Annotated[
     Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")], Discriminator(_part_form)
 ]
-Content = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[list[TextPart], Field(min_length=1), Tag("list of parts")],
-    Discriminator(_content_form),
-]
-AssistantContent = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[list[AssistantPart], Field(min_length=1), Tag("list of parts")],
-    Discriminator(_content_form),
-]
+Content = TypeAliasType(
+    "Content",
+    Annotated[
+        Annotated[str, Tag("plain text")] | Annotated[list[TextPart], Field(min_length=1), Tag("list of parts")],
+        Discriminator(_content_form),
+    ],
+)
+AssistantContent = TypeAliasType(
+    "AssistantContent",
+    Annotated[
+        Annotated[str, Tag("plain text")] | Annotated[list[AssistantPart], Field(min_length=1), Tag("list of parts")],
+        Discriminator(_content_form),
+    ],
+)
 
 
 def text_of(content: str | Sequence[TextPart | RefusalPart]) -> str:

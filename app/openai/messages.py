@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from typing_extensions import TypeAliasType
 
 from app.openai.content import AssistantContent, Content, text_of
 from app.openai.extras.body import OpenAIBody
@@ -144,11 +145,14 @@ def _form_of(message: object) -> str | None:
     return "custom message" if isinstance(message, dict) else None
 
 
-Message = Annotated[
-    Annotated[SystemMessage, Tag("system message")]
-    | Annotated[UserMessage, Tag("user message")]
-    | Annotated[AssistantMessage, Tag("assistant message")]
-    | Annotated[ToolMessage, Tag("tool message")]
-    | Annotated[CustomMessage, Tag("custom message")],
-    Discriminator(_form_of, custom_error_type="role", custom_error_message="an object with a role and a content"),
-]
+Message = TypeAliasType(
+    "Message",
+    Annotated[
+        Annotated[SystemMessage, Tag("system message")]
+        | Annotated[UserMessage, Tag("user message")]
+        | Annotated[AssistantMessage, Tag("assistant message")]
+        | Annotated[ToolMessage, Tag("tool message")]
+        | Annotated[CustomMessage, Tag("custom message")],
+        Discriminator(_form_of, custom_error_type="role", custom_error_message="an object with a role and a content"),
+    ],
+)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from app.domain.activations import Captures
 from app.domain.errors import NotFound
@@ -60,7 +60,7 @@ async def delete_breakpoint(session: SessionDep, breakpoint_id: str, services: S
     response_class=Response,
     responses={**errors(404), 200: {"content": FILE}},
 )
-async def get_captures(session: SessionDep, services: ServicesDep) -> Response:
+async def get_captures(request: Request, session: SessionDep, services: ServicesDep) -> Response:
     """What `capture` breakpoints have recorded, as one safetensors file.
 
     Each tensor is `[positions, hidden_size]`; sorted by name they are in the order of recording. The metadata has
@@ -68,7 +68,7 @@ async def get_captures(session: SessionDep, services: ServicesDep) -> Response:
     for which there was no room.
     """
     captures = await services.sessions.breakpoints.captures(session)
-    return file_response(await asyncio.to_thread(_captures_file, captures))
+    return file_response(request, await asyncio.to_thread(_captures_file, captures))
 
 
 @router.delete("/captures", operation_id="deleteCaptures", status_code=204, responses=errors(404))

@@ -9,13 +9,12 @@ from fastapi import APIRouter, Query, Request, Response
 from app.domain.activations import Activation, CheckpointInfo
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
-from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
+from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors, errors_of_file
 from app.routers.edits import to_edits
-from app.web.binary import FILE, FILE_BODY, SAFETENSORS, file_response, whole_body
+from app.web.binary import FILE, FILE_BODY, OCTET_STREAM, SAFETENSORS, accepted_types, file_response, whole_body
 from app.web.json_body import JsonRoute
 from app.wire.checkpoint import (
     ActivationQuery,
-    ActivationView,
     CheckpointView,
     EditCheckpointBody,
     LensPositionView,
@@ -39,19 +38,20 @@ async def get_checkpoint(session: SessionDep) -> CheckpointView:
 @router.get(
     "/activation",
     operation_id="getActivation",
-    response_model=ActivationView,
-    responses={**errors(404, 409), 200: {"description": "The residual stream", "content": FILE}},
+    response_class=Response,
+    responses={**errors_of_file(404, 409), 200: {"description": "The residual stream", "content": FILE}},
 )
 async def get_activation(
     request: Request, session: SessionDep, query: Annotated[ActivationQuery, Query()], services: ServicesDep
 ) -> Response:
-    """The residual stream as safetensors, one tensor `activation` of `[positions, hidden_size]`, or as JSON if `Accept`
-    says so.
+    """The residual stream as safetensors, one tensor `activation` of `[positions, hidden_size]`.
+
+    With `Accept: application/json` it is JSON: `layer`, `first`, `end`, `dtype` and `values`, a list for each position.
     """
     activation = await services.sessions.checkpoints.read(session, query.to_positions())
     if _wants_json(request):
         return Response(await asyncio.to_thread(_json, activation), media_type="application/json")
-    return file_response(write_file({ACTIVATION: activation.tensor}, _place(activation)))
+    return file_response(request, write_file({ACTIVATION: activation.tensor}, _place(activation)))
 
 
 @router.put("/activation", operation_id="putActivation", responses=errors(400, 404, 409), openapi_extra=FILE_BODY)
@@ -99,10 +99,9 @@ def _read_activation(content: bytes, info: CheckpointInfo) -> TensorData:
 
 
 def _wants_json(request: Request) -> bool:
-    """Whether `Accept` names JSON, and not safetensors too."""
-    accepted = ",".join(request.headers.getlist("accept"))
-    types = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
-    return "application/json" in types and SAFETENSORS not in types
+    """Whether `Accept` names JSON, and no file too."""
+    accepted = accepted_types(request)
+    return "application/json" in accepted and accepted.isdisjoint((OCTET_STREAM, SAFETENSORS))
 
 
 def _place(activation: Activation) -> dict[str, str]:
@@ -110,7 +109,7 @@ def _place(activation: Activation) -> dict[str, str]:
 
 
 def _json(activation: Activation) -> bytes:
-    """An `ActivationView`. Its numbers are not worth a Python object each."""
+    """What `getActivation` answers in JSON. Its numbers are not worth a Python object each."""
     tensor = activation.tensor
     place = {"layer": activation.layer, "first": activation.first, "end": activation.end}
     return orjson.dumps(

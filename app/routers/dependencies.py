@@ -74,3 +74,11 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that can fail with `statuses` beside those that every route can fail with."""
     every = (401, 413, 422, 500)
     return {status: {"model": ErrorBody} for status in sorted({*every, *statuses})}
+
+
+def errors_of_file(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`errors` of a route that answers in JSON if `Accept` asks for it, and with a file by default.
+
+    Some generated clients ask for the type of the errors, so this leaves it out: they would never get a file.
+    """
+    return {status: {"description": "An error, with the body `ErrorBody`"} for status in errors(*statuses)}

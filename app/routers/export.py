@@ -9,7 +9,7 @@ from app.domain.errors import EngineError
 from app.exports import exports as session_files
 from app.exports.spool import read_chunks, write_chunks
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
-from app.web.binary import FILE, FILE_BODY, SAFETENSORS, body_chunks
+from app.web.binary import FILE, FILE_BODY, body_chunks, file_type
 from app.wire.sessions import SessionView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -23,7 +23,9 @@ IMPORT_PATH = f"{router.prefix}/import"
     response_class=StreamingResponse,
     responses={**errors(404, 409), 200: {"content": FILE}},
 )
-async def export_session(session: SessionDep, services: ServicesDep, cleanup: CleanupDep) -> StreamingResponse:
+async def export_session(
+    request: Request, session: SessionDep, services: ServicesDep, cleanup: CleanupDep
+) -> StreamingResponse:
     """The session as one safetensors file: history, KV, `metadata` and `ttl_s`, with a checksum over all of it.
 
     KV that has been dropped is left out; the importing server computes it again.
@@ -35,7 +37,7 @@ async def export_session(session: SessionDep, services: ServicesDep, cleanup: Cl
         "Content-Disposition": f'attachment; filename="{session.id}.safetensors"',
         "Content-Length": str(path.stat().st_size),
     }
-    return StreamingResponse(read_chunks(file), headers=headers, media_type=SAFETENSORS)
+    return StreamingResponse(read_chunks(file), headers=headers, media_type=file_type(request))
 
 
 @router.post(

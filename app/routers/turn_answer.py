@@ -1,7 +1,6 @@
 """How one stretch of a turn is answered, up to its end or its next pause: whole, or as server-sent events."""
 
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from fastapi import Request, Response
 
@@ -10,14 +9,15 @@ from app.sessions.session import Session
 from app.text.generation import TextChunk
 from app.text.turn_reader import TurnReader
 from app.web.error_handlers import body_of
+from app.web.openapi.document import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.checkpoint import CheckpointView
+from app.wire.events import TurnEvent
 from app.wire.turns import TokenEvent, TokenLogprobsView, TurnView
 
-TURN_RESPONSE: dict[str, Any] = {
-    "description": "With `stream`, events `token` (TokenEvent), then `finished` or `paused` (TurnView) or `error` "
-    "(ErrorBody)",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+TURN_RESPONSE = {
+    "description": "The turn; with `stream`, `token` events, then one event `finished`, `paused` or `error`.",
+    "content": {EventStream.media_type: {"schema": component(TurnEvent)}},
 }
 """The documented answer of a route that answers with a turn, beside its model, `TurnView`."""
 

@@ -40,9 +40,9 @@ async def list_vectors(services: ServicesDep, owner: OwnerDep) -> VectorList:
 @router.get(
     "/{name}", operation_id="getVector", response_class=Response, responses={**errors(404), 200: {"content": FILE}}
 )
-async def get_vector(name: str, services: ServicesDep, owner: OwnerDep) -> Response:
+async def get_vector(request: Request, name: str, services: ServicesDep, owner: OwnerDep) -> Response:
     """A vector as safetensors: one tensor `vector`."""
-    return file_response(write_file({VECTOR: services.vectors.get(owner, name)}))
+    return file_response(request, write_file({VECTOR: services.vectors.get(owner, name)}))
 
 
 @router.delete("/{name}", operation_id="deleteVector", status_code=204, responses=errors(404))

@@ -8,16 +8,30 @@ from starlette.requests import ClientDisconnect
 
 from app.web.sse import ClientDisconnected
 
+OCTET_STREAM = "application/octet-stream"
+"""The type of files that every client knows."""
 SAFETENSORS = "application/vnd.safetensors"
-FILE: dict[str, Any] = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
+"""The same files under their own name."""
+FILE: dict[str, Any] = {OCTET_STREAM: {"schema": {"type": "string", "format": "binary"}}}
 """The documented `content` of such a body."""
 FILE_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": FILE}}
 """The `openapi_extra` of a route that takes one."""
 
 
-def file_response(content: bytes) -> Response:
+def file_type(request: Request) -> str:
+    """The media type of an answer that is a safetensors file: its own if `Accept` names that."""
+    return SAFETENSORS if SAFETENSORS in accepted_types(request) else OCTET_STREAM
+
+
+def file_response(request: Request, content: bytes) -> Response:
     """An answer that is a safetensors file."""
-    return Response(content, media_type=SAFETENSORS)
+    return Response(content, media_type=file_type(request))
+
+
+def accepted_types(request: Request) -> set[str]:
+    """The media types that `Accept` names, in lower case."""
+    accepted = ",".join(request.headers.getlist("accept"))
+    return {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
 
 
 async def body_chunks(request: Request) -> AsyncGenerator[bytes, None]:

@@ -3,7 +3,17 @@
 import secrets
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from typing_extensions import TypeAliasType
 
 from app.domain.breakpoints import LAST, Action, Breakpoint, Edit, EditOp, OnTimeout, Pass, Positions, When
 from app.domain.errors import FieldOutOfRange
@@ -16,12 +26,16 @@ DEFAULT_TIMEOUT_S = 600.0
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.1, 24 * 3600
 
 Layer = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+ForwardPass = TypeAliasType(
+    "ForwardPass", Annotated[Pass, Field(strict=False), WithJsonSchema({"type": "string", "enum": list(Pass)})]
+)
+"""`Pass` under a name that is no word of Python, which a generated client could not have."""
 
 
 class WhenBody(WireModel):
     """Which positions of which passes; every condition that is given must hold."""
 
-    in_pass: Annotated[Pass, Field(strict=False)] = Field(
+    in_pass: ForwardPass = Field(
         Pass.ANY, alias="pass", description="prefill: the turn's context; decode: the tokens that it generates"
     )
     position: int | None = Field(None, ge=0, le=MAX_COUNT, description="position in the session's history")
@@ -119,9 +133,9 @@ def _check_layer(layer: int, num_layers: int, *, param: str) -> None:
 class WhenView(View):
     """Which positions of which passes. Conditions that are null hold everywhere."""
 
-    model_config = ConfigDict(serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
-    in_pass: Pass = Field(serialization_alias="pass")
+    in_pass: ForwardPass = Field(alias="pass")
     position: int | None
     token_id: int | None
     every: int | None

@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from app.domain.activations import CheckpointInfo, LensPosition
-from app.domain.breakpoints import ALL, LAST, NEXT_BREAKPOINT, Pass, Positions, Until
+from app.domain.breakpoints import ALL, LAST, NEXT_BREAKPOINT, Positions, Until
 from app.text.tokenizer import Tokens
 from app.wire.base import WireModel
-from app.wire.breakpoints import Layer
+from app.wire.breakpoints import ForwardPass, Layer
 from app.wire.edits import Edits
 
 RANGE = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
@@ -99,7 +99,7 @@ class CheckpointView(BaseModel):
     `created_at` to the answer.
     """
 
-    model_config = ConfigDict(serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
     layer: int
     first: int
@@ -108,7 +108,7 @@ class CheckpointView(BaseModel):
     hidden_size: int
     dtype: str
     bytes: int
-    in_pass: Pass = Field(serialization_alias="pass")
+    in_pass: ForwardPass = Field(alias="pass")
     breakpoint: str | None
     saved_ms: float
     created_at: float
@@ -124,16 +124,6 @@ class CheckpointView(BaseModel):
             age_s=max(0.0, time.time() - info.created_at),
             expires_at=expires_at,
         )
-
-
-class ActivationView(BaseModel):
-    """The residual stream after `layer` at positions `[first, end)`: one row of `hidden_size` numbers for each."""
-
-    layer: int
-    first: int
-    end: int
-    dtype: str
-    values: list[list[float | None]] = Field(description="null where the model's own number is not finite")
 
 
 class LensTokenView(BaseModel):

@@ -66,8 +66,8 @@ class EditBody(WireModel):
     positions: PositionsField = Field(
         "all", description="of the session's history: [first, end], without `end`; last: the last of the context"
     )
-    max_norm: Float32 | None = Field(
-        None, gt=0, description="the change is shortened to this length (L2, at each position)"
+    max_norm: Annotated[Float32, Field(gt=0)] | None = Field(
+        None, description="the change is shortened to this length (L2, at each position)"
     )
 
     @field_validator("factor", "vector")

@@ -5,6 +5,7 @@ import secrets
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar
@@ -17,10 +18,14 @@ from app.wire.structured import StructuredOutputs
 MAX_SEED = 2**63 - 1
 
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
-StopStrings = Annotated[
-    Annotated[StopString, Tag("one string")] | Annotated[list[StopString], Field(max_length=16), Tag("some strings")],
-    Discriminator(lambda value: "some strings" if isinstance(value, list) else "one string"),
-]
+StopStrings = TypeAliasType(
+    "StopStrings",
+    Annotated[
+        Annotated[StopString, Tag("one string")]
+        | Annotated[list[StopString], Field(max_length=16), Tag("some strings")],
+        Discriminator(lambda value: "some strings" if isinstance(value, list) else "one string"),
+    ],
+)
 
 
 def _read_token_id(key: object) -> object:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
+from pydantic import BaseModel
 
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.domain.grammar import Grammar
@@ -18,6 +19,8 @@ from app.routers.openai.route import IGNORED_DESCRIPTION, openai_errors
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.settings import Settings
+from app.web.openapi.document import component
+from app.web.sse import EventStream
 
 SESSION_HEADER = "X-Session-ID"
 SessionHeader = Annotated[
@@ -31,8 +34,6 @@ SessionHeader = Annotated[
 ]
 PREFIX_NAME = "by-prefix-"
 """Begins the names of sessions whose callers gave none."""
-EVENT_SCHEMA = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-"""One server-sent event."""
 
 
 class OpenAICall:
@@ -184,14 +185,14 @@ def _labels(user: str | None) -> dict[str, str]:
     return {} if user is None else {"user": user}
 
 
-def generation_responses(chunk: str) -> dict[int | str, dict[str, Any]]:
-    """The documented `responses` of a generating route whose streamed chunks are `chunk` objects."""
+def generation_responses(event: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The documented `responses` of a generating route that streams `event`s."""
     session_id = {"description": "the session that the call was bound to", "schema": {"type": "string"}}
     return {
         **openai_errors(404, 409, 429, 503),
         200: {
-            "description": f"The answer; with `stream`, events whose data are `{chunk}` objects, then `[DONE]`.",
+            "description": "The answer; with `stream`, an event for each chunk, then `[DONE]`.",
             "headers": {SESSION_HEADER: session_id, **IGNORED_DESCRIPTION},
-            "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
+            "content": {EventStream.media_type: {"schema": component(event)}},
         },
     }

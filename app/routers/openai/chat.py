@@ -8,6 +8,7 @@ from app.openai.answers import Head, collect, stream
 from app.openai.chat import ChatBody, ChatCompletion
 from app.openai.chat_answer import ChatChunkWriter, whole_choice
 from app.openai.chat_prompt import chat_prompt
+from app.openai.chunks import ChatCompletionEvent
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
 from app.routers.openai.route import IgnoredDep, OpenAIRoute
 from app.web.sse import EventStream, unless_disconnected
@@ -19,7 +20,7 @@ router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
     "/v1/chat/completions",
     operation_id="createChatCompletion",
     response_model=ChatCompletion,
-    responses=generation_responses("chat.completion.chunk"),
+    responses=generation_responses(ChatCompletionEvent),
 )
 async def create_chat_completion(
     request: Request, body: ChatBody, call: OpenAICallDep, ignored: IgnoredDep

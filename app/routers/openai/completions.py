@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from app.openai.answers import Head, collect, stream
+from app.openai.chunks import CompletionEvent
 from app.openai.completion import Completion, CompletionBody
 from app.openai.completion_answer import CompletionChunkWriter, Echo, whole_choice
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
@@ -21,7 +22,7 @@ router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
     "/v1/completions",
     operation_id="createCompletion",
     response_model=Completion,
-    responses=generation_responses("text_completion"),
+    responses=generation_responses(CompletionEvent),
 )
 async def create_completion(
     request: Request, body: CompletionBody, call: OpenAICallDep, ignored: IgnoredDep

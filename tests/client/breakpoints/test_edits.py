@@ -114,6 +114,6 @@ def test_how_far_to_resume(until: edits.Until | None, expected: dict[str, Any]) 
 
 def test_tensors_travel_as_safetensors() -> None:
     request = to_request(HTTP, calls.put_vector("a.b", VECTOR))
-    assert request.headers["content-type"] == "application/vnd.safetensors"
+    assert request.headers["content-type"] == "application/octet-stream"
     assert request.url.params["name"] == "a.b"
     assert request.read()

@@ -19,7 +19,7 @@ Entry = tuple[dict[str, Any], NDArray[np.float32]]
 def captures(http: httpx.Client, session: str, tmp_path: Path) -> tuple[list[Entry], dict[str, str]]:
     """What was recorded, by name, each with what the file says of it; and the file's metadata."""
     answer = http.get(f"{session}/captures").raise_for_status()
-    assert answer.headers["content-type"] == "application/vnd.safetensors"
+    assert answer.headers["content-type"] == "application/octet-stream"
     (tmp_path / "captures").write_bytes(answer.content)
     with safe_open(tmp_path / "captures", "numpy") as file:
         metadata = file.metadata()

