@@ -44,11 +44,12 @@ def test_choices_differ(sdk: openai.OpenAI) -> None:
 
 def test_a_stream_matches_too(sdk: openai.OpenAI) -> None:
     schema = SCHEMAS[0]
+    form: Any = named(schema)
     stream = sdk.chat.completions.create(
-        model=MODEL, messages=CHAT, seed=4, max_tokens=700, response_format=named(schema), stream=True
+        model=MODEL, messages=CHAT, seed=4, max_tokens=700, response_format=form, stream=True
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-    assert [text] == ask(sdk, response_format=named(schema))
+    assert [text] == ask(sdk, response_format=form)
 
 
 def test_an_empty_object_is_an_object(sdk: openai.OpenAI) -> None:

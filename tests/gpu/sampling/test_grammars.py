@@ -20,7 +20,7 @@ from app.gpu.device.streams import CpuStreams
 from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import SampleRequest
 from app.grammars import matcher as matchers
-from app.messages import Failed, Submit
+from app.messages import Failed, Submit, Token
 from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID
 from app.model_store.resolve import resolve
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
@@ -146,7 +146,7 @@ def test_log_probabilities_are_those_of_the_model_itself(driver: BreakDriver) ->
     sampling = replace(under(regex("a{5}")), logprobs=3)
     turn = driver.begin(driver.open(), prompt(0, 9), 0, sampling, stop=STOP)
     driver.settle(turn)
-    reported = [event.logprobs for event in driver.events[turn.tickets[0]] if hasattr(event, "token_id")]
+    reported = [event.logprobs for event in driver.events[turn.tickets[0]] if isinstance(event, Token)]
     assert len(reported) == 5
     assert all(found is not None and len(found.top) == 3 and found.logprob < found.top[0][1] for found in reported)
 
