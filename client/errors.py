@@ -125,6 +125,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "request_too_large": TooLarge,
     "field_out_of_range": Unprocessable,
     "bad_export": Unprocessable,
+    "grammar_too_complex": Unprocessable,
     "queue_full": RateLimited,
     "session_limit": RateLimited,
     "draining": ServerError,

@@ -13,7 +13,6 @@ from tests.openai.reference import Reference
 from tests.serving import serve
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
-TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def test_an_unknown_model_is_not_found(sdk: openai.OpenAI) -> None:
@@ -58,7 +57,6 @@ def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.Ope
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"stop": [""]}, "stop"),
-        ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),

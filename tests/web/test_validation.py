@@ -99,7 +99,7 @@ def test_a_refusal_names_field_range_and_value(
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"tools": [{}]}, "tools", "tools: an empty list; got a list of 1"),
+        ({"tools": {}}, "tools", "tools: a list of at most 128 items; got an object of 0"),
         ({"prediction": {"type": "x"}}, "prediction", "prediction: the server takes no predicted text"),
         ({"n": 0}, "n", "n: an integer from 1 to 128; got 0"),
         ({"messages": [5]}, "messages.0", "an object with a role and a content"),
