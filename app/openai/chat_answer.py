@@ -57,11 +57,13 @@ class ChatChunkWriter:
         reader = self._readers[index]
         if isinstance(item, TurnFinished):
             left = list(self._deltas(index, reader.finish() if reader else ()))
+            reason: str = openai_finish_reason(item)
             called = self._called.pop(index, None)
-            if called:
+            if called and reason == "stop":  # the client cannot make a call that the length limit has cut
                 self._on_calls(called)
+                reason = "tool_calls"
             yield from (_entry(index, delta) for delta in left)
-            yield _entry(index, {}, finish_reason="tool_calls" if called else openai_finish_reason(item))
+            yield _entry(index, {}, finish_reason=reason)
             return
         deltas = list(self._deltas(index, reader.push(item.text) if reader else [Content(item.text)]))
         if self._logprobs:

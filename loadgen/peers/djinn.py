@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
 from loadgen.processes.launch import Launch, flatten
+from loadgen.targets.base import WITH_TOOLS
 
 PACKAGES = ("djinn", "torch", "transformers", "numba", "numpy")
 
@@ -23,7 +24,13 @@ class DjinnPeer:
     name: str
     policy: str
     flags: Mapping[str, str] = field(default_factory=dict)
-    served_model: None = None
+    tools: bool = False
+    """Whether its agents are chats with tools that signal nothing."""
+
+    @property
+    def served_model(self) -> str | None:
+        """It is spoken to as Djinn, unless its agents are unmodified clients of OpenAI's API."""
+        return f"{SERVED_NAME}{WITH_TOOLS}" if self.tools else None
 
     def is_installed(self) -> bool:
         """Always: it is part of the checkout."""
@@ -44,7 +51,8 @@ class DjinnPeer:
         }
         if settings.kv_tokens is not None:
             flags["--kv-device"] = f"1x{settings.kv_tokens}"
-        return djinn_launch({**flags, **self.flags})
+        launch = djinn_launch({**flags, **self.flags})
+        return replace(launch, command=[*launch.command, "--bind-by-prefix"]) if self.tools else launch
 
     def versions(self) -> dict[str, str]:
         return {name: version(name) for name in PACKAGES}

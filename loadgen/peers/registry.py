@@ -14,6 +14,7 @@ PEERS: tuple[Peer, ...] = (
     DjinnPeer("djinn", policy="signal"),
     DjinnPeer("djinn+lru", policy="lru"),
     DjinnPeer("djinn+none", policy="none"),
+    DjinnPeer("djinn+tools", policy="signal", tools=True),
     VllmPeer("vllm"),
     VllmPeer("vllm+offload", offload_gib=OFFLOAD_GIB),
     LlamaCppPeer(),

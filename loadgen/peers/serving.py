@@ -39,7 +39,8 @@ class Served:
     @property
     def spec(self) -> TargetSpec:
         """The same, with what is known of its process."""
-        return TargetSpec(self.name, self.url, self.model, pid=self.pid, command=self.command, versions=self.versions)
+        spec = TargetSpec.parse(self.target)
+        return replace(spec, pid=self.pid, command=self.command, versions=self.versions)
 
 
 @contextmanager

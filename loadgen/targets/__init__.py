@@ -4,10 +4,13 @@ from loadgen.load.workload import Signals
 from loadgen.targets.base import Agent, Target, TargetSpec
 from loadgen.targets.djinn import DjinnTarget
 from loadgen.targets.openai import OpenAITarget
+from loadgen.targets.tools import ToolTarget
 
-__all__ = ["Agent", "DjinnTarget", "OpenAITarget", "Target", "TargetSpec", "connect"]
+__all__ = ["Agent", "DjinnTarget", "OpenAITarget", "Target", "TargetSpec", "ToolTarget", "connect"]
 
 
 def connect(spec: TargetSpec, signals: Signals) -> Target:
     """The target of a spec. Nothing is sent yet. Raises `LoadgenError` if the address is not HTTP."""
-    return DjinnTarget(spec, signals) if spec.model is None else OpenAITarget(spec, spec.model)
+    if spec.model is None:
+        return DjinnTarget(spec, signals)
+    return ToolTarget(spec, spec.model) if spec.tools else OpenAITarget(spec, spec.model)

@@ -16,10 +16,15 @@ from loadgen.load.prompts import TokenIds
 from loadgen.load.records import TurnCost
 from loadgen.load.turn_clock import TurnClock
 
+WITH_TOOLS = "+tools"
+"""Ends the name of a model whose agents call tools."""
+
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
     """Where a server is. With a `model` it is spoken to as an OpenAI-compatible server, without one as Djinn.
+
+    `tools`: its agents are chats that end each turn with a call of a tool, and signal nothing.
 
     `pid` is the server's process on this machine, `command` how it was started and `versions` those of its packages,
     where the load generator knows. It may be silent for `timeout_s`.
@@ -28,6 +33,7 @@ class TargetSpec:
     name: str
     url: str
     model: str | None = None
+    tools: bool = False
     api_key: str | None = field(default=None, repr=False)
     pid: int | None = None
     command: tuple[str, ...] = ()
@@ -36,16 +42,19 @@ class TargetSpec:
 
     @classmethod
     def parse(cls, text: str) -> TargetSpec:
-        """Read `NAME=URL` (Djinn's own protocol) or `NAME=URL#MODEL` (OpenAI's). Raises `LoadgenError`."""
+        """Read `NAME=URL` (Djinn's own protocol), `NAME=URL#MODEL` or `NAME=URL#MODEL+tools` (OpenAI's).
+
+        Raises `LoadgenError`.
+        """
         name, _, address = text.partition("=")
         url, separator, model = address.partition("#")
         if not name or not url or (separator and not model):
-            raise LoadgenError(f"a target is NAME=URL or NAME=URL#MODEL, not {text!r}")
+            raise LoadgenError(f"a target is NAME=URL, NAME=URL#MODEL or NAME=URL#MODEL{WITH_TOOLS}, not {text!r}")
         if "@" in url:
             raise LoadgenError(f"the URL of target {name} must be without a user, whose password would be published")
         if url.rstrip("/").endswith("/v1"):
             raise LoadgenError(f"the URL of target {name} must be that of the server, without /v1")
-        return cls(name, url, model or None)
+        return cls(name, url, model.removesuffix(WITH_TOOLS) or None, model.endswith(WITH_TOOLS))
 
     def transport(self, trace: Trace | None = None) -> AsyncTransport:
         """A pool of connections to the server; `trace` as in `AsyncTransport`.
@@ -61,8 +70,13 @@ class TargetSpec:
 class Agent(Protocol):
     """One agent's conversation with a server."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its turns have exactly as many tokens as are asked for."""
+        ...
+
     async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
-        """Add `new_ids` to the conversation and generate exactly `completion_tokens`, greedily.
+        """Add `new_ids` to the conversation and generate `completion_tokens`, greedily: exactly, or about as many.
 
         Tells `clock` when the first request goes out, of every event with tokens, and when the turn is over. Raises
         `client.DjinnError`.

@@ -53,33 +53,33 @@ class _Usage(BaseModel):
 
 class _Chunk(BaseModel):
     choices: tuple[_Choice, ...] = ()
+
+
+class _Last(BaseModel):
     usage: _Usage | None = None
     error: object = None
 
 
-class CompletionDecoder:
-    """OpenAI's completions."""
+class CompletionEnd:
+    """How an OpenAI stream tells its usage, its errors and its end."""
 
     def __init__(self) -> None:
-        self.text = ""
-        self.token_ids: TokenIds = ()
         self._usage: _Usage | None = None
         self._done = False
 
     def feed(self, event: ServerSentEvent) -> bool:
+        """Take one event; whether it is the end. Raises the error in it, or `InvalidAnswer`."""
         if event.data == DONE:
             self._done = True
-            return False
-        chunk = read_chunk(event, _Chunk)
-        if chunk.error is not None:
+            return True
+        last = read_chunk(event, _Last)
+        if last.error is not None:
             raise error_from_event(event.data, request_id=None)
-        self._usage = chunk.usage or self._usage
-        for choice in chunk.choices:
-            self.text += choice.text
-            self.token_ids += choice.token_ids or ()
-        return any(choice.text or choice.token_ids for choice in chunk.choices)
+        self._usage = last.usage or self._usage
+        return False
 
     def cost(self) -> TurnCost:
+        """What the turn cost. Raises `StreamBroken` if the stream did not end, `InvalidAnswer` without usage."""
         if not self._done:
             raise StreamBroken("the stream ended before the completion did")
         if self._usage is None:
@@ -91,6 +91,27 @@ class CompletionDecoder:
             cached_tokens=None if details is None else details.cached_tokens,
             recomputed_tokens=None,
         )
+
+
+class CompletionDecoder:
+    """OpenAI's completions."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: TokenIds = ()
+        self._end = CompletionEnd()
+
+    def feed(self, event: ServerSentEvent) -> bool:
+        if self._end.feed(event):
+            return False
+        chunk = read_chunk(event, _Chunk)
+        for choice in chunk.choices:
+            self.text += choice.text
+            self.token_ids += choice.token_ids or ()
+        return any(choice.text or choice.token_ids for choice in chunk.choices)
+
+    def cost(self) -> TurnCost:
+        return self._end.cost()
 
 
 def read_chunk(event: ServerSentEvent, kind: type[Chunk]) -> Chunk:

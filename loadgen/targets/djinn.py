@@ -36,6 +36,8 @@ class DjinnTarget:
 class DjinnAgent:
     """An agent whose history is a session on the server, on connections of its own."""
 
+    is_exact = True
+
     def __init__(self, spec: TargetSpec, signals: Signals) -> None:
         self._wire = Wire()
         self._transport = spec.transport(self._wire.trace)

@@ -42,6 +42,8 @@ class OpenAITarget:
 class OpenAIAgent:
     """An agent that keeps the history which the server does not, on a connection of its own."""
 
+    is_exact = True
+
     def __init__(self, target: OpenAITarget) -> None:
         self._target = target
         self._wire = Wire()

@@ -210,6 +210,13 @@ def test_an_agent_that_signals_nothing_waits_off_the_device(sdk: openai.OpenAI, 
     assert usage.prompt_tokens_details.cached_tokens > 0.8 * (first.parse().usage or usage).prompt_tokens
 
 
+def test_a_call_that_the_length_limit_cuts_is_not_one_to_make(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    bound: Any = {"extra_headers": {"X-Session-ID": "cut-agent"}}
+    raw = sdk.chat.completions.with_raw_response.create(**{**CALL, "max_tokens": 50}, tool_choice="required", **bound)
+    assert raw.parse().choices[0].finish_reason == "length"
+    assert http.get(f"/v1/sessions/{raw.headers['x-session-id']}").json()["phase"] == "compute"
+
+
 @pytest.fixture(scope="module")
 def binding_url(roomy_model: Path) -> Iterator[str]:
     with serve(model=str(roomy_model), max_model_len=8192, bind_by_prefix=True, park_on_tool_calls=False) as url:

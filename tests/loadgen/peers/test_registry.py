@@ -49,6 +49,11 @@ def test_djinn_with_its_policies(settings: ServerSettings, peer: str, policy: st
     assert given["--state-dir"] == "none"
 
 
+def test_agents_with_tools_are_found_by_what_they_continue(settings: ServerSettings) -> None:
+    assert "--bind-by-prefix" in flags("djinn+tools", settings)
+    assert find_peer("djinn+tools").served_model == "model+tools"
+
+
 @pytest.mark.usefixtures("on_cpu")
 def test_vllm_on_cpus_gets_the_same_kv_in_its_own_blocks(settings: ServerSettings) -> None:
     assert flags("vllm", settings)["--num-gpu-blocks-override"] == str(20480 // 128)

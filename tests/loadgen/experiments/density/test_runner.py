@@ -54,6 +54,8 @@ class Server:
 
 
 class ScriptedAgent:
+    is_exact = True
+
     def __init__(self, server: Server) -> None:
         self._server = server
         self._last = 0

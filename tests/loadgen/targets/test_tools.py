@@ -1,0 +1,67 @@
+"""Agents that call tools and know of nothing but OpenAI's API, on a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+from httpx_sse import ServerSentEvent
+
+from client.errors import InvalidAnswer
+from loadgen.load.turn_clock import TurnClock
+from loadgen.load.workload import Signals
+from loadgen.targets import TargetSpec, ToolTarget, connect
+from loadgen.targets.base import WITH_TOOLS
+from loadgen.targets.tools import ToolCallDecoder
+from tests.openai.conftest import MODEL
+from tests.openai.reference import save_tiny_model
+from tests.serving import serve
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("models") / MODEL
+    save_tiny_model(folder, max_model_len=4096)
+    with serve(model=str(folder), max_model_len=4096, bind_by_prefix=True) as url:
+        yield url
+
+
+def test_a_target_with_tools_is_told_by_its_model() -> None:
+    spec = TargetSpec.parse(f"a=http://host#model{WITH_TOOLS}")
+    assert (spec.model, spec.tools) == ("model", True)
+    assert not TargetSpec.parse("a=http://host#model").tools
+
+
+async def test_its_session_waits_for_each_call_without_a_word(url: str) -> None:
+    target = connect(TargetSpec.parse(f"a={url}#{MODEL}{WITH_TOOLS}"), Signals.ETA)
+    assert isinstance(target, ToolTarget)
+    await target.prepare(1000)
+    agent, costs = target.new_agent(), []
+    for text in ("What is there?", "Something. ", "Nothing more."):
+        clock = TurnClock()
+        costs.append(await agent.run_turn(await target.tokenize(text, False), 90, clock))
+        assert len(clock.token_times_s) > 20
+    await agent.close()
+    await target.close()
+    async with httpx.AsyncClient(base_url=url) as http:
+        [session] = (await http.get("/v1/sessions")).json()["data"]
+    assert session["phase"] == "io_wait"
+    assert all(40 < cost.completion_tokens < 400 for cost in costs)  # bytes are tokens here
+    assert not costs[0].cached_tokens
+    for before, after in pairwise(costs):
+        assert (after.cached_tokens or 0) > 0.9 * (before.prompt_tokens + before.completion_tokens)
+
+
+def test_an_answer_that_is_no_call_is_an_error() -> None:
+    decoder = ToolCallDecoder()
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    last = {"choices": [{"delta": {}, "finish_reason": "length"}], "usage": usage}
+    assert decoder.feed(ServerSentEvent(data=json.dumps({"choices": [{"delta": {"content": "No."}}]})))
+    assert not decoder.feed(ServerSentEvent(data=json.dumps(last)))
+    assert not decoder.feed(ServerSentEvent(data="[DONE]"))
+    with pytest.raises(InvalidAnswer, match="ended with length instead of a call"):
+        decoder.cost()
