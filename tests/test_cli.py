@@ -48,6 +48,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("doctor", "--jsn"), "unknown flag --jsn; did you mean --json? See djinn doctor --help"),
         (("serve", "--kv-device", "much"), "--kv-device"),
         (("serve", "--dtype", "int3"), "djinn: --dtype: 'auto', 'float32', 'bfloat16' or 'float16'; got 'int3'"),
+        (("serve", "--state-dir", ""), "djinn: --state-dir: name a folder; '.' is the current one"),
+        (("serve", "--cache-dir", ""), "djinn: --cache-dir: name a folder; '.' is the current one"),
         (("serve", "--model", "random:huge"), "tiny-llama"),
         (("serve", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
@@ -89,6 +91,28 @@ def test_models_list_shows_the_catalogue(capsys: pytest.CaptureFixture[str]) -> 
     status, out, _ = run(capsys, "models", "list")
     assert status == 0
     assert "smollm2-135m-instruct" in out
+
+
+def test_models_that_cannot_be_kept_are_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = tmp_path / "file"
+    cache.touch()
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(cache))
+    status, out, err = run(capsys, "models", "pull", "smollm2-135m-instruct")
+    assert (status, out) == (2, "")
+    folder = cache / "models"
+    assert err == f"djinn: cannot keep models in {folder}: Not a directory; name another folder with DJINN_CACHE_DIR\n"
+
+
+@pytest.mark.parametrize(("name", "kept"), [("kv", "KV"), ("tmp", "exports")])
+def test_a_state_folder_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, kept: str
+) -> None:
+    (tmp_path / name).touch()
+    status, out, err = run(capsys, "serve", *TINY, "--state-dir", str(tmp_path), "--kv-disk", "1MiB")
+    assert (status, out) == (2, "")
+    assert f"djinn: cannot keep {kept} in {tmp_path / name}: File exists; name another folder with --state-dir\n" in err
 
 
 def test_a_port_that_cannot_be_had_is_said_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
