@@ -121,7 +121,7 @@ def test_a_port_that_cannot_be_had_is_said_before_the_model_is_loaded(capsys: py
         status, _, err = run(capsys, "serve", "--model", "no-such-model", "--port", str(port))
     assert status == 2
     assert f"port {port}" in err
-    assert "in use" in err
+    assert "in use; choose another with --port" in err
 
 
 def test_an_idle_server_leaves_at_once_with_0() -> None:
@@ -170,6 +170,24 @@ def test_a_turn_that_ends_in_time_is_not_cut_short(tmp_path: Path) -> None:
             *_, last = stream
         assert last.json()["finish_reason"] == "length"
         assert server.exit_status(15) == 0
+
+
+def test_a_second_ctrl_c_ends_the_server_at_once(tmp_path: Path) -> None:
+    body = {"token_ids": [5, 6], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    log = tmp_path / "state.out"
+    with serve_process(tmp_path / "state", "--drain-timeout-s", "60") as server, client_of(server) as http:
+        session = http.post("/v1/sessions").json()["id"]
+        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
+            stream = source.iter_sse()
+            next(stream)
+            os.kill(server.pid, signal.SIGINT)
+            while "ending 1 turn, at most 60 s; a second Ctrl-C ends at once\n" not in log.read_text():
+                assert server.exit_status(0.01) is None
+            os.kill(server.pid, signal.SIGINT)
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(stream)
+        assert server.exit_status(15) == 0
+    assert "Traceback" not in log.read_text()
 
 
 def client_of(server: ServerProcess) -> httpx.Client:
