@@ -54,6 +54,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
         (("serve", *TINY, "--kv-device", "1"), "at least one block"),
+        (
+            ("serve", *TINY, "--kv-host", "5"),
+            "djinn: --kv-host must be 0, or hold at least one block of 16384 bytes; got 5",
+        ),
         (("serve", *TINY, "--weights-device", "10"), "djinn: --weights-device is 10 bytes"),
         (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),
     ],
