@@ -50,8 +50,14 @@ class EngineSettings:
     max_model_len: int | None
 
 
+def _not_empty(value: object) -> object:
+    if value == "":
+        raise ValueError("name a folder; '.' is the current one")
+    return value
+
+
 def _none_or_path(value: object) -> object:
-    return None if value == "none" else value
+    return None if value == "none" else _not_empty(value)
 
 
 def _none_if_auto(value: object) -> object:
@@ -99,7 +105,9 @@ class Settings(BaseSettings):
         "auto", description="auto: float32 on CPU, bfloat16 on CUDA"
     )
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
-    cache_dir: Path = Field(Path("~/.cache/djinn"), description="where pulled models are kept")
+    cache_dir: Annotated[Path, BeforeValidator(_not_empty)] = Field(
+        Path("~/.cache/djinn"), description="where pulled models are kept"
+    )
 
     batch_invariant: bool = Field(
         False, description="a token has the same bits in any batch, paused, swapped or moved: slower"

@@ -91,8 +91,8 @@ def get_history(session: str) -> Call[History]:
     return Call("GET", session_path(session, "history"), History.model_validate_json)
 
 
-def list_sessions(state: SessionState | None, tier: Tier | None, after: str) -> Call[SessionPage]:
-    """`GET /v1/sessions`: the page that follows session `after`, or with an empty one the first."""
+def list_sessions(state: SessionState | None, tier: Tier | None, after: str | None) -> Call[SessionPage]:
+    """`GET /v1/sessions`: the page that follows session `after`, or with None the first."""
     params = _given(state=state, tier=tier, after=after, limit=PAGE_SIZE)
     return Call("GET", "/v1/sessions", SessionPage.model_validate_json, params=params)
 

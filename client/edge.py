@@ -62,8 +62,10 @@ class Connection:
     def options(self) -> dict[str, Any]:
         """What `httpx.Client` and `httpx.AsyncClient` are made with.
 
-        Raises `ValueError` if the address is not HTTP, or the key is not printable.
+        Raises `ValueError` if the address is not HTTP, or the key is empty or not printable.
         """
+        if self.api_key == "":
+            raise ValueError("api_key must not be empty; leave it out for a server without keys")
         if self.api_key is not None and not self.api_key.isprintable():
             raise ValueError("api_key must not have control characters, such as the newline at the end of a file")
         try:

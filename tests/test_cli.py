@@ -48,10 +48,16 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("doctor", "--jsn"), "unknown flag --jsn; did you mean --json? See djinn doctor --help"),
         (("serve", "--kv-device", "much"), "--kv-device"),
         (("serve", "--dtype", "int3"), "djinn: --dtype: 'auto', 'float32', 'bfloat16' or 'float16'; got 'int3'"),
+        (("serve", "--state-dir", ""), "djinn: --state-dir: name a folder; '.' is the current one"),
+        (("serve", "--cache-dir", ""), "djinn: --cache-dir: name a folder; '.' is the current one"),
         (("serve", "--model", "random:huge"), "tiny-llama"),
         (("serve", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
         (("serve", *TINY, "--kv-device", "1"), "at least one block"),
+        (
+            ("serve", *TINY, "--kv-host", "5"),
+            "djinn: --kv-host must be 0, or hold at least one block of 16384 bytes; got 5",
+        ),
         (("serve", *TINY, "--weights-device", "10"), "djinn: --weights-device is 10 bytes"),
         (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),
     ],
@@ -91,13 +97,35 @@ def test_models_list_shows_the_catalogue(capsys: pytest.CaptureFixture[str]) -> 
     assert "smollm2-135m-instruct" in out
 
 
+def test_models_that_cannot_be_kept_are_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = tmp_path / "file"
+    cache.touch()
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(cache))
+    status, out, err = run(capsys, "models", "pull", "smollm2-135m-instruct")
+    assert (status, out) == (2, "")
+    folder = cache / "models"
+    assert err == f"djinn: cannot keep models in {folder}: Not a directory; name another folder with DJINN_CACHE_DIR\n"
+
+
+@pytest.mark.parametrize(("name", "kept"), [("kv", "KV"), ("tmp", "exports")])
+def test_a_state_folder_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, kept: str
+) -> None:
+    (tmp_path / name).touch()
+    status, out, err = run(capsys, "serve", *TINY, "--state-dir", str(tmp_path), "--kv-disk", "1MiB")
+    assert (status, out) == (2, "")
+    assert f"djinn: cannot keep {kept} in {tmp_path / name}: File exists; name another folder with --state-dir\n" in err
+
+
 def test_a_port_that_cannot_be_had_is_said_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, _, err = run(capsys, "serve", "--model", "no-such-model", "--port", str(port))
     assert status == 2
     assert f"port {port}" in err
-    assert "in use" in err
+    assert "in use; choose another with --port" in err
 
 
 def test_an_idle_server_leaves_at_once_with_0() -> None:
@@ -146,6 +174,24 @@ def test_a_turn_that_ends_in_time_is_not_cut_short(tmp_path: Path) -> None:
             *_, last = stream
         assert last.json()["finish_reason"] == "length"
         assert server.exit_status(15) == 0
+
+
+def test_a_second_ctrl_c_ends_the_server_at_once(tmp_path: Path) -> None:
+    body = {"token_ids": [5, 6], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    log = tmp_path / "state.out"
+    with serve_process(tmp_path / "state", "--drain-timeout-s", "60") as server, client_of(server) as http:
+        session = http.post("/v1/sessions").json()["id"]
+        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
+            stream = source.iter_sse()
+            next(stream)
+            os.kill(server.pid, signal.SIGINT)
+            while "ending 1 turn, at most 60 s; a second Ctrl-C ends at once\n" not in log.read_text():
+                assert server.exit_status(0.01) is None
+            os.kill(server.pid, signal.SIGINT)
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(stream)
+        assert server.exit_status(15) == 0
+    assert "Traceback" not in log.read_text()
 
 
 def client_of(server: ServerProcess) -> httpx.Client:

@@ -8,6 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
+from app.domain.errors import FieldOutOfRange
+from app.machine.files import make_writable
+
 CHUNK_BYTES = 1 << 20
 PREFIX = "djinn-"
 """Begins the names of what is ours in a folder that may hold other things."""
@@ -17,11 +20,12 @@ class Spool:
     """A folder for them. Used on the event loop; the disk is waited for on other threads."""
 
     def __init__(self, folder: Path | None) -> None:
-        """None: wherever the system keeps temporary files. Removes what a crash left in `folder`. Raises `OSError`."""
+        """None: wherever the system keeps temporary files. Removes what a crash left in `folder`.
+
+        Raises `FieldOutOfRange` if the folder cannot be written to.
+        """
         if folder is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for leftover in folder.glob(f"{PREFIX}*"):
-                shutil.rmtree(leftover)
+            _clear(folder)
         self._folder = folder
 
     @contextlib.asynccontextmanager
@@ -32,6 +36,18 @@ class Spool:
             yield Path(inside.name) / "session.safetensors"
         finally:
             await asyncio.to_thread(inside.cleanup)
+
+
+def _clear(folder: Path) -> None:
+    try:
+        make_writable(folder, 0o700)
+        for leftover in folder.glob(f"{PREFIX}*"):
+            shutil.rmtree(leftover)
+    except OSError as error:
+        raise FieldOutOfRange(
+            f"cannot keep exports in {folder}: {error.strerror}; name another folder with --state-dir",
+            param="state_dir",
+        ) from error
 
 
 async def write_chunks(path: Path, chunks: AsyncIterable[bytes]) -> None:

@@ -4,6 +4,7 @@ import fcntl
 from pathlib import Path
 
 from app.domain.errors import FieldOutOfRange
+from app.machine.files import make_writable
 
 
 class FolderLock:
@@ -12,7 +13,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         """Raises `FieldOutOfRange` if another server holds the folder, or if it cannot be used."""
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_writable(folder, 0o700)
             self._file = (folder / "lock").open("a")
         except OSError as error:
             raise FieldOutOfRange(

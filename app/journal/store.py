@@ -44,12 +44,15 @@ class JournalStore:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `FieldOutOfRange` if the file is damaged or not a journal: no session is given up in silence."""
+        """Raises `FieldOutOfRange` if the file is damaged, not a journal, or cannot be written: no session is given up
+        in silence.
+        """
         self._path = path
         if not path.exists():
             self._create()
         elif not path.stat().st_size:
             raise self._damaged("it is empty")  # it got its name when it was whole
+        self._require_writable()
         self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
         try:
             self._check()
@@ -137,6 +140,20 @@ class JournalStore:
             raise self._damaged("it has no tables")
         if version != FORMAT:
             raise self._of_another_version(version)
+
+    def _require_writable(self) -> None:
+        """SQLite opens a read-only file too, and fails at the first commit."""
+        for path in (self._path, *(self._path.with_name(f"{self._path.name}-{end}") for end in ("wal", "shm"))):
+            try:
+                path.open("r+b").close()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise FieldOutOfRange(
+                    f"cannot write the journal {path}: {error.strerror}; make it writable, or name another folder "
+                    "with --state-dir",
+                    param="state_dir",
+                ) from error
 
     def _claim(self, model: ModelInfo) -> None:
         ours = model.name, model.vocab_size, model.num_layers, model.hidden_size

@@ -1,7 +1,14 @@
-"""Reading the kernel's own files, of which every kernel and every container lacks some."""
+"""Folders that can be written to, and the kernel's own files, of which every kernel and every container lacks some."""
 
 import re
+import tempfile
 from pathlib import Path
+
+
+def make_writable(folder: Path, mode: int = 0o777) -> None:
+    """Make the folder if need be, and a file in it that is gone at once. Raises `OSError` if either fails."""
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 def read(path: Path) -> str | None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.machine.files import make_writable
 from app.machine.units import size
-from app.model_store.errors import StoreFull
+from app.model_store.errors import ModelStoreError, StoreFull
 
 
 def install_once(folder: Path, build: Callable[[Path], None]) -> bool:
@@ -16,11 +17,16 @@ def install_once(folder: Path, build: Callable[[Path], None]) -> bool:
 
     One process builds at a time; another one waits for it and then finds the result. The scratch folder is on
     the same file system, and one that a killed process left is cleared. Returns whether `build` ran. Raises
-    StoreFull if the disk is full, and whatever `build` raises.
+    StoreFull if the disk is full, ModelStoreError if the cache cannot be written to, and whatever `build` raises.
     """
     if folder.is_dir():
         return False
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        make_writable(folder.parent)
+    except OSError as error:
+        raise ModelStoreError(
+            f"cannot keep models in {folder.parent}: {error.strerror}; name another folder with DJINN_CACHE_DIR"
+        ) from error
     with exclusively(folder.with_name(f".{folder.name}.lock")):
         if folder.is_dir():
             return False

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from app.domain.values import Residency, SessionState
+from app.domain.values import Residency, SessionId, SessionState
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.web.json_body import JsonRoute
 from app.wire.sessions import CreateSessionBody, HistoryView, ListSessionsQuery, RewindBody, SessionPage, SessionView
@@ -34,9 +34,8 @@ async def list_sessions(
     query: Annotated[ListSessionsQuery, Query()], services: ServicesDep, owner: OwnerDep
 ) -> SessionPage:
     """The caller's sessions, oldest first."""
-    page = services.sessions.table.page(
-        owner, limit=query.limit + 1, after=query.after, state=query.state, tier=query.tier
-    )
+    after = None if query.after is None else SessionId(query.after)
+    page = services.sessions.table.page(owner, limit=query.limit + 1, after=after, state=query.state, tier=query.tier)
     data = [SessionView.of(session) for session in page[: query.limit]]
     return SessionPage(data=data, has_more=len(page) > query.limit)
 

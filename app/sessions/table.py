@@ -72,21 +72,21 @@ class SessionTable:
         owner: str | None = None,
         *,
         limit: int,
-        after: str = "",
+        after: SessionId | None = None,
         state: SessionState | None = None,
         tier: Tier | None = None,
     ) -> list[Session]:
         """Up to `limit` of the owner's sessions that are younger than session `after`, oldest first.
 
-        Raises `FieldOutOfRange` unless `after` is empty, or the owner's: a session that is open or has closed lately.
+        Raises `FieldOutOfRange` unless `after` is None, or the owner's: a session that is open or has closed lately.
         """
-        if after:
-            self._check_place(SessionId(after), owner)
+        if after is not None:
+            self._check_place(after, owner)
         found = sorted(
             session.id
             for session in self._open.values()
             if session.owner == owner
-            and session.id > after
+            and (after is None or session.id > after)
             and state in (None, session.state)
             and tier in (None, session.kv.tier)
         )
@@ -97,8 +97,8 @@ class SessionTable:
         is_open = session is not None and session.owner == owner
         if not is_open and session_id not in self._closed.get(owner, ()):
             raise FieldOutOfRange(
-                f"after: id of an open session, or of one of the last {self._limit} that closed; "
-                f"got {session_id[:100]}",
+                f"after must be the id of an open session, or of one of the last {self._limit} that closed; "
+                f"got '{session_id[:100]}'",
                 param="after",
             )
 

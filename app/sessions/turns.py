@@ -138,10 +138,12 @@ class Turns:
         room = length - context
         wanted = 1 if max_tokens is None else max_tokens
         if room < wanted:
+            too_large = limit_param if room >= 0 and max_tokens else param
+            limit = f"must be at most {room}" if too_large == limit_param else "is too long"
             raise ContextTooLong(
-                f"this model's context is {length} tokens, but there are {context} and at least {wanted} more are to "
-                "be generated",
-                param=limit_param if room >= 0 and max_tokens else param,
+                f"{too_large} {limit}: this model's context is {length} tokens, and the turn begins with {context} and "
+                f"needs room for {wanted} more",
+                param=too_large,
             )
         return room if max_tokens is None else max_tokens
 

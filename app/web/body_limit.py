@@ -9,6 +9,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.domain.errors import CompressedBody, TooLarge
 from app.web.error_handlers import error_response
 
+BODILESS = ("GET", "HEAD", "DELETE")
+"""Methods whose routes read no body."""
+
 
 class BodyLimitMiddleware:
     """Refuses a declared length at once and counts the rest as it arrives.
@@ -32,6 +35,8 @@ class BodyLimitMiddleware:
             return
         max_bytes = self.routes.get((scope["method"], scope["path"]), self.max_bytes)
         message = f"the body must be at most {max_bytes} bytes"
+        if scope["method"] in BODILESS:
+            message = f"a {scope['method']} request takes no body"
         headers = Headers(scope=scope)
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":

@@ -98,7 +98,8 @@ def install_error_handlers(app: FastAPI) -> None:
             return error_response(error.__cause__)
         meaning = FROM_STATUS.get(error.status_code, EngineError)
         reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
-        response = error_response(meaning(f"{request.method} {request.url.path}: {reason}"))
+        hint = "; GET /docs shows all routes" if meaning is NotFound else ""
+        response = error_response(meaning(f"{request.method} {request.url.path}: {reason}{hint}"))
         response.headers.update(error.headers or {})
         if meaning is MethodNotAllowed:
             response.headers["Allow"] = ", ".join(_allowed_methods(request))

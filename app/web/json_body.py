@@ -51,8 +51,9 @@ def read_json(body: bytes) -> Any:
         raise MalformedRequest(f"invalid UTF-8 in the body: {where}") from None
     except json.JSONDecodeError as error:
         shown = error.doc[error.pos : error.pos + SHOWN_CHARACTERS]
+        found = f"unexpected {shown!r}" if shown else "it ends too early,"
         where = f"line {error.lineno}, column {error.colno}"
-        raise MalformedRequest(f"invalid JSON in the body: {where}, at {shown or 'its end'}") from None
+        raise MalformedRequest(f"invalid JSON in the body: {found} at {where}") from None
     except ValueError:
         digits = sys.get_int_max_str_digits()
         raise MalformedRequest(f"the body has an integer that is too long: at most {digits} digits") from None

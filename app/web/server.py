@@ -1,6 +1,8 @@
 """uvicorn with an orderly end: on SIGTERM new work is refused and running turns may finish before the port closes."""
 
 import asyncio
+import errno
+import logging
 import socket
 from types import FrameType
 
@@ -9,6 +11,8 @@ from fastapi import FastAPI
 
 from app.domain.errors import FieldOutOfRange
 from app.sessions.lifecycle import drain
+
+logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_TIMEOUT_S = 75
 """Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
@@ -30,7 +34,10 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         bound.close()
-        raise FieldOutOfRange(f"cannot listen on {host}, port {port}: {error.strerror}", param="port") from error
+        setting = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise FieldOutOfRange(
+            f"cannot listen on {host}, port {port}: {error.strerror}; choose another with --{setting}", param=setting
+        ) from error
     return bound
 
 
@@ -63,6 +70,10 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
         timeout_s = self._services.settings.drain_timeout_s
+        if turns := len(self._services.sessions.table.busy):
+            logger.info(
+                "ending %d turn%s, at most %g s; a second Ctrl-C ends at once", turns, "s" * (turns > 1), timeout_s
+            )
         draining = asyncio.create_task(drain(self._services.sessions, timeout_s))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
@@ -73,3 +84,6 @@ class Server(uvicorn.Server):
         """Drain at the first signal, leave at the second. Unlike uvicorn's own, exits with 0."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        if self.force_exit:
+            # Every request that ends here would be a traceback.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

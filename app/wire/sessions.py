@@ -3,6 +3,7 @@
 from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic_core import PydanticCustomError
 
 from app.domain.values import KVPolicy, Phase, Residency, SessionState, Tier
 from app.sessions.session import Session
@@ -63,7 +64,7 @@ LISTED = tuple(state for state in SessionState if state is not SessionState.CLOS
 
 def _require_listed(state: object) -> object:
     if state not in LISTED:
-        raise ValueError(f"{', '.join(LISTED[:-1])} or {LISTED[-1]}")
+        raise PydanticCustomError("enum", "the schema lists what may be given")
     return state
 
 
@@ -78,7 +79,7 @@ class ListSessionsQuery(WireModel):
     model_config = ConfigDict(strict=False)
 
     limit: int = Field(20, ge=1, le=100)
-    after: str = Field("", description="id of the last session of the page before")
+    after: str | None = Field(None, description="id of the last session of the page before")
     state: ListedState | None = None
     tier: Tier | None = Field(None, description="only sessions whose KV is there")
 

@@ -45,7 +45,7 @@ def read_one(content: bytes, *, param: str) -> tuple[str, TensorData, dict[str, 
     try:
         found = deserialize(content)
     except SafetensorError as error:
-        raise MalformedRequest(f"the body is not a safetensors file: {error}", param="body") from error
+        raise MalformedRequest("the body is not a safetensors file, or not a whole one", param="body") from error
     if len(found) != 1:
         raise FieldOutOfRange(f"{param}: the file must hold 1 tensor, not {len(found)}", param=param)
     ((name, entry),) = found

@@ -46,12 +46,14 @@ class AsyncSessions:
 
     async def list(self, *, state: SessionState | None = None, tier: Tier | None = None) -> AsyncIterator[AsyncSession]:
         """Every session, or every one in `state` and with its KV in `tier`; asks for page after page as needed."""
-        after: str | None = ""
-        while after is not None:
+        after: str | None = None
+        while True:
             page = await self._transport.send(calls.list_sessions(state, tier, after))
             for info in page.data:
                 yield AsyncSession(self._transport, info)
             after = page.next_after
+            if after is None:
+                return
 
 
 class AsyncDjinn:

@@ -47,12 +47,14 @@ class Sessions:
 
     def list(self, *, state: SessionState | None = None, tier: Tier | None = None) -> Iterator[Session]:
         """Every session, or every one in `state` and with its KV in `tier`; asks for page after page as needed."""
-        after: str | None = ""
-        while after is not None:
+        after: str | None = None
+        while True:
             page = self._transport.send(calls.list_sessions(state, tier, after))
             for info in page.data:
                 yield Session(self._transport, info)
             after = page.next_after
+            if after is None:
+                return
 
 
 class Djinn:

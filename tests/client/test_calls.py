@@ -38,8 +38,8 @@ def test_an_id_stays_one_part_of_the_path(name: str) -> None:
 
 def test_only_what_is_given_is_sent() -> None:
     assert to_request(HTTP, calls.create_session(None, None, None)).read() == b"{}"
-    params = to_request(HTTP, calls.list_sessions(None, None, "")).url.params
-    assert not {"state", "tier"} & set(params)
+    params = to_request(HTTP, calls.list_sessions(None, None, None)).url.params
+    assert not {"state", "tier", "after"} & set(params)
     assert to_request(HTTP, calls.set_phase("ses_1", "ready", None)).read() == b'{"phase":"ready"}'
     body = to_request(HTTP, calls.generate("ses_1", {"prompt": "x"}, stream=True)).read()
     assert body == b'{"prompt":"x","stream":true}'

@@ -15,6 +15,7 @@ from app.domain.values import ModelInfo, SessionId
 from app.journal.records import WriteBatch, add_to
 from app.journal.store import JournalStore
 from tests.journal.building import FILE, change, histories, model_info, record
+from tests.privileges import unprivileged_folder
 
 TOKENS = st.lists(st.integers(0, 511), max_size=6)
 
@@ -180,6 +181,20 @@ def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path
     assert str(path) in refused.value.message
     assert "cannot read" not in refused.value.message
     assert refused.value.param == "state_dir"
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_start() -> None:
+    with unprivileged_folder() as folder:
+        path = folder / FILE
+        filled(path)
+        path.chmod(0o400)
+        with pytest.raises(
+            FieldOutOfRange, match=r"cannot write the journal .*: Permission denied; .*--state-dir"
+        ) as refused:
+            JournalStore(path)
+        assert refused.value.param == "state_dir"
+        path.chmod(0o600)
+        assert len(histories(path)) == 50
 
 
 def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:

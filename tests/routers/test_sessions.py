@@ -130,7 +130,7 @@ def test_the_history_can_be_read_back(http: httpx.Client, serve_with: ServeWith)
 
 def test_closed_sessions_cannot_be_listed(http: httpx.Client) -> None:
     response = http.get("/v1/sessions", params={"state": "closed"})
-    assert "idle, queued, running or paused" in assert_error(response, 422, "field_out_of_range", param="state")
+    assert "'idle', 'queued', 'running' or 'paused'" in assert_error(response, 422, "field_out_of_range", param="state")
     create(http)
     assert http.get("/v1/sessions", params={"state": "idle"}).json()["data"]
 

@@ -72,10 +72,11 @@ def test_a_place_that_is_nobodys_and_one_of_another_owner_are_refused_alike(serv
     one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
     open_one, closed_one = (http.post("/v1/sessions", headers=one).json()["id"] for _ in range(2))
     http.delete(f"/v1/sessions/{closed_one}", headers=one)
-    for after in (open_one, closed_one, "ses_0", open_one[:-1], "x"):
+    for after in (open_one, closed_one, "ses_0", open_one[:-1], "x", ""):
         response = http.get("/v1/sessions", params={"after": after}, headers=two)
         message = assert_error(response, 422, "field_out_of_range", param="after")
-        assert message == f"after: id of an open session, or of one of the last 4096 that closed; got {after}"
+        place = "the id of an open session, or of one of the last 4096 that closed"
+        assert message == f"after must be {place}; got '{after}'"
     assert http.get("/v1/sessions", params={"after": closed_one}, headers=one).status_code == 200
 
 

@@ -104,7 +104,7 @@ async def test_pages_hold_all_sessions_once_in_order(services: Services) -> None
     registry = services.sessions
     created = {registry.create().id for _ in range(7)}
     seen: list[str] = []
-    while page := registry.table.page(limit=3, after=seen[-1] if seen else ""):
+    while page := registry.table.page(limit=3, after=seen[-1] if seen else None):
         seen += [session.id for session in page]
         await registry.close(page[-1])  # a cursor may point at a session that has gone
     assert seen == sorted(created)
@@ -132,7 +132,7 @@ async def test_room_is_what_is_left_of_the_context(services: Services) -> None:
     registry = services.sessions
     assert registry.turns.room(1000, None) == 24
     assert registry.turns.room(1024, 0) == 0
-    with pytest.raises(ContextTooLong, match=r"1024 tokens, but there are 1000 and at least 25") as too_long:
+    with pytest.raises(ContextTooLong, match=r"at most 24: .* 1024 .* 1000 .* 25 more") as too_long:
         registry.turns.room(1000, 25)
     assert too_long.value.param == "max_tokens"
     with pytest.raises(ContextTooLong) as too_long:

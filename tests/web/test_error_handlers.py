@@ -73,8 +73,8 @@ def test_half_a_surrogate_pair_is_refused_where_it_was_sent(http: httpx.Client, 
         (b"[" * 100_000, "at most 100 levels"),
         ("{}".encode("utf-16"), "invalid UTF-8 in the body: byte 0 is 0xff"),
         (b'{"ttl_s": ' + b"9" * 5000 + b"}", "at most 4300 digits"),
-        (b'{"ttl_s": 5', "invalid JSON in the body: line 1, column 12, at its end"),
-        (b'{"ttl_s": 5}\n]', "invalid JSON in the body: line 2, column 1, at ]"),
+        (b'{"ttl_s": 5', "invalid JSON in the body: it ends too early, at line 1, column 12"),
+        (b'{"ttl_s": 5}\n]', "invalid JSON in the body: unexpected ']' at line 2, column 1"),
         (b'{"metadata": {"a": "1", "b": "2", "a": "3"}}', "an object in the body gives a more than once"),
     ],
     ids=["not UTF-8", "deep", "UTF-16", "long number", "cut", "too much", "twice"],
@@ -82,6 +82,10 @@ def test_half_a_surrogate_pair_is_refused_where_it_was_sent(http: httpx.Client, 
 def test_a_body_that_cannot_be_parsed_says_why(http: httpx.Client, body: bytes, reason: str) -> None:
     message = assert_error(http.post("/v1/sessions", content=body, headers=JSON), 400, "malformed_request")
     assert reason in message
+
+
+def test_a_path_without_a_route_points_to_the_list_of_routes(http: httpx.Client) -> None:
+    assert "GET /docs shows all routes" in assert_error(http.get("/"), 404, "not_found")
 
 
 def test_a_hostile_body_is_refused_at_once(http: httpx.Client) -> None:

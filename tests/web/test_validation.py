@@ -117,7 +117,7 @@ def test_so_does_one_of_the_openai_routes(http: httpx.Client, body: dict[str, ob
     [
         ({"limit": "0"}, "limit: an integer from 1 to 100; got '0'"),
         ({"limit": "9" * 5000}, "limit: an integer from 1 to 100; got a string of 5000 characters"),
-        ({"state": "closed"}, "state: idle, queued, running or paused"),
+        ({"state": "closed"}, "state: 'idle', 'queued', 'running' or 'paused'; got 'closed'"),
     ],
 )
 def test_so_does_a_query(http: httpx.Client, query: dict[str, str], says: str) -> None:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
 from app.gpu.kv.file import TEMPORARY_SUFFIX, read_kv_file, read_kv_header, write_kv_file
 from app.gpu.kv.header import KVFileDamaged, KVFileError, KVFileHeader, KVIdentity
+from app.machine.files import make_writable
 
 SUFFIX = ".safetensors"
 
@@ -30,10 +32,16 @@ class DiskStore:
     """
 
     def __init__(self, folder: Path, identity: KVIdentity) -> None:
-        """Make the folder and remove what a crash left half written. Raises `OSError`."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
-            leftover.unlink()
+        """Make the folder and remove what a crash left half written. Raises `FieldOutOfRange` if it cannot."""
+        try:
+            make_writable(folder, 0o700)
+            for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
+                leftover.unlink()
+        except OSError as error:
+            raise FieldOutOfRange(
+                f"cannot keep KV in {folder}: {error.strerror}; name another folder with --state-dir",
+                param="state_dir",
+            ) from error
         self._folder = folder
         self._identity = identity
 

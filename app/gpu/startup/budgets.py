@@ -34,13 +34,22 @@ def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int |
     """Blocks of `block_bytes` bytes for each tier, by the settings or else by the free memory.
 
     `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. Raises
-    `FieldOutOfRange` unless the device gets at least one block. With policy `none` KV never leaves the device, so the
-    lower tiers get no blocks.
+    `FieldOutOfRange` unless the device gets at least one block, and so does each lower tier that is asked for. With
+    policy `none` KV never leaves the device, so the lower tiers get no blocks.
     """
 
     def blocks(asked: KVBudget | None, default_bytes: float) -> int:
         budget = KVBudget(bytes=max(0, int(default_bytes))) if asked is None else asked
         return budget.blocks(block_bytes, settings.block_size)
+
+    def lower_blocks(name: str, asked: KVBudget | None, free_bytes: int, share: float) -> int:
+        found = blocks(asked, free_bytes * share)
+        if asked is not None and asked.bytes and not found:
+            raise FieldOutOfRange(
+                f"{name} must be 0, or hold at least one block of {block_bytes} bytes; got {asked.bytes} bytes",
+                param=name,
+            )
+        return found
 
     free = read_host_memory().free_bytes
     on_device = blocks(settings.kv_device, free * HOST_SHARE if device_room is None else device_room)
@@ -49,9 +58,13 @@ def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int |
         raise FieldOutOfRange(
             f"kv_device must hold at least one block of {block_bytes} bytes{found}", param="kv_device"
         )
-    lower = 0 if settings.kv_policy is KVPolicy.NONE else 1
-    on_disk = 0 if settings.kv_dir is None else blocks(settings.kv_disk, _free_disk(settings.kv_dir) * DISK_SHARE)
-    return TierBlocks(on_device, lower * blocks(settings.kv_host, free * HOST_SHARE), lower * on_disk)
+    if settings.kv_policy is KVPolicy.NONE:
+        return TierBlocks(on_device, 0, 0)
+    on_host = lower_blocks("kv_host", settings.kv_host, free, HOST_SHARE)
+    if settings.kv_dir is None:
+        return TierBlocks(on_device, on_host, 0)
+    on_disk = lower_blocks("kv_disk", settings.kv_disk, _free_disk(settings.kv_dir), DISK_SHARE)
+    return TierBlocks(on_device, on_host, on_disk)
 
 
 def _free_disk(folder: Path) -> int:

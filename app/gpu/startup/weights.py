@@ -99,7 +99,9 @@ def load_model(
         max_model_len=settings.max_model_len,
         batch_invariant=settings.batch_invariant,
     )
-    logger.info("weights: all of them, %s, stay on the device", size(needed))
+    twice = max(0, needed - stack.parameter_bytes)
+    copy = f", and {size(twice)} more: the tied output projection, in a layout of its own" if twice else ""
+    logger.info("weights: all of them, %s, stay on the device%s", size(stack.parameter_bytes), copy)
     return LoadedModel(stack, streams_of(device))
 
 

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
 from app.gpu.kv.disk import DiskStore
 from app.gpu.kv.file import write_kv_file
 from app.gpu.kv.header import KVFileDamaged, KVFileMismatch, file_bytes
 from tests.gpu.kv.kv_files import HEADER, IDENTITY, blocks_of, buffers_for, damage, same
+from tests.privileges import unprivileged_folder
 
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
 
@@ -26,6 +28,14 @@ def store(tmp_path: Path) -> DiskStore:
 
 def reopened(store: DiskStore) -> DiskStore:
     return DiskStore(store.path(ONE).parent, IDENTITY)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_start() -> None:
+    with unprivileged_folder() as state:
+        folder = state / "kv"
+        folder.mkdir(mode=0o500)
+        with pytest.raises(FieldOutOfRange, match=rf"cannot keep KV in {folder}: Permission denied.*--state-dir"):
+            DiskStore(folder, IDENTITY)
 
 
 def test_a_session_is_there_until_it_is_deleted(store: DiskStore) -> None:
