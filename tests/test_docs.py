@@ -12,8 +12,8 @@ import pytest
 from app.domain.errors import DjinnError
 from app.openai.chat import ChatBody
 from app.openai.completion import CompletionBody
-from app.openai.extras.unsupported import UNSUPPORTED
 from app.openai.tokenization import DetokenizeBody, TokenizeBody
+from app.wire.extras.unsupported import UNSUPPORTED
 from tests.serving import serve
 
 ROOT = Path(__file__).parents[1]

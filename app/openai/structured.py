@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from app.domain.grammar import Grammar, GrammarKind
-from app.openai.extras.body import OpenAIBody
+from app.wire.extras.body import OpenBody
 from app.wire.structured import ANY_OBJECT, schema_text
 
 
-class NamedSchema(OpenAIBody):
+class NamedSchema(OpenBody):
     """A JSON schema, with a name that is the caller's own."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
@@ -18,19 +18,19 @@ class NamedSchema(OpenAIBody):
     strict: bool = Field(False, description="changes nothing: the answer always matches the schema")
 
 
-class TextFormat(OpenAIBody):
+class TextFormat(OpenBody):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(OpenAIBody):
+class JsonObjectFormat(OpenBody):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(OpenAIBody):
+class JsonSchemaFormat(OpenBody):
     """JSON that matches a schema."""
 
     type: Literal["json_schema"]

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from app.domain.errors import FieldOutOfRange
-from app.openai.extras.body import OpenAIBody
-from app.openai.extras.unsupported import NOTHING_KNOWN, UNSUPPORTED, asks_for
+from app.wire.extras.body import OpenBody
+from app.wire.extras.unsupported import NOTHING_KNOWN, UNSUPPORTED, asks_for
 
 MAX_NAMED = 20
 LONGEST_NAME = 64
@@ -24,7 +24,7 @@ class IgnoredFields:
         self._paths: list[str] = []
         self._has_more = False
 
-    def read(self, body: OpenAIBody) -> None:
+    def read(self, body: OpenBody) -> None:
         """Take the fields of `body` that have no effect.
 
         Raises `FieldOutOfRange` for one that is known and cannot be honoured.
@@ -59,15 +59,15 @@ class IgnoredFields:
             yield name if name in _LABELS else OTHER
 
 
-def _objects(body: OpenAIBody, place: str, path: str) -> Iterator[tuple[str, str, OpenAIBody]]:
+def _objects(body: OpenBody, place: str, path: str) -> Iterator[tuple[str, str, OpenBody]]:
     """`body` and the objects in it, each with its place, and its path up to the names of its fields."""
     yield place, path, body
     for name in type(body).model_fields:
         value = getattr(body, name)
         inner = f"{place}.{name}".removeprefix(".")
-        if isinstance(value, OpenAIBody):
+        if isinstance(value, OpenBody):
             yield from _objects(value, inner, f"{path}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], OpenAIBody):
+        elif isinstance(value, list) and value and isinstance(value[0], OpenBody):
             for index, item in enumerate(value):
                 yield from _objects(item, inner, f"{path}{name}.{index}.")
 
