@@ -57,9 +57,10 @@ class Reference:
         return torch.log_softmax(logits, dim=-1)
 
 
-def save_tiny_model(folder: Path) -> None:
+def save_tiny_model(folder: Path, *, max_model_len: int = 1024) -> None:
     """A small Llama of random weights with a byte-level tokenizer, as Transformers saves them."""
     config = shape_config("tiny-llama")
+    config.max_position_embeddings = max_model_len
     config.initializer_range = 0.2  # at the default, all tokens are nearly equally likely
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
