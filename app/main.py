@@ -17,6 +17,7 @@ from app.journal.journal import Journal
 from app.metrics.turns import Metrics
 from app.model_store.resolve import resolve
 from app.routers import breakpoints, checkpoint, export, generate, phase, resume, sessions, system, vectors
+from app.routers.anthropic import messages as anthropic_messages
 from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, tokenize
 from app.sessions.bound_sessions import BoundSessions
@@ -49,6 +50,7 @@ ROUTERS = (
     completions,
     models,
     tokenize,
+    anthropic_messages,
     system,
 )
 

@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypeAliasType
 
-from app.openai.extras.body import OpenAIBody
+from app.wire.extras.body import OpenBody
 
 
-class TextPart(OpenAIBody):
+class TextPart(OpenBody):
     """One part of a message's content; only text, the models served here neither see nor hear."""
 
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(OpenAIBody):
+class RefusalPart(OpenBody):
     """A part in which the model said that it would not answer: text too."""
 
     type: Literal["refusal"]

@@ -6,14 +6,14 @@ from typing import Self
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from app.domain.values import TurnUsage
-from app.openai.extras.body import OpenAIBody
+from app.wire.extras.body import OpenBody
 from app.wire.turns import MAX_SEED, SamplingFields
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 
 
-class StreamOptions(OpenAIBody):
+class StreamOptions(OpenBody):
     """Options of a streamed answer."""
 
     include_usage: bool = Field(False, description="end with a chunk that has the usage and no choices")
@@ -22,11 +22,11 @@ class StreamOptions(OpenAIBody):
     )
 
     def without_effect(self) -> Iterable[str]:
-        """See `OpenAIBody`."""
+        """See `OpenBody`."""
         return ["continuous_usage_stats"] if self.continuous_usage_stats and not self.include_usage else []
 
 
-class GenerationFields(SamplingFields, OpenAIBody):
+class GenerationFields(SamplingFields, OpenBody):
     """The fields that both generating routes share.
 
     A `seed` may be any integer. Seeds from 0 to 2^63 - 1 are taken as they are; any other is taken modulo 2^63, so

@@ -7,13 +7,13 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from typing_extensions import TypeAliasType
 
 from app.openai.content import AssistantContent, Content, text_of
-from app.openai.extras.body import OpenAIBody
-from app.openai.extras.unsupported import asks_for
+from app.wire.extras.body import OpenBody
+from app.wire.extras.unsupported import asks_for
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class MessageBody(OpenAIBody):
+class MessageBody(OpenBody):
     """A message. Chat templates read its unknown fields too."""
 
     reads_extras: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class UserMessage(MessageBody):
         return self._for_template("user", text_of(self.content), name=self.name)
 
 
-class FunctionCall(OpenAIBody):
+class FunctionCall(OpenBody):
     """A function with its arguments, the text of a JSON object."""
 
     name: str
@@ -67,7 +67,7 @@ class FunctionCall(OpenAIBody):
         return arguments
 
 
-class ToolCall(OpenAIBody):
+class ToolCall(OpenBody):
     """A call that the assistant made earlier in the chat."""
 
     id: str

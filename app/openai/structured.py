@@ -6,11 +6,11 @@ from pydantic import Field, model_validator
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
-from app.openai.extras.body import OpenAIBody
+from app.wire.extras.body import OpenBody
 from app.wire.structured import ANY_OBJECT, schema_text
 
 
-class NamedSchema(OpenAIBody):
+class NamedSchema(OpenBody):
     """A JSON schema, with a name that is the caller's own."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
@@ -19,7 +19,7 @@ class NamedSchema(OpenAIBody):
     strict: bool = Field(False, description="changes nothing: the answer always matches the schema")
 
 
-class ResponseFormat(OpenAIBody):
+class ResponseFormat(OpenBody):
     """Any text, any JSON object, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]

@@ -5,13 +5,13 @@ from typing import Self
 from pydantic import BaseModel, Field, model_validator
 
 from app.domain.errors import FieldOutOfRange
-from app.openai.extras.body import OpenAIBody
 from app.openai.messages import Message
 from app.openai.tools import MAX_TOOLS, FunctionTool
 from app.wire.base import TokenId
+from app.wire.extras.body import OpenBody
 
 
-class TokenizeBody(OpenAIBody):
+class TokenizeBody(OpenBody):
     """A text or a chat to tokenize."""
 
     model: str | None = Field(None, description="the served model's name")
@@ -60,7 +60,7 @@ class TokenizeAnswer(BaseModel):
     token_strs: list[str] | None
 
 
-class DetokenizeBody(OpenAIBody):
+class DetokenizeBody(OpenBody):
     """Tokens to turn into text."""
 
     model: str | None = Field(None, description="the served model's name")

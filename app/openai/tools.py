@@ -1,20 +1,18 @@
 """`tools`, `tool_choice` and `parallel_tool_calls` of a chat."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from app.domain.errors import FieldOutOfRange
-from app.openai.extras.body import OpenAIBody
 from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.wire.extras.body import OpenBody
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
-class FunctionDefinition(OpenAIBody):
+class FunctionDefinition(OpenBody):
     """What a function is for, and the JSON Schema of its arguments."""
 
     name: ToolName
@@ -23,7 +21,7 @@ class FunctionDefinition(OpenAIBody):
     strict: bool = Field(False, description="the arguments follow the schema, whoever chooses the function")
 
 
-class FunctionTool(OpenAIBody):
+class FunctionTool(OpenBody):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -35,27 +33,27 @@ class FunctionTool(OpenAIBody):
         return Tool(about.name, about.description, about.parameters, about.strict)
 
 
-class FunctionName(OpenAIBody):
+class FunctionName(OpenBody):
     """The name of one of the tools."""
 
     name: ToolName
 
 
-class NamedTool(OpenAIBody):
+class NamedTool(OpenBody):
     """One of the tools by its name."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedTools(OpenAIBody):
+class AllowedTools(OpenBody):
     """The tools that may be called, of those that the model sees."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-class AllowedToolsChoice(OpenAIBody):
+class AllowedToolsChoice(OpenBody):
     """The model calls some of the tools only."""
 
     type: Literal["allowed_tools"]
@@ -83,23 +81,14 @@ ToolChoice = Annotated[
 
 def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
     """What a turn may do with the tools. Raises `FieldOutOfRange` if the fields do not fit together."""
-    names = frozenset(tool.name for tool in tools)
-    twice = [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]
-    if twice:
-        raise FieldOutOfRange(f"tools: {twice[0]!r} is there twice", param="tools")
-    if choice is None:
-        choice = "auto" if tools else "none"
     match choice:
+        case None:
+            return ToolUse.of(tools, ToolMode.AUTO if tools else ToolMode.NONE, None, parallel=parallel)
         case str():
-            mode, allowed = ToolMode(choice), names
+            return ToolUse.of(tools, ToolMode(choice), None, parallel=parallel)
         case NamedTool():
-            mode, allowed = ToolMode.REQUIRED, frozenset({choice.function.name})
+            return ToolUse.of(tools, ToolMode.REQUIRED, frozenset({choice.function.name}), parallel=False)
         case AllowedToolsChoice():
             chosen = choice.allowed_tools
-            mode, allowed = ToolMode(chosen.mode), frozenset(each.function.name for each in chosen.tools)
-    if unknown := sorted(allowed - names):
-        raise FieldOutOfRange(f"tool_choice: there is no tool {unknown[0]!r} in tools", param="tool_choice")
-    if mode is ToolMode.REQUIRED and not tools:
-        raise FieldOutOfRange("tool_choice: required needs at least 1 of tools", param="tool_choice")
-    single = isinstance(choice, NamedTool)
-    return ToolUse(tuple(tools), mode if tools else ToolMode.NONE, allowed, parallel and not single)
+            named = frozenset(each.function.name for each in chosen.tools)
+            return ToolUse.of(tools, ToolMode(chosen.mode), named, parallel=parallel)

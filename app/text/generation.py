@@ -20,6 +20,8 @@ class TextChunk:
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    stop: str | None = None
+    """The stop string that ends the text here."""
 
 
 TextItem = Started | PromptScored | TextChunk | Paused | TurnFinished
@@ -36,16 +38,17 @@ class StopMatcher:
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._held = ""
-        self.matched = False
+        self.matched: str | None = None
+        """The stop string that was found."""
 
     def push(self, text: str) -> str:
         """Take the next piece; returns what is safe to show. Nothing more may be pushed after a match."""
         pending = self._held + text
-        starts = [(start + len(stop), start) for stop in self._stop if (start := pending.find(stop)) >= 0]
-        if starts:
-            self.matched = True
+        found = [(start + len(stop), start, stop) for stop in self._stop if (start := pending.find(stop)) >= 0]
+        if found:
+            _, start, self.matched = min(found)
             self._held = ""
-            return pending[: min(starts)[1]]
+            return pending[:start]
         safe = len(pending) - self._undecided(pending)
         self._held = pending[safe:]
         return pending[:safe]
@@ -115,8 +118,10 @@ class TextTurn:
                     yield item
                     return
             elif isinstance(item, TurnFinished):
-                if tail := self._show(self._detokenizer.flush()) + self._matcher.flush():
-                    yield TextChunk(tail)
+                already = self._stopped
+                tail = self._show(self._detokenizer.flush()) + self._matcher.flush()
+                if tail or self._stopped != already:
+                    yield TextChunk(tail, stop=None if already else self._matcher.matched)
                 await self._settled()
                 yield self._finish(item)
             else:
@@ -131,7 +136,8 @@ class TextTurn:
             if self._stopped:
                 break
         taken = len(text)
-        return TextChunk("".join(text), tuple(run.token_ids[:taken]), tuple(run.logprobs[:taken]))
+        token_ids, logprobs = tuple(run.token_ids[:taken]), tuple(run.logprobs[:taken])
+        return TextChunk("".join(text), token_ids, logprobs, self._matcher.matched)
 
     def _show(self, text: str) -> str:
         """What may be shown now that `text` has come; announces the first match."""
@@ -140,7 +146,7 @@ class TextTurn:
         if self._generated < self._min_tokens:
             return text
         shown = self._matcher.push(text)
-        self._stopped = self._matcher.matched
+        self._stopped = self._matcher.matched is not None
         if self._stopped:
             self._on_stop(self._generated)
         return shown

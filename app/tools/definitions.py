@@ -1,9 +1,12 @@
-"""Tools as a client defines them, and what it allows the model to do with them. No third-party imports."""
+"""Tools as a client defines them, and what it allows the model to do with them."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
+
+from app.domain.errors import FieldOutOfRange
 
 
 class ToolMode(StrEnum):
@@ -52,6 +55,23 @@ class ToolUse:
     allowed: frozenset[str] = field(default_factory=frozenset)
     parallel: bool = True
     """Whether the turn may hold several calls."""
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool], mode: ToolMode, named: frozenset[str] | None, *, parallel: bool) -> Self:
+        """The use that a client asks for; `named` are the tools that it allows, None: all.
+
+        Raises `FieldOutOfRange` for a tool that is there twice, or is named and is not there, and for a call that must
+        be made without tools.
+        """
+        names = frozenset(tool.name for tool in tools)
+        twice = [name for name, count in Counter(tool.name for tool in tools).items() if count > 1]
+        if twice:
+            raise FieldOutOfRange(f"tools: {twice[0]!r} is there twice", param="tools")
+        if unknown := sorted((named or frozenset()) - names):
+            raise FieldOutOfRange(f"tool_choice: there is no tool {unknown[0]!r} in tools", param="tool_choice")
+        if mode is ToolMode.REQUIRED and not tools:
+            raise FieldOutOfRange("tool_choice: a call that is required needs at least 1 of tools", param="tool_choice")
+        return cls(tuple(tools), mode if tools else ToolMode.NONE, names if named is None else named, parallel)
 
     @property
     def callable(self) -> tuple[Tool, ...]:

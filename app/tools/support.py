@@ -10,7 +10,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.grammar import Grammar, GrammarKind
 from app.text.tokenizer import Tokens
-from app.tools.definitions import Tool, ToolUse
+from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import find_format
 from app.tools.grammar import call_grammar
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
@@ -78,6 +78,20 @@ class ToolSupport:
     def reader(self) -> AnswerReader:
         """A reader for one answer."""
         return AnswerReader(self._form, self._template)
+
+
+def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:
+    """What holds a turn: the `form` of its answer, the calls that it may make, or either of them.
+
+    Raises `FieldOutOfRange` for a form that cannot stand beside calls.
+    """
+    if form is None or not use.callable:
+        return form or support.grammar(use)
+    if use.mode is ToolMode.REQUIRED:
+        return support.grammar(use)
+    if form.kind is not GrammarKind.JSON_SCHEMA:
+        raise FieldOutOfRange(f"{form.field}: only a JSON schema may stand beside tools", param=form.field)
+    return support.grammar(use, form)
 
 
 def _schema_of(content: Grammar) -> dict[str, Any]:

@@ -14,9 +14,10 @@ OPEN_PATHS = frozenset({"/health"})
 
 
 class ApiKeyMiddleware:
-    """Lets a request pass with one of `keys` as its bearer token; `request.state.owner` is the key's fingerprint.
+    """Lets a request pass with one of `keys`; `request.state.owner` is the key's fingerprint.
 
-    Without keys everybody may pass, and `owner` is None.
+    The key is a bearer token, or the value of `X-Api-Key`, where clients of Anthropic's API have it. Without keys
+    everybody may pass, and `owner` is None.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
@@ -28,22 +29,24 @@ class ApiKeyMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        owner = self._authenticate(Headers(scope=scope).get("authorization", ""))
+        owner = self._authenticate(Headers(scope=scope))
         if self._owners and owner is None and scope["path"] not in OPEN_PATHS:
-            error = Unauthenticated("a valid API key is needed: Authorization: Bearer KEY")
-            await error_response(error)(scope, receive, send)
+            error = Unauthenticated("a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
+            await error_response(error, scope)(scope, receive, send)
             return
         scope.setdefault("state", {})["owner"] = owner
         await self.app(scope, receive, send)
 
-    def _authenticate(self, authorization: str) -> str | None:
+    def _authenticate(self, headers: Headers) -> str | None:
         """The key's owner. Compares with every key in constant time, so that the time tells nothing about any."""
-        scheme, _, given = authorization.partition(" ")
-        key_bytes = given.encode("latin-1").strip()  # the header's bytes as they came
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [headers.get("x-api-key", ""), token if scheme.lower() == "bearer" else ""]
+        keys = [each.encode("latin-1").strip() for each in given]  # the headers' bytes as they came
         found = None
         for key, owner in self._owners.items():
-            if secrets.compare_digest(key, key_bytes) and scheme.lower() == "bearer":
-                found = owner
+            for each in keys:
+                if secrets.compare_digest(key, each):
+                    found = owner
         return found
 
 

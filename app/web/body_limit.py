@@ -41,11 +41,11 @@ class BodyLimitMiddleware:
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             error = CompressedBody(f"Content-Encoding {encoding}: send the body as it is", param="Content-Encoding")
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > max_bytes:
-            await error_response(TooLarge(message))(scope, receive, send)
+            await error_response(TooLarge(message), scope)(scope, receive, send)
             return
         received = 0
 

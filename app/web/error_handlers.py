@@ -1,9 +1,8 @@
-"""The one way from an exception to an HTTP answer: every route, known or not, has the same error body."""
+"""The one way from an exception to an HTTP answer, for every route, known or not."""
 
-import logging
-import re
+from collections.abc import Mapping
+from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -19,16 +18,11 @@ from app.domain.errors import (
     TooLarge,
     Unauthenticated,
 )
+from app.web.error_bodies import BUG_MESSAGE, error_answer
 from app.web.sse import ClientDisconnected
 from app.web.validation import describe_validation
 
-logger = logging.getLogger(__name__)
-
 REQUEST_ID_HEADER = "X-Request-Id"
-BUG_MESSAGE = "internal error; the server's log has the details"
-LONG_WORD = re.compile(r"(\S{100})\S+")
-LONGEST_TEXT = 1000
-"""Characters of an error's message: a client's own input can be in it."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has gone: nobody reads it."""
 
@@ -41,32 +35,15 @@ FROM_STATUS: dict[int, type[DjinnError]] = {
 """What the framework's own exceptions mean here."""
 
 
-def error_response(error: DjinnError) -> Response:
-    """The answer to a request that failed with `error`."""
+def error_response(error: DjinnError, scope: Mapping[str, Any]) -> Response:
+    """The answer to the request of an ASGI `scope`, which failed with `error`."""
     headers = {}
     if isinstance(error, Busy):
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(error_body(error), error.status, headers, "application/json")
-
-
-def error_body(error: DjinnError) -> bytes:
-    """The JSON text of the error."""
-    return orjson.dumps({"error": {name: value and _clean(value) for name, value in error.body()["error"].items()}})
-
-
-def _clean(text: str) -> str:
-    """Cuts what a client sent at length; its lone surrogates become question marks: UTF-8 has none."""
-    return LONG_WORD.sub(r"\1...", text)[:LONGEST_TEXT].encode(errors="replace").decode()
-
-
-def body_of(error: Exception) -> bytes:
-    """`error_body` for a response that has begun, whose status cannot tell any more. Logs an unexpected error."""
-    if isinstance(error, DjinnError):
-        return error_body(error)
-    logger.error("a streamed answer failed", exc_info=error)
-    return error_body(DjinnError(BUG_MESSAGE))
+    status, body = error_answer(error, scope)
+    return Response(body, status, headers, "application/json")
 
 
 def _allowed_methods(request: Request) -> list[str]:
@@ -85,28 +62,28 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_djinn_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, DjinnError)
-        return error_response(error)
+        return error_response(error, request.scope)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(describe_validation(request, error))
+        return error_response(describe_validation(request, error), request.scope)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if isinstance(error.__cause__, DjinnError):
             # FastAPI wraps whatever reading a body raises.
-            return error_response(error.__cause__)
+            return error_response(error.__cause__, request.scope)
         meaning = FROM_STATUS.get(error.status_code, EngineError)
         reason = f"{error.detail}: {error.__cause__}" if error.__cause__ else error.detail
         hint = "; GET /docs shows all routes" if meaning is NotFound else ""
-        response = error_response(meaning(f"{request.method} {request.url.path}: {reason}{hint}"))
+        response = error_response(meaning(f"{request.method} {request.url.path}: {reason}{hint}"), request.scope)
         response.headers.update(error.headers or {})
         if meaning is MethodNotAllowed:
             response.headers["Allow"] = ", ".join(_allowed_methods(request))
         return response
 
     async def on_bug(request: Request, error: Exception) -> Response:
-        response = error_response(DjinnError(BUG_MESSAGE))
+        response = error_response(DjinnError(BUG_MESSAGE), request.scope)
         # Answered outside the middleware that sets this header everywhere else.
         response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response

@@ -1,4 +1,7 @@
-"""`X-Request-Id` on every response: the client's own if it sent a sane one, else a new one."""
+"""`X-Request-Id` on every response: the client's own if it sent a sane one, else a new one.
+
+Anthropic's API has it under another name; its paths answer with both.
+"""
 
 import re
 import secrets
@@ -6,8 +9,10 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.web.error_bodies import MESSAGES_PATHS
 from app.web.error_handlers import REQUEST_ID_HEADER
 
+MESSAGES_HEADER = "Request-Id"
 SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -28,7 +33,10 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = request_id
+                if scope["path"] in MESSAGES_PATHS:
+                    headers[MESSAGES_HEADER] = request_id
             await send(message)
 
         await self.app(scope, receive, send_with_id)

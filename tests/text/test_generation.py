@@ -57,7 +57,8 @@ def test_matcher_finds_what_a_search_of_the_whole_text_finds(text: str, stops: l
         if not matcher.matched:
             shown += matcher.push(piece)
     expected = search(text, stops)
-    assert matcher.matched == (expected is not None)
+    assert (matcher.matched is None) == (expected is None)
+    assert matcher.matched is None or text.startswith(matcher.matched, expected)
     assert shown + ("" if matcher.matched else matcher.flush()) == text[:expected]
 
 
@@ -141,6 +142,20 @@ async def test_a_stop_string_that_ends_with_the_last_token_is_a_stop(tokens: Tok
     token_ids = tokens.encode("abc", add_special_tokens=False)
     items, keeps = await read(tokens, token_ids, ["c"], slow=slow)
     assert (text_of(items), keeps, end_of(items).reason) == ("ab", [3], FinishReason.STOP)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize(
+    ("stops", "found"), [(["z", "thr", ", t"], ", t"), (["two", "wo"], "two"), (["ree", "z"], "ree"), (["z"], None)]
+)
+async def test_the_chunk_that_ends_the_text_names_its_stop_string(
+    tokens: Tokens, slow: bool, stops: list[str], found: str | None
+) -> None:
+    token_ids = tokens.encode("one, two, three", add_special_tokens=False)
+    items, _ = await read(tokens, token_ids, stops, slow=slow)
+    named = [item.stop for item in items if isinstance(item, TextChunk)]
+    assert named[-1] == found
+    assert set(named[:-1]) <= {None}
 
 
 @pytest.mark.parametrize("slow", [False, True])

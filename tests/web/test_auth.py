@@ -36,6 +36,23 @@ def test_each_key_opens(guarded: httpx.Client, header: str) -> None:
     assert guarded.get("/v1/sessions", headers={"Authorization": header}).status_code == 200
 
 
+@pytest.mark.parametrize("name", ["X-Api-Key", "x-api-key"])
+def test_each_key_opens_in_the_header_of_anthropics_clients(guarded: httpx.Client, name: str) -> None:
+    for key in ("sesame", "mellon"):
+        assert guarded.get("/v1/sessions", headers={name: key}).status_code == 200
+    for wrong in ("sesam", "Bearer sesame", ""):
+        assert_error(guarded.get("/v1/sessions", headers={name: wrong}), 401, "invalid_api_key")
+
+
+def test_both_headers_with_one_key_name_one_caller(guarded: httpx.Client) -> None:
+    opened = guarded.post("/v1/sessions", headers={"X-Api-Key": "sesame"}).json()["id"]
+    for headers, status in (
+        ({"Authorization": "Bearer sesame"}, 200),
+        ({"X-Api-Key": "mellon"}, 404),
+    ):
+        assert guarded.get(f"/v1/sessions/{opened}", headers=headers).status_code == status
+
+
 def test_a_key_outside_ascii_is_sent_as_utf8(guarded: httpx.Client) -> None:
     header = "Bearer cl\xe0"
     assert guarded.get("/v1/sessions", headers={b"Authorization": header.encode()}).status_code == 200

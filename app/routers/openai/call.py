@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.domain.grammar import Grammar
 from app.openai.choices import Choices, OpenSession
-from app.openai.fields import GenerationFields
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep
 from app.routers.openai.route import IGNORED_DESCRIPTION, openai_errors
 from app.sessions.session import Session
@@ -21,6 +20,7 @@ from app.sessions.turns import TurnRequest
 from app.settings import Settings
 from app.web.openapi.document import component
 from app.web.sse import EventStream
+from app.wire.turns import SamplingFields
 
 SESSION_HEADER = "X-Session-ID"
 SessionHeader = Annotated[
@@ -51,9 +51,11 @@ class OpenAICall:
 
     async def start(
         self,
-        body: GenerationFields,
+        body: SamplingFields,
         prompts: Sequence[Sequence[int]],
         *,
+        n: int = 1,
+        user: str | None = None,
         prompt_field: str,
         max_tokens: int | None,
         logprobs: int | None,
@@ -64,14 +66,15 @@ class OpenAICall:
     ) -> Choices:
         """Submit the prompts' turns; they end and their sessions close when the response is over.
 
-        `grammar` takes the place of the body's own; `shown` are special tokens that are part of the text.
+        `n` choices are made for each prompt; `user` is metadata of a session that the call opens. `grammar` takes the
+        place of the body's own; `shown` are special tokens that are part of the text.
 
         Raises `FieldOutOfRange`, `ContextTooLong` (`prompt_field` names the prompts' field, `limit_field` that of
         `max_tokens`), `WrongState` if the bound session is in use, `Busy` and `Draining`.
         """
         registry = self.services.sessions
         body.check_vocabulary(self.services.info.vocab_size)
-        _check_count(self.services.settings, prompts=len(prompts), n=body.n)
+        _check_count(self.services.settings, prompts=len(prompts), n=n)
         rooms = []
         for index, prompt in enumerate(prompts):
             field = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
@@ -94,8 +97,8 @@ class OpenAICall:
             for prompt, room in zip(prompts, rooms, strict=True)
         ]
         with ExitStack() as undo:
-            open_session = self._sessions(body, undo, prompts)
-            choices = Choices(registry, requests, body.n, open_session, self._cleanup)
+            open_session = self._sessions(n, user, undo, prompts)
+            choices = Choices(registry, requests, n, open_session, self._cleanup)
             await choices.start()
             undo.pop_all()
         return choices
@@ -111,24 +114,24 @@ class OpenAICall:
         if self._session is not None and self.services.settings.park_on_tool_calls:
             self.services.tool_waits.begin(self._session, names)
 
-    def _sessions(self, body: GenerationFields, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> OpenSession:
+    def _sessions(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> OpenSession:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
 
         `undo` gets what is to be done about it if they cannot start.
         """
-        session = self._bound(body, undo, prompts)
+        session = self._bound(n, user, undo, prompts)
         if session is None:
-            return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(body.user))
+            return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(user))
         self._session = session
         self.services.tool_waits.end(session)
         return lambda: nullcontext(session)
 
-    def _bound(self, body: GenerationFields, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> Session | None:
+    def _bound(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> Session | None:
         """The session that the call is bound to, by its header or by the history that it continues."""
         bound_sessions, name = self.services.bound_sessions, self._session_name
-        if name is None and not (self.services.settings.bind_by_prefix and body.n == len(prompts) == 1):
+        if name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1):
             return None
-        if body.n > 1:
+        if n > 1:
             raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
         if len(prompts) > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
@@ -138,7 +141,7 @@ class OpenAICall:
         else:
             session = bound_sessions.find(self._owner, name)
         if session is None:
-            session = bound_sessions.open(self._owner, name, metadata=_labels(body.user))
+            session = bound_sessions.open(self._owner, name, metadata=_labels(user))
             undo.callback(self.services.sessions.drop, session)
         return session
 

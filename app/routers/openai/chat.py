@@ -35,6 +35,8 @@ async def create_chat_completion(
     choices = await call.start(
         body,
         [prompt.token_ids],
+        n=body.n,
+        user=body.user,
         prompt_field="messages",
         max_tokens=body.token_limit,
         limit_field=body.limit_field,

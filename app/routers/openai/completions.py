@@ -35,6 +35,8 @@ async def create_completion(
     choices = await call.start(
         body,
         [prompt.token_ids for prompt in prompts],
+        n=body.n,
+        user=body.user,
         prompt_field="prompt",
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,

@@ -7,10 +7,10 @@ from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange
-from app.openai.extras.ignored_fields import IgnoredFields
 from app.routers.dependencies import Services, errors
 from app.web.json_body import JsonRoute
 from app.web.validation import describe_validation
+from app.wire.extras.ignored_fields import IgnoredFields
 
 IGNORED_HEADER = "X-Djinn-Ignored"
 IGNORED_DESCRIPTION: dict[str, Any] = {

@@ -23,6 +23,9 @@ NO_FORM = "the answer would not have that form"
 DEPRECATED = "deprecated in favour of tools, and not supported"
 OWN_TEMPLATE = "a chat is written in the model's own template"
 
+ANTHROPIC = "anthropic"
+"""The place of the bodies of Anthropic's API."""
+
 UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     "": {
         "add_generation_prompt": Unsupported((True,), OWN_TEMPLATE),
@@ -83,6 +86,31 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     },
     "messages.content": {"cache_control": Unsupported()},
     "messages.tool_calls": {"index": Unsupported()},
+    ANTHROPIC: {
+        "cache_control": Unsupported(),
+        "container": Unsupported((), "the server runs no code"),
+        "context_management": Unsupported(({},)),
+        "diagnostics": Unsupported(({},)),
+        "inference_geo": Unsupported(),
+        "mcp_servers": Unsupported(([],), "the server calls no tools"),
+        "service_tier": Unsupported(("auto", "standard_only")),
+        "speed": Unsupported(("standard",)),
+    },
+    f"{ANTHROPIC}.output_config": {"effort": Unsupported()},
+    f"{ANTHROPIC}.system": {"cache_control": Unsupported(), "citations": Unsupported(([],))},
+    f"{ANTHROPIC}.tools": {
+        "allowed_callers": Unsupported((["direct"],)),
+        "cache_control": Unsupported(),
+        "defer_loading": Unsupported((False,)),
+        "eager_input_streaming": Unsupported((False, True)),
+        "input_examples": Unsupported(([],)),
+    },
+    f"{ANTHROPIC}.messages.content": {
+        "cache_control": Unsupported(),
+        "caller": Unsupported(({"type": "direct"},)),
+        "citations": Unsupported(([],)),
+    },
+    f"{ANTHROPIC}.messages.content.content": {"cache_control": Unsupported()},
 }
 """By the path of the object that has them, without the indices of lists. `""` is the body itself.
 

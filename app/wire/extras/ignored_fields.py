@@ -4,13 +4,17 @@ import re
 from collections.abc import Iterable, Iterator
 
 from app.domain.errors import FieldOutOfRange
-from app.openai.extras.body import OpenAIBody
-from app.openai.extras.unsupported import NOTHING_KNOWN, UNSUPPORTED, asks_for
+from app.wire.extras.body import OpenBody
+from app.wire.extras.unsupported import ANTHROPIC, NOTHING_KNOWN, UNSUPPORTED, asks_for
 
 MAX_NAMED = 20
 LONGEST_NAME = 64
 OTHER = "other"
-_LABELS = frozenset(f"{place}.{name}".removeprefix(".") for place, fields in UNSUPPORTED.items() for name in fields)
+_LABELS = frozenset(
+    f"{place.removeprefix(ANTHROPIC)}.{name}".removeprefix(".")
+    for place, fields in UNSUPPORTED.items()
+    for name in fields
+)
 _INDEX = re.compile(r"\.\d+(?=\.)")
 _UNSAFE = re.compile(r"[^!-+\--~]")
 """Everything but printable ASCII without spaces and commas."""
@@ -24,12 +28,12 @@ class IgnoredFields:
         self._paths: list[str] = []
         self._has_more = False
 
-    def read(self, body: OpenAIBody) -> None:
+    def read(self, body: OpenBody) -> None:
         """Take the fields of `body` that have no effect.
 
         Raises `FieldOutOfRange` for one that is known and cannot be honoured.
         """
-        for place, path, each in _objects(body, "", ""):
+        for place, path, each in _objects(body, body.place, ""):
             extras = each.model_extra or {}
             _refuse_unsupported(place, path, extras)
             if not each.reads_extras:
@@ -59,15 +63,15 @@ class IgnoredFields:
             yield name if name in _LABELS else OTHER
 
 
-def _objects(body: OpenAIBody, place: str, path: str) -> Iterator[tuple[str, str, OpenAIBody]]:
+def _objects(body: OpenBody, place: str, path: str) -> Iterator[tuple[str, str, OpenBody]]:
     """`body` and the objects in it, each with its place, and its path up to the names of its fields."""
     yield place, path, body
     for name in type(body).model_fields:
         value = getattr(body, name)
         inner = f"{place}.{name}".removeprefix(".")
-        if isinstance(value, OpenAIBody):
+        if isinstance(value, OpenBody):
             yield from _objects(value, inner, f"{path}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], OpenAIBody):
+        elif isinstance(value, list) and value and isinstance(value[0], OpenBody):
             for index, item in enumerate(value):
                 yield from _objects(item, inner, f"{path}{name}.{index}.")
 

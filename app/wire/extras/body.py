@@ -9,7 +9,7 @@ from app.wire.base import WireModel
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
-    """Say in the JSON schema what `OpenAIBody` does with nulls."""
+    """Say in the JSON schema what `OpenBody` does with nulls."""
     fields: dict[str, dict[str, Any]] = schema["properties"]
     for name in fields.keys() - set(schema.get("required", ())):
         about = {key: value for key, value in fields[name].items() if key in ("title", "description", "default")}
@@ -17,7 +17,7 @@ def _allow_null(schema: dict[str, Any]) -> None:
         fields[name] = about | {"anyOf": [rest, {"type": "null"}]}
 
 
-class OpenAIBody(WireModel):
+class OpenBody(WireModel):
     """A body, or an object in one, that keeps unknown fields in `model_extra`; `IgnoredFields` accounts for them.
 
     Its optional fields may also be null, which means the same as leaving them out. The OpenAI API documents nearly all
@@ -26,6 +26,8 @@ class OpenAIBody(WireModel):
 
     model_config = ConfigDict(json_schema_extra=_allow_null, extra="allow")
 
+    place: ClassVar[str] = ""
+    """Of a whole body: its part of the table of unsupported fields."""
     reads_extras: ClassVar[bool] = False
     """Whether unknown fields have a reader, who then tells which of them change nothing."""
 

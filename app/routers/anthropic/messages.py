@@ -1,0 +1,91 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from app.anthropic.answers import MessageAnswer, TokenCount
+from app.anthropic.bodies import CountTokensBody, MessagesBody, MessagesQuery
+from app.anthropic.errors import MessagesErrorBody
+from app.anthropic.events import MessageWriter
+from app.anthropic.prompt import prompt_tokens
+from app.anthropic.stream import collect, stream
+from app.routers.dependencies import ServicesDep
+from app.routers.openai.call import SESSION_HEADER, OpenAICallDep, check_model
+from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute
+from app.web.sse import EventStream, unless_disconnected
+
+router = APIRouter(tags=["anthropic"], route_class=OpenAIRoute)
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": MessagesErrorBody} for status in (400, 401, 404, 413, 500)
+}
+EVENT_SCHEMA = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
+"""One server-sent event."""
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    **REFUSALS,
+    **{status: {"model": MessagesErrorBody} for status in (409, 429, 529)},
+    200: {
+        "description": "The answer; with `stream`, events from `message_start` to `message_stop`.",
+        "headers": {
+            SESSION_HEADER: {"description": "the session that the call was bound to", "schema": {"type": "string"}},
+            **IGNORED_DESCRIPTION,
+        },
+        "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
+    },
+}
+
+
+@router.post("/v1/messages", operation_id="createMessage", response_model=MessageAnswer, responses=ANSWERS)
+async def create_message(
+    request: Request,
+    body: MessagesBody,
+    query: Annotated[MessagesQuery, Query()],
+    call: OpenAICallDep,
+    ignored: IgnoredDep,
+) -> Response:
+    """Go on with a conversation. A client that disconnects cancels its turn."""
+    services = call.services
+    ignored.read(body)
+    check_model(services, body.model)
+    support, use = services.tool_support, body.to_tool_use()
+    prompt = await asyncio.to_thread(prompt_tokens, body, services.tokens, support)
+    choices = await call.start(
+        body,
+        [prompt],
+        user=body.user,
+        prompt_field="messages",
+        max_tokens=body.max_tokens,
+        logprobs=None,
+        grammar=body.to_turn_grammar(use, support),
+        shown=support.shown if use.callable else frozenset(),
+    )
+    writer = MessageWriter(
+        services.info.name,
+        len(prompt),
+        reader=support.reader() if use.callable else None,
+        on_calls=call.wait_for_tools,
+    )
+    if body.stream:
+        return call.answer(EventStream(stream(aiter(choices), writer, request.state.request_id)))
+    answer = await unless_disconnected(request, collect(aiter(choices), writer))
+    return call.answer(Response(answer.model_dump_json(), media_type="application/json"))
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    operation_id="countMessageTokens",
+    responses={**REFUSALS, 200: {"headers": IGNORED_DESCRIPTION}},
+)
+async def count_message_tokens(
+    body: CountTokensBody, query: Annotated[MessagesQuery, Query()], services: ServicesDep, ignored: IgnoredDep
+) -> TokenCount:
+    """The tokens that a call with these fields has as its prompt."""
+    ignored.read(body)
+    check_model(services, body.model)
+    prompt = await asyncio.to_thread(prompt_tokens, body, services.tokens, services.tool_support)
+    return TokenCount(input_tokens=len(prompt))

@@ -1,0 +1,145 @@
+"""Tools, as the official SDK sends and reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic
+import httpx
+import jsonschema
+import pytest
+
+from tests.anthropic.conftest import MODEL, prompt_of, text_of
+
+PLACE = {
+    "type": "object",
+    "properties": {
+        "place": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["place", "days"],
+    "additionalProperties": False,
+}
+ZONE = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["UTC", "CET"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, Any] = {"get_weather": PLACE, "now": ZONE}
+CALL: Any = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Which?"}],
+    "tools": [{"name": name, "description": "of use", "input_schema": schema} for name, schema in SCHEMAS.items()],
+    "max_tokens": 400,
+    "extra_body": {"seed": 5},
+}
+ANY: Any = {"type": "any"}
+
+
+def calls_of(message: anthropic.types.Message) -> list[tuple[str, dict[str, object]]]:
+    """The tools that are called, and what with."""
+    return [(block.name, block.input) for block in message.content if isinstance(block, anthropic.types.ToolUseBlock)]
+
+
+def check_calls(message: anthropic.types.Message) -> list[str]:
+    """That every call is one that its tool takes; returns the tools."""
+    calls = [block for block in message.content if block.type == "tool_use"]
+    for call in calls:
+        assert call.id.startswith("toolu_")
+        jsonschema.validate(call.input, SCHEMAS[call.name])
+    assert len({call.id for call in calls}) == len(calls)
+    return [call.name for call in calls]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_means_that_a_tool_is_called(sdk: anthropic.Anthropic, seed: int) -> None:
+    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    answer = sdk.messages.create(**{**CALL, "extra_body": {"seed": seed}}, tool_choice=choice)
+    assert answer.stop_reason == "tool_use"
+    assert len(check_calls(answer)) == len(answer.content) == 1
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_named_tool_is_the_one_that_is_called(sdk: anthropic.Anthropic, name: str) -> None:
+    choice: Any = {"type": "tool", "name": name, "disable_parallel_tool_use": True}
+    assert check_calls(sdk.messages.create(**CALL, tool_choice=choice)) == [name]
+
+
+def test_nothing_is_called_where_nothing_may_be(sdk: anthropic.Anthropic) -> None:
+    answer = sdk.messages.create(**{**CALL, "max_tokens": 8}, tool_choice={"type": "none"})
+    assert text_of(answer)
+    assert (
+        prompt_of(answer.usage)
+        == sdk.messages.count_tokens(model=MODEL, messages=CALL["messages"], tools=CALL["tools"]).input_tokens
+    )
+
+
+def test_a_stream_adds_up_to_the_whole_answer(sdk: anthropic.Anthropic) -> None:
+    whole = sdk.messages.create(**CALL, tool_choice=ANY)
+    with sdk.messages.stream(**CALL, tool_choice=ANY) as stream:
+        events = list(stream)
+        final = stream.get_final_message()
+    assert calls_of(final) == calls_of(whole) != []
+    assert final.stop_reason == whole.stop_reason == "tool_use"
+    assert sum(event.type == "input_json" for event in events) > 2
+    starts = [event.content_block for event in events if event.type == "content_block_start"]
+    assert [block.input for block in starts if block.type == "tool_use"] == [{}] * len(calls_of(whole))
+
+
+def test_an_agent_that_signals_nothing_waits_off_the_device(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
+    bound: Any = {"extra_headers": {"X-Session-ID": "weather-agent"}}
+    first = sdk.messages.with_raw_response.create(**CALL, tool_choice=ANY, **bound)
+    session = f"/v1/sessions/{first.headers['x-session-id']}"
+    assert http.get(session).json()["phase"] == "io_wait"
+    answer = first.parse()
+    results = [
+        {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "42"}]}
+        for block in answer.content
+        if block.type == "tool_use"
+    ]
+    chat: Any = [
+        *CALL["messages"],
+        {"role": "assistant", "content": answer.content},
+        {"role": "user", "content": [*results, {"type": "text", "text": "Well?"}]},
+    ]
+    second = sdk.messages.create(**{**CALL, "messages": chat, "max_tokens": 4}, tool_choice={"type": "none"}, **bound)
+    assert http.get(session).json()["phase"] == "compute"
+    assert (second.usage.cache_read_input_tokens or 0) > 0.8 * prompt_of(answer.usage)
+
+
+def test_a_call_that_the_length_limit_cuts_is_not_one_to_make(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
+    bound: Any = {"extra_headers": {"X-Session-ID": "cut-agent"}}
+    choice: Any = {"type": "tool", "name": "get_weather"}
+    raw = sdk.messages.with_raw_response.create(**{**CALL, "max_tokens": 60}, tool_choice=choice, **bound)
+    answer = raw.parse()
+    assert answer.stop_reason == "max_tokens"
+    assert [block.type for block in answer.content] == ["tool_use"]
+    assert http.get(f"/v1/sessions/{raw.headers['x-session-id']}").json()["phase"] == "compute"
+
+
+def test_results_of_tools_are_read_as_a_chat_reads_them(sdk: anthropic.Anthropic, http: httpx.Client) -> None:
+    call: Any = {"type": "tool_use", "id": "toolu_a1", "name": "now", "input": {"zone": "UTC"}}
+    result: Any = {"type": "tool_result", "tool_use_id": "toolu_a1", "content": "12:00", "is_error": True}
+    counted = sdk.messages.count_tokens(
+        model=MODEL,
+        tools=CALL["tools"],
+        messages=[
+            {"role": "user", "content": "Time?"},
+            {"role": "assistant", "content": [{"type": "text", "text": "Let me see."}, call]},
+            {"role": "user", "content": [result]},
+        ],
+    ).input_tokens
+    function = {"name": "now", "arguments": json.dumps(call["input"])}
+    calls = [{"id": "a1", "type": "function", "function": function}]
+    chat = [
+        {"role": "user", "content": "Time?"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a1", "content": "Error: 12:00"},
+    ]
+    tools = [
+        {"type": "function", "function": {"name": name, "description": "of use", "parameters": schema}}
+        for name, schema in SCHEMAS.items()
+    ]
+    assert counted == http.post("/tokenize", json={"messages": chat, "tools": tools}).json()["count"]
