@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="all facts too, for programs")
     models = _add_command(commands, "models", "the models that Djinn knows by name")
     actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("pull", help="fetch a model").add_argument("name")
+    actions.add_parser("pull", help="fetch a model").add_argument("name", metavar="NAME")
     actions.add_parser("list", help="what there is, and what is here already")
     return parser
 

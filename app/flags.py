@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -48,7 +49,7 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message and leave with status 2."""
         end = "" if message.endswith("?") else "."
-        self.exit(USAGE_ERROR, f"djinn: {message}{end} See {self.prog} --help\n")
+        self.exit(USAGE_ERROR, f"djinn: {self._plain(message)}{end} See {self.prog} --help\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End for arguments that this parser has left over."""
@@ -57,6 +58,26 @@ class OneLineParser(argparse.ArgumentParser):
             self.error(f"unexpected {given}")
         close = difflib.get_close_matches(given, self._option_string_actions, n=1, cutoff=CLOSE)
         self.error(f"unknown flag {given}" + (f"; did you mean {close[0]}?" if close else ""))
+
+    def _plain(self, message: str) -> str:
+        """What argparse says, in words that name the flag and what it takes."""
+        if missing := re.fullmatch(r"the following arguments are required: (.+)", message):
+            return f"missing {missing[1]}{self._choices(missing[1])}"
+        if not (found := re.fullmatch(r"argument ([^:]+): (.+)", message, re.DOTALL)):
+            return message
+        name, problem = found[1].partition("/")[0], found[2]
+        if problem == "expected one argument":
+            return f"{name} takes a value: {self._option_string_actions[name].metavar}"
+        if wrong := re.fullmatch(r"invalid choice: (\S+) \(.+\)", problem):
+            return f"unknown {name} {wrong[1]}{self._choices(name)}"
+        if problem.startswith("ignored explicit argument"):
+            return f"{name} takes no value"
+        return f"{name}: {problem}"
+
+    def _choices(self, name: str) -> str:
+        """The words that may stand for a positional, if there are only some."""
+        action = next((action for action in self._actions if name in (action.metavar, action.dest)), None)
+        return f": {', '.join(map(str, action.choices))}" if action and action.choices else ""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

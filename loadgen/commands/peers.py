@@ -11,19 +11,19 @@ from loadgen.peers import background
 from loadgen.peers.base import Installable
 from loadgen.peers.registry import LIBRARIES, PEERS, find_installable, find_peer
 
-NAMES = [peer.name for peer in PEERS]
-INSTALLABLE = [*NAMES, *(library.name for library in LIBRARIES)]
+NAMES = ", ".join(peer.name for peer in PEERS)
+INSTALLABLE = ", ".join([NAMES, *(library.name for library in LIBRARIES)])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """One subcommand for each thing that can be done with a peer."""
-    actions = parser.add_subparsers(dest="action", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="what there is, and what of it runs").set_defaults(act=_list)
     install = actions.add_parser("install", help="make it ready to start, in an environment of its own")
     start = actions.add_parser("start", help="start it and leave it running")
     stop = actions.add_parser("stop", help="stop it with all of its processes")
     for action, act, names in ((install, _install, INSTALLABLE), (start, _start, NAMES), (stop, _stop, NAMES)):
-        action.add_argument("peer", choices=names)
+        action.add_argument("peer", metavar="PEER", help=names)
         action.set_defaults(act=act)
     add_server_options(start)
     start.add_argument("--port", type=_port, metavar="N", help="of the loopback address (default: a free one)")
@@ -42,7 +42,7 @@ def _list(_options: argparse.Namespace, _progress: Console) -> None:
         place = ("", "") if note is None else (note.url, str(note.pid))
         table.add_row(peer.name, _installed(peer), *place)
     for library in LIBRARIES:
-        table.add_row(library.name, _installed(library))
+        table.add_row(library.name, _installed(library), "no server")
     Console(highlight=False).print(table)
 
 

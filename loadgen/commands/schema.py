@@ -30,7 +30,7 @@ RESULTS: dict[str, type[Result]] = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Which one."""
-    parser.add_argument("of", choices=sorted(RESULTS), help="whose results")
+    parser.add_argument("of", metavar="EXPERIMENT", choices=sorted(RESULTS), help="whose results")
 
 
 def run(options: argparse.Namespace, _progress: Console) -> int:

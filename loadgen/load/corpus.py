@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from loadgen.errors import LoadgenError
 
 SYSTEM_TOPIC = "debugger"
+FORM = "each line is one conversation: a JSON object with id, and messages with role and content"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,10 @@ def read_texts(path: Path) -> Corpus:
     """
     try:
         lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadgenError(f"cannot read texts {path}: {error}") from error
+    except OSError as error:
+        raise LoadgenError(f"cannot read texts {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LoadgenError(f"texts {path}: byte {error.start} is not UTF-8") from error
     conversations = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     documents = tuple(text for conversation in conversations if (text := _render(conversation)))
     if not documents:
@@ -76,6 +79,8 @@ def _parse(path: Path, number: int, line: str) -> _Conversation:
         return _Conversation.model_validate_json(line)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
+        if problem["type"] == "json_invalid":
+            raise LoadgenError(f"texts {path}, line {number}: not a conversation: invalid JSON; {FORM}") from error
         reason = ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
         raise LoadgenError(f"texts {path}, line {number}: not a conversation: {reason}") from error
 

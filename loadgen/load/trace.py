@@ -86,7 +86,7 @@ def write_trace(trace: Trace, path: Path) -> None:
     try:
         path.write_bytes(_encode(trace))
     except OSError as error:
-        raise LoadgenError(f"cannot write trace {path}: {error}") from error
+        raise LoadgenError(f"cannot write trace {path}: {error.strerror}") from error
 
 
 def read_trace(path: Path) -> Trace:
@@ -94,7 +94,7 @@ def read_trace(path: Path) -> Trace:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise LoadgenError(f"cannot read trace {path}: {error}") from error
+        raise LoadgenError(f"cannot read trace {path}: {error.strerror}") from error
     trace = tuple(_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
     if not trace:
         raise LoadgenError(f"trace {path} has no agent in it")
@@ -113,6 +113,8 @@ def _parse(path: Path, number: int, line: bytes) -> AgentPlan:
         agent = _AGENT.validate_json(line)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
+        if problem["type"] == "json_invalid":
+            raise refuse("", "invalid JSON; density writes a trace, one agent a line") from error
         raise refuse(".".join(map(str, problem["loc"])), problem["msg"]) from error
     _check_thinks(agent, refuse)
     return agent

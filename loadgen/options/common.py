@@ -48,7 +48,7 @@ def make_output(options: argparse.Namespace) -> Path:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LoadgenError(f"cannot write to {output}: {error}") from error
+        raise LoadgenError(f"cannot write to {output}: {error.strerror}; name another folder with --output") from error
     return output
 
 

@@ -106,6 +106,8 @@ def _find(text: str, usable: Collection[str]) -> tuple[str, Peer]:
     name, separator, kind = text.rpartition("=")
     if separator and not name:
         raise LoadgenError(f"a target is NAME=URL or [NAME=]PEER, not {text!r}")
+    if ":" in kind:
+        raise LoadgenError(f"the URL of a target begins with http://: --target {name or 'NAME'}=http://{kind}")
     peer = find_peer(kind)
     if kind not in usable:
         raise LoadgenError(f"this experiment cannot measure {kind}, only {', '.join(usable)}")

@@ -1,5 +1,7 @@
 """Every peer by its name."""
 
+from collections.abc import Sequence
+
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import Installable, Peer
 from loadgen.peers.baselines import RayPeer, TransformersPeer
@@ -31,10 +33,16 @@ def find_peer(name: str) -> Peer:
     for peer in PEERS:
         if peer.name == name:
             return peer
-    raise LoadgenError(f"there is no peer {name!r}, only {', '.join(peer.name for peer in PEERS)}")
+    if name in (library.name for library in LIBRARIES):
+        raise LoadgenError(f"{name} is a library without a server: it can be installed, but not started or measured")
+    raise LoadgenError(f"there is no peer {name!r}, only {_names(PEERS)}; {_names(LIBRARIES)} can only be installed")
 
 
 def find_installable(name: str) -> Installable:
     """The peer or library of that name. Raises `LoadgenError` as `find_peer` does."""
     found = next((library for library in LIBRARIES if library.name == name), None)
     return found or find_peer(name)
+
+
+def _names(peers: Sequence[Installable]) -> str:
+    return ", ".join(peer.name for peer in peers)

@@ -50,6 +50,8 @@ class TargetSpec:
         url, separator, model = address.partition("#")
         if not name or not url or (separator and not model):
             raise LoadgenError(f"a target is NAME=URL, NAME=URL#MODEL or NAME=URL#MODEL{WITH_TOOLS}, not {text!r}")
+        if not url.startswith(("http://", "https://")):
+            raise LoadgenError(f"the URL of target {name} must be http://HOST[:PORT] or https://..., not {url!r}")
         if "@" in url:
             raise LoadgenError(f"the URL of target {name} must be without a user, whose password would be published")
         if url.rstrip("/").endswith("/v1"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.domain.errors import ContextTooLong, Draining, FieldOutOfRange, NotFound, WrongState
-from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule
+from app.domain.values import FinishReason, SamplingParams, SessionId, SessionState, StopRule
 from app.exports.exports import export_session
 from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
@@ -103,7 +103,7 @@ async def test_another_owner_sees_nothing_of_a_session(services: Services) -> No
 async def test_pages_hold_all_sessions_once_in_order(services: Services) -> None:
     registry = services.sessions
     created = {registry.create().id for _ in range(7)}
-    seen: list[str] = []
+    seen: list[SessionId] = []
     while page := registry.table.page(limit=3, after=seen[-1] if seen else None):
         seen += [session.id for session in page]
         await registry.close(page[-1])  # a cursor may point at a session that has gone

@@ -56,7 +56,6 @@ def test_what_cannot_start_says_why(
     [
         [],
         ["start"],
-        ["start", "sglang"],
         ["start", "vllm", "--kv", "20"],
         ["start", "vllm", "--kv", "0x1024"],
         ["start", "vllm", "--port", "65536"],

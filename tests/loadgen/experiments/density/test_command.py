@@ -221,8 +221,11 @@ def test_a_key_opens_a_server_and_is_not_written_down(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--target", "djinn=http://127.0.0.1:9"], "measuring target djinn failed: GET http://127.0.0.1:9/"),
-        (["--target", "djinn=ftp://127.0.0.1:9"], "target djinn: base_url must be http://"),
-        (["--target", "djinn=127.0.0.1:9"], "there is no peer '127.0.0.1:9'"),
+        (["--target", "djinn=ftp://127.0.0.1:9"], "the URL of target djinn must be http://"),
+        (
+            ["--target", "djinn=127.0.0.1:9"],
+            "the URL of a target begins with http://: --target djinn=http://127.0.0.1:9",
+        ),
         (["--target", "a=URL", "--context", "2000"], "last turn ends at 2058 tokens"),
         (["--target", "a=URL#"], "NAME=URL#MODEL"),
         (["--target", "a=URL/v1/#tiny-llama"], "without /v1"),
