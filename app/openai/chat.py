@@ -5,12 +5,12 @@ from typing import Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.grammar import Grammar, GrammarKind
+from app.domain.grammar import Grammar
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
 from app.openai.messages import Message
 from app.openai.structured import ResponseFormat, grammar_of
-from app.openai.tools import MAX_TOOLS, FunctionTool, ToolChoice, tool_use
-from app.tools.definitions import ToolMode, ToolUse
+from app.openai.tools import MAX_TOOLS, FunctionTool, ToolChoice, tool_use, turn_grammar
+from app.tools.definitions import ToolUse
 from app.tools.support import ToolSupport
 from app.wire.base import MAX_COUNT
 from app.wire.sessions import Metadata
@@ -64,14 +64,7 @@ class ChatBody(GenerationFields):
 
         Raises `FieldOutOfRange` for a form that cannot stand beside calls.
         """
-        form = self.to_grammar()
-        if form is None or not use.callable:
-            return form or support.grammar(use)
-        if use.mode is ToolMode.REQUIRED:
-            return support.grammar(use)
-        if form.kind is not GrammarKind.JSON_SCHEMA:
-            raise FieldOutOfRange(f"{form.field}: only a JSON schema may stand beside tools", param=form.field)
-        return support.grammar(use, form)
+        return turn_grammar(self.to_grammar(), use, support)
 
     @property
     def token_limit(self) -> int | None:

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.grammar import Grammar, GrammarKind
 from app.openai.extras.body import OpenAIBody
 from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.support import ToolSupport
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -103,3 +105,17 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
         raise FieldOutOfRange("tool_choice: required needs at least 1 of tools", param="tool_choice")
     single = isinstance(choice, NamedTool)
     return ToolUse(tuple(tools), mode if tools else ToolMode.NONE, allowed, parallel and not single)
+
+
+def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:
+    """What holds a turn: the `form` of its answer, the calls that it may make, or either of them.
+
+    Raises `FieldOutOfRange` for a form that cannot stand beside calls.
+    """
+    if form is None or not use.callable:
+        return form or support.grammar(use)
+    if use.mode is ToolMode.REQUIRED:
+        return support.grammar(use)
+    if form.kind is not GrammarKind.JSON_SCHEMA:
+        raise FieldOutOfRange(f"{form.field}: only a JSON schema may stand beside tools", param=form.field)
+    return support.grammar(use, form)

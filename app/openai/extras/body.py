@@ -26,6 +26,8 @@ class OpenAIBody(WireModel):
 
     model_config = ConfigDict(json_schema_extra=_allow_null, extra="allow")
 
+    place: ClassVar[str] = ""
+    """Of a whole body: its part of the table of unsupported fields."""
     reads_extras: ClassVar[bool] = False
     """Whether unknown fields have a reader, who then tells which of them change nothing."""
 

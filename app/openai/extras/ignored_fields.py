@@ -5,12 +5,16 @@ from collections.abc import Iterable, Iterator
 
 from app.domain.errors import FieldOutOfRange
 from app.openai.extras.body import OpenAIBody
-from app.openai.extras.unsupported import NOTHING_KNOWN, UNSUPPORTED, asks_for
+from app.openai.extras.unsupported import NOTHING_KNOWN, RESPONSES, UNSUPPORTED, asks_for
 
 MAX_NAMED = 20
 LONGEST_NAME = 64
 OTHER = "other"
-_LABELS = frozenset(f"{place}.{name}".removeprefix(".") for place, fields in UNSUPPORTED.items() for name in fields)
+_LABELS = frozenset(
+    f"{place.removeprefix(RESPONSES)}.{name}".removeprefix(".")
+    for place, fields in UNSUPPORTED.items()
+    for name in fields
+)
 _INDEX = re.compile(r"\.\d+(?=\.)")
 _UNSAFE = re.compile(r"[^!-+\--~]")
 """Everything but printable ASCII without spaces and commas."""
@@ -29,7 +33,7 @@ class IgnoredFields:
 
         Raises `FieldOutOfRange` for one that is known and cannot be honoured.
         """
-        for place, path, each in _objects(body, "", ""):
+        for place, path, each in _objects(body, body.place, ""):
             extras = each.model_extra or {}
             _refuse_unsupported(place, path, extras)
             if not each.reads_extras:
