@@ -19,7 +19,7 @@ from app.model_store.resolve import resolve
 from app.openai.responses.store import ResponseStore
 from app.routers import breakpoints, checkpoint, export, generate, phase, resume, sessions, system, vectors
 from app.routers.dependencies import Services
-from app.routers.openai import chat, completions, models, responses, responses_kept, tokenize
+from app.routers.openai import chat, completions, models, responses, responses_kept, responses_socket, tokenize
 from app.sessions.bound_sessions import BoundSessions
 from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import Notices, restore, sweep
@@ -126,6 +126,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
     install_error_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router)
+    app.router.routes.append(responses_socket.ROUTE)
     return app
 
 
