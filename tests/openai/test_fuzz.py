@@ -19,7 +19,9 @@ def description(openai_url: str) -> Any:
     return schemathesis.openapi.from_url(f"{openai_url}/openapi.json")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"]
+)
 def test_random_bodies_are_answered_or_refused(description: Any, path: str) -> None:
     answered: set[int] = set()
 

@@ -37,9 +37,11 @@ class RefusalBody(OpenAIBody):
     refusal: str
 
 
-def _part_form(part: object) -> str:
+def _part_form(part: object) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "refusal" if kind == "refusal" else "text"
+    return (
+        {"input_text": "text", "output_text": "text", "refusal": "refusal"}.get(kind) if isinstance(kind, str) else None
+    )
 
 
 def _content_form(content: object) -> str:
@@ -47,16 +49,21 @@ def _content_form(content: object) -> str:
 
 
 PartBody = Annotated[
-    Annotated[TextBody, Tag("text")] | Annotated[RefusalBody, Tag("refusal")], Discriminator(_part_form)
+    Annotated[TextBody, Tag("text")] | Annotated[RefusalBody, Tag("refusal")],
+    Discriminator(
+        _part_form,
+        custom_error_type="item",
+        custom_error_message="a part of type input_text, output_text or refusal: the models here read text",
+    ),
 ]
-MessageContent = Annotated[
+Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[PartBody], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
     Discriminator(_content_form),
 ]
-OutputContent = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextBody], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
-    Discriminator(_content_form),
-]
+
+
+def _text_of(part: TextBody | RefusalBody) -> str:
+    return part.refusal if isinstance(part, RefusalBody) else part.text
 
 
 class MessageBody(OpenAIBody):
@@ -64,7 +71,7 @@ class MessageBody(OpenAIBody):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: MessageContent
+    content: Content
     id: Id | None = None
     status: ItemStatus | None = None
     phase: str | None = Field(None, max_length=64, description="of OpenAI's own models: has no effect")
@@ -83,7 +90,7 @@ class MessageBody(OpenAIBody):
                 for part in parts
             ]
             return OutputMessageItem(id=id, content=said)
-        sent = [InputTextPart(text=part.refusal if isinstance(part, RefusalBody) else part.text) for part in parts]
+        sent = [InputTextPart(text=_text_of(part)) for part in parts]
         return InputMessageItem(id=id, role=self.role, content=sent)
 
 
@@ -109,14 +116,14 @@ class FunctionCallOutputBody(OpenAIBody):
 
     type: Literal["function_call_output"]
     call_id: Id
-    output: OutputContent
+    output: Content
     id: Id | None = None
     status: ItemStatus | None = None
 
     def to_item(self) -> FunctionCallOutputItem:
         """The item."""
         output = self.output
-        parts = output if isinstance(output, str) else [InputTextPart(text=part.text) for part in output]
+        parts = output if isinstance(output, str) else [InputTextPart(text=_text_of(part)) for part in output]
         return FunctionCallOutputItem(id=self.id or new_id("fco"), call_id=self.call_id, output=parts)
 
 
@@ -145,7 +152,7 @@ def _form_of(item: object) -> str | None:
         kind = item.get("type") or default
     else:
         kind = getattr(item, "type", None)
-    return kind if kind in FORMS else None
+    return kind if isinstance(kind, str) and kind in FORMS else None
 
 
 InputItemBody = Annotated[
