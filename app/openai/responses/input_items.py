@@ -37,11 +37,13 @@ class RefusalBody(OpenAIBody):
     refusal: str
 
 
+PART_TAGS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""By type: the form of a part."""
+
+
 def _part_form(part: object) -> str | None:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return (
-        {"input_text": "text", "output_text": "text", "refusal": "refusal"}.get(kind) if isinstance(kind, str) else None
-    )
+    return PART_TAGS.get(kind) if isinstance(kind, str) else None
 
 
 def _content_form(content: object) -> str:

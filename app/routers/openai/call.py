@@ -20,12 +20,14 @@ from app.sessions.turns import TurnRequest
 from app.settings import Settings
 
 SESSION_HEADER = "X-Session-ID"
+MAX_NAME = 256
+"""Characters of a name that a caller gives a session."""
 SessionHeader = Annotated[
     str | None,
     Header(
         alias=SESSION_HEADER,
         min_length=1,
-        max_length=256,
+        max_length=MAX_NAME,
         description="binds the call to a session: a session id, or any name, whose first use opens a session",
     ),
 ]

@@ -79,7 +79,8 @@ class ResponseRun:
 
     def _wait_for_tools(self) -> None:
         """The session of a response that calls functions waits until the next response."""
-        if self._writer.called and self._services.settings.park_on_tool_calls and self._stored.can_continue:
+        is_waiting = self.response.status == "completed" and bool(self._writer.called)
+        if is_waiting and self._services.settings.park_on_tool_calls:
             self._services.tool_waits.begin(self._stored.conversation.session, self._writer.called)
 
     async def _end(self) -> None:

@@ -21,7 +21,7 @@ class ReadQuery(WireModel):
 
     model_config = ConfigDict(strict=False)
 
-    stream: Literal[False] | bool = Field(False, description="only false: events are not kept")
+    stream: bool = Field(False, description="only false: events are not kept")
 
 
 class ItemsQuery(WireModel):

@@ -31,3 +31,9 @@ CALLING: Any = {
 def output_of(call_id: str, text: str = "42") -> Any:
     """The item with a function's result."""
     return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+def folded(events: list[Any]) -> list[str]:
+    """The types of the events, deltas in a row as one."""
+    kinds = [event.type for event in events]
+    return [kind for index, kind in enumerate(kinds) if not kind.endswith("delta") or kinds[index - 1] != kind]

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 
 from tests.errors import assert_error
 from tests.openai.conftest import MODEL
-from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP
+from tests.openai.responses.asking import CALLING, GREEDY, LOOK_UP, folded
 
 TEXT_EVENTS = [
     "response.created",
@@ -24,12 +24,6 @@ TEXT_EVENTS = [
     "response.content_part.done",
     "response.output_item.done",
 ]
-
-
-def folded(events: list[Any]) -> list[str]:
-    """The types of the events, deltas in a row as one."""
-    kinds = [event.type for event in events]
-    return [kind for index, kind in enumerate(kinds) if not kind.endswith("delta") or kinds[index - 1] != kind]
 
 
 def test_a_response_says_what_a_chat_says(sdk: openai.OpenAI) -> None:
@@ -119,9 +113,10 @@ def test_the_stream_is_named_events_without_a_done(http: httpx.Client) -> None:
 
 
 def test_the_sdk_puts_a_stream_together(sdk: openai.OpenAI) -> None:
-    with sdk.responses.stream(**GREEDY, input="Hello") as stream:
-        whole = stream.get_final_response()
-    assert whole.output_text == sdk.responses.create(**GREEDY, input="Hello").output_text
+    with sdk.responses.stream(**CALLING, input="Look it up") as stream:
+        (call,) = stream.get_final_response().output
+    assert call.type == "function_call"
+    assert json.loads(call.arguments).keys() == {"deep"}
 
 
 def test_a_required_call_is_made_and_streamed(sdk: openai.OpenAI) -> None:

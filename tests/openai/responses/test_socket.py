@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
-from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, output_of
+from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded, output_of
 from tests.serving import serve
 
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -73,9 +73,9 @@ def test_three_turns_with_a_function_call(
 
 
 def test_the_events_are_those_of_a_stream(socket: ResponsesConnection, sdk: openai.OpenAI) -> None:
-    streamed = [event.type for event in sdk.responses.create(**GREEDY, input="Hello", stream=True)]
+    streamed = folded(list(sdk.responses.create(**GREEDY, input="Hello", stream=True)))
     events = ask(socket, **GREEDY, input="Hello")
-    assert [event.type for event in events] == streamed
+    assert folded(events) == streamed
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
@@ -168,3 +168,29 @@ def test_a_message_over_the_limit_closes_the_connection(guarded: str) -> None:
             websocket.recv(timeout=10)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "param"),
+    [
+        ("?model=x", {}, "model"),
+        ("", {"X-Session-ID": "x" * 257}, "X-Session-ID"),
+        ("", {"X-Session-ID": ""}, "X-Session-ID"),
+    ],
+)
+def test_a_handshake_that_is_not_understood_is_refused(
+    openai_url: str, path: str, headers: dict[str, str], param: str
+) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"{openai_url.replace('http', 'ws', 1)}/v1/responses{path}", additional_headers=headers)
+    assert refused.value.response.status_code == 400
+    assert param.encode() in (refused.value.response.body or b"")
+
+
+def test_a_named_session_serves_a_connection(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    with sdk.responses.connect(extra_headers={"X-Session-ID": "named-by-socket"}) as connection:
+        first = ask(connection, **GREEDY, input="x")[-1].response
+        ask(connection, **GREEDY, input="y", previous_response_id=first.id)
+    listed = http.get("/v1/sessions", params={"limit": 100}).json()["data"]
+    raw = sdk.responses.with_raw_response.create(**GREEDY, input="z", extra_headers={"X-Session-ID": "named-by-socket"})
+    assert raw.headers["x-session-id"] in {session["id"] for session in listed}
