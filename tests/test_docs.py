@@ -13,6 +13,7 @@ from app.domain.errors import DjinnError
 from app.openai.chat import ChatBody
 from app.openai.completion import CompletionBody
 from app.openai.extras.unsupported import UNSUPPORTED
+from app.openai.responses.body import ResponseBody
 from app.openai.tokenization import DetokenizeBody, TokenizeBody
 from tests.serving import serve
 
@@ -61,7 +62,8 @@ def test_every_metric_is_documented(base_url: str) -> None:
 
 
 def test_every_field_of_the_openai_routes_is_documented() -> None:
-    declared = {name for body in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody) for name in body.model_fields}
+    bodies = (ChatBody, CompletionBody, ResponseBody, TokenizeBody, DetokenizeBody)
+    declared = {name for body in bodies for name in body.model_fields}
     known = {name for fields in UNSUPPORTED.values() for name in fields}
     sampling = PAGES["api"].partition("## Sampling")[2].partition("## Errors")[0]
     written = re.findall(r"`([^`\n]+)`", PAGES["openai"] + sampling)
