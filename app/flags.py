@@ -36,6 +36,7 @@ METAVARS = {
     "max_queue": "COUNT",
     "max_model_len": "TOKENS",
     "max_sessions": "COUNT",
+    "max_responses": "COUNT",
     "max_request_bytes": "SIZE",
     "max_import_bytes": "SIZE",
     "drain_timeout_s": "SECONDS",

@@ -16,10 +16,11 @@ from app.gpu.startup.loader import load_engine
 from app.journal.journal import Journal
 from app.metrics.turns import Metrics
 from app.model_store.resolve import resolve
+from app.openai.responses.store import ResponseStore
 from app.routers import breakpoints, checkpoint, export, generate, phase, resume, sessions, system, vectors
 from app.routers.anthropic import messages as anthropic_messages
 from app.routers.dependencies import Services
-from app.routers.openai import chat, completions, models, tokenize
+from app.routers.openai import chat, completions, models, responses, responses_kept, responses_socket, tokenize
 from app.sessions.bound_sessions import BoundSessions
 from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import Notices, restore, sweep
@@ -48,6 +49,8 @@ ROUTERS = (
     export,
     chat,
     completions,
+    responses,
+    responses_kept,
     models,
     tokenize,
     anthropic_messages,
@@ -84,6 +87,8 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
     executor = EngineExecutor(engine, Notices(table, keeper).take)
     metrics = Metrics(engine.info.name)
     registry = SessionRegistry(executor, table, keeper, tokens, metrics, settings)
+    kept_responses = ResponseStore(registry, journal, limit=settings.max_responses)
+    kept_responses.restore(restored)
     spool = Spool(settings.state_dir and settings.state_dir.expanduser() / "tmp")
 
     @asynccontextmanager
@@ -115,6 +120,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
         tool_support=ToolSupport(tokens),
         bound_sessions=BoundSessions(registry, restored),
         tool_waits=ToolWaits(registry),
+        responses=kept_responses,
         spool=spool,
         vectors=Vectors(journal),
         started_at=int(time.time()),
@@ -122,6 +128,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
     install_error_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router)
+    app.router.routes.append(responses_socket.ROUTE)
     return app
 
 

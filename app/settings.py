@@ -147,6 +147,9 @@ class Settings(BaseSettings):
     max_queue: int = Field(1024, ge=1, description="turns that may wait; one more gets 429")
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
+    max_responses: int = Field(
+        1024, ge=1, description="responses of /v1/responses that are kept; those unused for longest give way"
+    )
     max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
     max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
     park_on_tool_calls: bool = Field(

@@ -12,7 +12,8 @@ import pytest
 from app.anthropic.bodies import CountTokensBody, MessagesBody
 from app.domain.errors import DjinnError
 from app.openai.chat import ChatBody
-from app.openai.completion import CompletionBody
+from app.openai.completions.body import CompletionBody
+from app.openai.responses.body import ResponseBody
 from app.openai.tokenization import DetokenizeBody, TokenizeBody
 from app.wire.extras.unsupported import ANTHROPIC, UNSUPPORTED
 from tests.serving import serve
@@ -62,7 +63,8 @@ def test_every_metric_is_documented(base_url: str) -> None:
 
 
 def test_every_field_of_the_openai_routes_is_documented() -> None:
-    declared = {name for body in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody) for name in body.model_fields}
+    bodies = (ChatBody, CompletionBody, ResponseBody, TokenizeBody, DetokenizeBody)
+    declared = {name for body in bodies for name in body.model_fields}
     known = {name for place, fields in UNSUPPORTED.items() if not place.startswith(ANTHROPIC) for name in fields}
     sampling = PAGES["api"].partition("## Sampling")[2].partition("## Errors")[0]
     written = re.findall(r"`([^`\n]+)`", PAGES["openai"] + sampling)

@@ -13,7 +13,7 @@ from app.domain.breakpoints import TensorData
 from app.domain.errors import NotDurable
 from app.domain.values import ModelInfo, SessionId
 from app.journal.lock import FolderLock
-from app.journal.records import Entry, Key, SessionRecord, VectorKey, WriteBatch, add_to
+from app.journal.records import Entry, Key, ResponseRecord, SessionRecord, VectorKey, WriteBatch, add_to
 from app.journal.steering import Steering
 from app.journal.store import JournalStore
 
@@ -57,13 +57,17 @@ class Journal:
         """Every owner's vectors. Call after `load`, before `start`. Raises like `load`."""
         return self._store.load_vectors()
 
+    def load_responses(self) -> list[ResponseRecord]:
+        """Every response. Call after `load`, before `start`. Raises like `load`."""
+        return self._store.load_responses()
+
     def start(self) -> None:
         """Start to write."""
         self._thread = threading.Thread(target=self._run, name="djinn-journal", daemon=True)
         self._thread.start()
 
     def append(self, key: Key, entry: Entry) -> None:
-        """Take what happened to a session or a vector (None: it is gone). Never waits for the disk."""
+        """Take what happened to a session, a vector or a response (None: it is gone). Never waits for the disk."""
         with self._wake:
             add_to(self._pending, key, entry)
             self._appended += 1
@@ -105,7 +109,7 @@ class Journal:
             if batch:
                 self._store.apply(batch)
         except Exception as error:  # whatever it is, those who wait must hear of it
-            logger.exception("the journal could not be written; %d sessions and vectors wait", len(batch))
+            logger.exception("the journal could not be written; %d sessions, vectors and responses wait", len(batch))
             self._put_back(batch)
             commit.set_exception(NotDurable(f"done, but it would not survive a restart: the journal says {error}"))
         else:

@@ -1,4 +1,4 @@
-"""What the journal is told: how a session is now, what its history is from some position on, and an owner's vectors."""
+"""What the journal is told: how a session is now, what its history is from some position on, and what goes with it."""
 
 from __future__ import annotations
 
@@ -57,9 +57,25 @@ class VectorKey:
     name: str
 
 
-Key = SessionId | VectorKey
-Entry = Change | TensorData | None
-"""What is new about a session or a vector; None: it is gone."""
+@dataclass(frozen=True, slots=True)
+class ResponseKey:
+    """A response of that id."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRecord:
+    """A response that a session has generated, which goes when the session does. `body` is JSON."""
+
+    id: str
+    session: SessionId
+    body: str
+
+
+Key = SessionId | VectorKey | ResponseKey
+Entry = Change | TensorData | ResponseRecord | None
+"""What is new about a session, a vector or a response; None: it is gone."""
 WriteBatch = dict[Key, Entry]
 """What is to be written."""
 

@@ -12,11 +12,11 @@ from typing import Any
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
-from app.journal import breakpoint_tables
-from app.journal.records import TOKEN_BYTES, Change, SessionRecord, VectorKey, WriteBatch
+from app.journal import breakpoint_tables, response_table
+from app.journal.records import TOKEN_BYTES, Change, ResponseKey, ResponseRecord, SessionRecord, VectorKey, WriteBatch
 from app.journal.steering import Steering
 
-FORMAT = 2
+FORMAT = 3
 TABLES = f"""
 CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
 STRICT;
@@ -28,6 +28,7 @@ CREATE TABLE tokens (
     session TEXT NOT NULL, position INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (session, position)
 ) STRICT, WITHOUT ROWID;
 {breakpoint_tables.TABLES}
+{response_table.TABLE}
 PRAGMA user_version = {FORMAT};
 """
 """A history is the `ids` of its rows in the order of `position`, which is that of a row's first token."""
@@ -98,6 +99,13 @@ class JournalStore:
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from error
 
+    def load_responses(self) -> list[ResponseRecord]:
+        """Every response. Raises `FieldOutOfRange` if the file is damaged."""
+        try:
+            return response_table.load_responses(self._connection)
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from error
+
     def apply(self, batch: WriteBatch) -> None:
         """Write all of `batch`, or on `sqlite3.Error` nothing of it."""
         with self._connection:
@@ -105,11 +113,16 @@ class JournalStore:
                 if isinstance(entry, Change):
                     self._write(entry)
                 elif isinstance(key, VectorKey):
+                    assert not isinstance(entry, ResponseRecord)
                     breakpoint_tables.put_vector(self._connection, key, entry)
+                elif isinstance(key, ResponseKey):
+                    assert not isinstance(entry, TensorData)
+                    response_table.put_response(self._connection, key, entry)
                 else:
                     self._connection.execute("DELETE FROM session WHERE id = ?", (key,))
                     self._connection.execute("DELETE FROM tokens WHERE session = ?", (key,))
                     breakpoint_tables.delete_steering(self._connection, key)
+                    response_table.delete_responses(self._connection, key)
 
     def close(self) -> None:
         """Close the file."""

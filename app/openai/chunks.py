@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, Json
 
 from app.openai.chat import ChatLogprobs
-from app.openai.completion import CompletionLogprobs
+from app.openai.completions.body import CompletionLogprobs
 from app.openai.fields import Usage
 from app.wire.errors import ErrorBody
 

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from app.domain.values import ModelInfo
 from app.exports.spool import Spool
 from app.metrics.turns import Metrics
+from app.openai.responses.store import ResponseStore
 from app.sessions.bound_sessions import BoundSessions
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -33,6 +34,7 @@ class Services:
     tool_support: ToolSupport
     bound_sessions: BoundSessions
     tool_waits: ToolWaits
+    responses: ResponseStore
     spool: Spool
     vectors: Vectors
     started_at: int

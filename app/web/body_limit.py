@@ -1,4 +1,7 @@
-"""413 for a body over the limit, whether its length is declared or it comes in pieces, 415 for a compressed one."""
+"""413 for a body over the limit, whether its length is declared or it comes in pieces, 415 for a compressed one.
+
+A WebSocket with a message over the limit is closed.
+"""
 
 from collections.abc import Mapping
 
@@ -11,6 +14,8 @@ from app.web.error_handlers import error_response
 
 BODILESS = ("GET", "HEAD", "DELETE")
 """Methods whose routes read no body."""
+MESSAGE_TOO_BIG = 1009
+"""The code with which a WebSocket is closed (RFC 6455, 7.4.1)."""
 
 
 class BodyLimitMiddleware:
@@ -30,6 +35,9 @@ class BodyLimitMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
+        if scope["type"] == "websocket":
+            await self.app(scope, self._limited(receive, send), send)
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -59,3 +67,17 @@ class BodyLimitMiddleware:
             return part
 
         await self.app(scope, receive_counted, send)
+
+    def _limited(self, receive: Receive, send: Send) -> Receive:
+        """Receives messages of a WebSocket. To the application, one over the limit is the end of the connection."""
+
+        async def receive_limited() -> Message:
+            message = await receive()
+            content = message.get("text") or message.get("bytes") or b""
+            if len(content if isinstance(content, bytes) else content.encode()) <= self.max_bytes:
+                return message
+            reason = f"a message must be at most {self.max_bytes} bytes"
+            await send({"type": "websocket.close", "code": MESSAGE_TOO_BIG, "reason": reason})
+            return {"type": "websocket.disconnect", "code": MESSAGE_TOO_BIG, "reason": reason}
+
+        return receive_limited

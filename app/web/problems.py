@@ -9,7 +9,7 @@ from app.web.schema_words import allowed, given, limits_of
 Problem = dict[str, Any]
 """An error as pydantic describes it."""
 
-OWN_WORDS = frozenset({"value_error", "role", "prompt", "kind"})
+OWN_WORDS = frozenset({"value_error", "role", "prompt", "kind", "item", "tool_choice"})
 """Types whose message the models here wrote themselves."""
 WORDS: dict[str, Callable[[Problem], str]] = {
     "missing": lambda problem: "required",

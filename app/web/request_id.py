@@ -13,6 +13,8 @@ from app.web.error_bodies import MESSAGES_PATHS
 from app.web.error_handlers import REQUEST_ID_HEADER
 
 MESSAGES_HEADER = "Request-Id"
+ANSWERS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+"""The messages that have the headers of an answer."""
 SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -24,7 +26,7 @@ class RequestIdMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
@@ -32,7 +34,8 @@ class RequestIdMiddleware:
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] in ANSWERS:
+                message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = request_id
                 if scope["path"] in MESSAGES_PATHS:

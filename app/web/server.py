@@ -52,6 +52,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+                ws_max_size=int(app.state.services.settings.max_request_bytes),
             )
         )
         self._services = app.state.services

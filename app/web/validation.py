@@ -1,12 +1,13 @@
 """What a rejected request is told: the field, what the field takes, and what it was given. Never pydantic's words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from app.domain.errors import DjinnError, FieldOutOfRange, MalformedRequest
@@ -24,10 +25,20 @@ def describe_validation(request: Request, error: RequestValidationError) -> Djin
         return FieldOutOfRange("the body has a field whose name is not Unicode: half of a surrogate pair")
     if first["loc"] == ("body",) and first["type"] != "value_error":
         return MalformedRequest("the body must be a JSON object, sent with Content-Type: application/json")
-    described = []
-    for problem in problems[:SHOWN_PROBLEMS]:
-        place, *location = problem["loc"]
-        described.append(describe_problem(_schema(request, place), problem, location))
+    return _refusal(
+        describe_problem(_schema(request, problem["loc"][0]), problem, problem["loc"][1:])
+        for problem in problems[:SHOWN_PROBLEMS]
+    )
+
+
+def describe_body(model: type[BaseModel], error: ValidationError) -> DjinnError:
+    """The first problems of a body that came by another way than a request."""
+    problems = error.errors()[:SHOWN_PROBLEMS]
+    return _refusal(describe_problem(schema_of(model), dict(problem), problem["loc"]) for problem in problems)
+
+
+def _refusal(problems: Iterable[tuple[str, str]]) -> DjinnError:
+    described = list(problems)
     sentences = [f"{field}: {words}" if field else words for field, words in described]
     return FieldOutOfRange("; ".join(sentences), param=described[0][0] or None)
 

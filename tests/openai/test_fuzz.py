@@ -19,7 +19,10 @@ def description(openai_url: str) -> Any:
     return schemathesis.openapi.from_url(f"{openai_url}/openapi.json")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_random_bodies_are_answered_or_refused(description: Any, path: str) -> None:
     answered: set[int] = set()
 
@@ -32,6 +35,8 @@ def test_random_bodies_are_answered_or_refused(description: Any, path: str) -> N
         if "messages" in case.body or "prompt" in case.body:
             case.body |= {"max_tokens": 4, "min_tokens": 0} if path.startswith("/v1") else {}
             case.body.pop("max_completion_tokens", None)
+        if path == "/v1/responses":
+            case.body |= {"max_output_tokens": 4, "min_tokens": 0, "max_tokens": None, "previous_response_id": None}
         response = case.call(timeout=30)
         answered.add(response.status_code)
         case.validate_response(response, checks=[not_a_server_error, response_schema_conformance])

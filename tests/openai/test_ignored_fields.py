@@ -21,6 +21,7 @@ CHAT: Any = [{"role": "user", "content": "Hello"}]
 BODIES: dict[str, Any] = {
     "/v1/chat/completions": {"model": MODEL, "messages": CHAT, "max_tokens": 1},
     "/v1/completions": {"model": MODEL, "prompt": "x", "max_tokens": 1},
+    "/v1/responses": {"model": MODEL, "input": "x", "max_output_tokens": 1, "store": False},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},
 }

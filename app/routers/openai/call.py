@@ -23,12 +23,14 @@ from app.web.sse import EventStream
 from app.wire.turns import SamplingFields
 
 SESSION_HEADER = "X-Session-ID"
+MAX_NAME = 256
+"""Characters of a name that a caller gives a session."""
 SessionHeader = Annotated[
     str | None,
     Header(
         alias=SESSION_HEADER,
         min_length=1,
-        max_length=256,
+        max_length=MAX_NAME,
         description="binds the call to a session: a session id, or any name, whose first use opens a session",
     ),
 ]
@@ -146,15 +148,19 @@ class OpenAICall:
         return session
 
 
-async def _openai_call(
-    request: Request,
-    services: ServicesDep,
-    owner: OwnerDep,
-    cleanup: CleanupDep,
-    session_name: SessionHeader = None,
-) -> OpenAICall:
+async def _session_name(request: Request, session_name: SessionHeader = None) -> str | None:
     if len(set(request.headers.getlist(SESSION_HEADER))) > 1:
         raise FieldOutOfRange(f"{SESSION_HEADER}: a call is bound to one session", param=SESSION_HEADER)
+    return session_name
+
+
+SessionNameDep = Annotated[str | None, Depends(_session_name)]
+"""What `X-Session-ID` says."""
+
+
+async def _openai_call(
+    services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep, session_name: SessionNameDep
+) -> OpenAICall:
     return OpenAICall(services, owner, cleanup, session_name)
 
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 
 from app.openai.answers import Head, collect, stream
 from app.openai.chunks import CompletionEvent
-from app.openai.completion import Completion, CompletionBody
-from app.openai.completion_answer import CompletionChunkWriter, Echo, whole_choice
+from app.openai.completions.answer import CompletionChunkWriter, Echo, whole_choice
+from app.openai.completions.body import Completion, CompletionBody
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
 from app.routers.openai.route import IgnoredDep, OpenAIRoute
 from app.text.tokenizer import Tokens

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 
 from app.domain.errors import FieldOutOfRange
 from app.wire.extras.body import OpenBody
-from app.wire.extras.unsupported import ANTHROPIC, NOTHING_KNOWN, UNSUPPORTED, asks_for
+from app.wire.extras.unsupported import ANTHROPIC, NOTHING_KNOWN, RESPONSES, UNSUPPORTED, asks_for
 
 MAX_NAMED = 20
 LONGEST_NAME = 64
 OTHER = "other"
 _LABELS = frozenset(
-    f"{place.removeprefix(ANTHROPIC)}.{name}".removeprefix(".")
+    f"{place.removeprefix(ANTHROPIC).removeprefix(RESPONSES)}.{name}".removeprefix(".")
     for place, fields in UNSUPPORTED.items()
     for name in fields
 )

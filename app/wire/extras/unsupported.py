@@ -25,6 +25,8 @@ OWN_TEMPLATE = "a chat is written in the model's own template"
 
 ANTHROPIC = "anthropic"
 """The place of the bodies of Anthropic's API."""
+RESPONSES = "responses"
+"""The place of the bodies of `/v1/responses`."""
 
 UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
     "": {
@@ -111,6 +113,41 @@ UNSUPPORTED: dict[str, dict[str, Unsupported]] = {
         "citations": Unsupported(([],)),
     },
     f"{ANTHROPIC}.messages.content.content": {"cache_control": Unsupported()},
+    RESPONSES: {
+        "context_management": Unsupported(([],), "the server never shortens a conversation"),
+        "conversation": Unsupported((), "use previous_response_id"),
+        "generate": Unsupported((True,), "the server cannot prepare a response without generating it"),
+        "moderation": Unsupported((), "the server moderates nothing"),
+        "prompt": Unsupported((), "the server keeps no prompt templates"),
+        "stream_id": Unsupported((), "a connection runs one response at a time"),
+        "image": Unsupported(),
+        "access_programs": Unsupported(),
+        "max_tool_calls": Unsupported(),
+        "prompt_cache_key": Unsupported(),
+        "prompt_cache_options": Unsupported(({},)),
+        "prompt_cache_retention": Unsupported(),
+        "reasoning": Unsupported(({},)),
+        "safety_identifier": Unsupported(),
+        "service_tier": Unsupported(("auto", "default")),
+    },
+    f"{RESPONSES}.stream_options": {"include_obfuscation": Unsupported((False,), "events are never padded")},
+    f"{RESPONSES}.text": {"verbosity": Unsupported(("medium",))},
+    f"{RESPONSES}.tools": {
+        "allowed_callers": Unsupported((["direct"],)),
+        "async": Unsupported((False,)),
+        "defer_loading": Unsupported((False,)),
+        "output_schema": Unsupported(),
+    },
+    f"{RESPONSES}.input": {
+        "caller": Unsupported(({"type": "direct"},)),
+        "name": Unsupported(),
+        "namespace": Unsupported(),
+    },
+    f"{RESPONSES}.input.content": {
+        "annotations": Unsupported(([],)),
+        "logprobs": Unsupported(([],)),
+        "prompt_cache_breakpoint": Unsupported(),
+    },
 }
 """By the path of the object that has them, without the indices of lists. `""` is the body itself.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from app.domain.values import TokenLogprobs
-from app.openai.completion import CompletionLogprobs
+from app.openai.completions.body import CompletionLogprobs
 from app.text.detokenizer import Detokenizer
 from app.text.tokenizer import Tokens
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from app.domain.values import TokenLogprobs
 from app.messages import PromptScored, TurnFinished
 from app.openai.answers import Entry, openai_finish_reason
-from app.openai.completion import CompletionChoice, CompletionLogprobs
-from app.openai.completion_logprobs import LogprobsWriter, joined
+from app.openai.completions.body import CompletionChoice, CompletionLogprobs
+from app.openai.completions.logprobs import LogprobsWriter, joined
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
 

@@ -1,0 +1,123 @@
+"""The items of a conversation, as the server keeps them and as answers show them."""
+
+import secrets
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputTextPart(BaseModel):
+    """Text that a client has sent."""
+
+    type: Literal["input_text"] = "input_text"
+    text: str
+
+
+class TopLogprob(BaseModel):
+    """A token that could stand at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TextLogprob(TopLogprob):
+    """The token that stands at a position, and the most likely ones there, best first."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class OutputTextPart(BaseModel):
+    """Text of the model. It has no annotations here."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: Annotated[list[str], Field(max_length=0)] = []
+    logprobs: list[TextLogprob] = []
+
+
+class RefusedPart(BaseModel):
+    """Text in which a model said that it would not answer."""
+
+    type: Literal["refusal"] = "refusal"
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The text of the part."""
+        return self.refusal
+
+
+AssistantPart = Annotated[OutputTextPart | RefusedPart, Field(discriminator="type")]
+
+
+class InputMessageItem(BaseModel):
+    """A message to the model."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["user", "system", "developer"]
+    content: list[InputTextPart]
+    status: ItemStatus = "completed"
+
+
+class OutputMessageItem(BaseModel):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    content: list[AssistantPart]
+    status: ItemStatus = "completed"
+
+
+class FunctionCallItem(BaseModel):
+    """A call of a function. Its result comes with the same `call_id`."""
+
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus = "completed"
+
+
+class FunctionCallOutputItem(BaseModel):
+    """The result of a call."""
+
+    id: str
+    type: Literal["function_call_output"] = "function_call_output"
+    call_id: str
+    output: str | list[InputTextPart]
+    status: ItemStatus = "completed"
+
+
+def _form_of(item: object) -> str | None:
+    kind, role = (
+        (item.get("type"), item.get("role"))
+        if isinstance(item, dict)
+        else (getattr(item, "type", None), getattr(item, "role", None))
+    )
+    if kind != "message":
+        return kind if isinstance(kind, str) else None
+    return "output message" if role == "assistant" else "input message"
+
+
+Item = Annotated[
+    Annotated[InputMessageItem, Tag("input message")]
+    | Annotated[OutputMessageItem, Tag("output message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
+    Discriminator(_form_of),
+]
+AnyItem = InputMessageItem | OutputMessageItem | FunctionCallItem | FunctionCallOutputItem
+OutputItem = Annotated[OutputMessageItem | FunctionCallItem, Field(discriminator="type")]
+
+IdPrefix = Literal["resp", "msg", "fc", "fco"]
+
+
+def new_id(prefix: IdPrefix) -> str:
+    """A fresh id: 128 random bits, so that nobody can guess one."""
+    return f"{prefix}_{secrets.token_hex(16)}"

@@ -1,0 +1,159 @@
+"""The responses that the server keeps, in memory and in the journal."""
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel
+
+from app.bridge.turn import Turn
+from app.domain.errors import NotFound
+from app.journal.journal import Journal
+from app.journal.records import ResponseKey, ResponseRecord
+from app.openai.responses.conversation import Conversation, StoredResponse
+from app.openai.responses.items import AnyItem, Item
+from app.openai.responses.response import ResponseObject
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+
+
+class _Journaled(BaseModel):
+    """What the journal keeps of a response beside its ids. The first of a conversation has the items before it."""
+
+    conversation: str
+    owns_session: bool
+    start: int
+    before: list[Item] = []
+    input: list[Item]
+    answer: ResponseObject
+    is_deleted: bool = False
+
+
+class ResponseStore:
+    """At most `limit` responses, but for those of the conversation that was used last. Used on the event loop only.
+
+    The conversations that were not used for the longest time give way, with the sessions that were opened for them.
+    """
+
+    def __init__(self, registry: SessionRegistry, journal: Journal | None, *, limit: int) -> None:
+        self._registry = registry
+        self._journal = journal
+        self._limit = limit
+        self._conversations: dict[str, Conversation] = {}
+        """By id; the one that was used last is the last."""
+        self._responses: dict[str, StoredResponse] = {}
+        self._running: dict[str, tuple[StoredResponse, Turn]] = {}
+        self._items: dict[tuple[str | None, str], AnyItem] = {}
+        """By owner and id."""
+
+    def restore(self, sessions: Iterable[Session]) -> None:
+        """Take in what the journal has of these sessions, before the journal is started."""
+        if self._journal is None:
+            return
+        by_id = {session.id: session for session in sessions}
+        found = [(record, _Journaled.model_validate_json(record.body)) for record in self._journal.load_responses()]
+        for record, kept in sorted(found, key=lambda each: (each[1].answer.created_at, each[1].start)):
+            session = by_id.get(record.session)
+            if session is None:
+                self._journal.append(ResponseKey(record.id), None)
+                continue
+            conversation = self._conversations.get(kept.conversation)
+            if conversation is None:
+                conversation = Conversation(kept.conversation, session, True, kept.owns_session, list(kept.before))
+                self._conversations[conversation.id] = conversation
+            self._add(StoredResponse(conversation, kept.start, kept.input, kept.answer, kept.is_deleted))
+            conversation.used_at = kept.answer.created_at
+
+    def begin(self, response: StoredResponse, turn: Turn) -> None:
+        """Know a response while `turn` generates it."""
+        self._running[response.answer.id] = response, turn
+
+    def find_running(self, owner: str | None, response_id: str) -> tuple[StoredResponse, Turn] | None:
+        """The owner's response that is being generated, and its turn; None: there is none of that id."""
+        found = self._running.get(response_id)
+        return None if found is None or found[0].conversation.session.owner != owner else found
+
+    def find(self, owner: str | None, response_id: str, *, param: str = "response_id") -> StoredResponse:
+        """The owner's response of that id. Raises `NotFound`, also for another owner's."""
+        found = self._responses.get(response_id)
+        if found is None or found.is_deleted or found.conversation.session.owner != owner or found.conversation.is_dead:
+            raise NotFound(f"no response {response_id[:100]}", param=param)
+        return found
+
+    def find_item(self, owner: str | None, item_id: str) -> AnyItem:
+        """The owner's item of that id, of any response that is kept. Raises `NotFound`."""
+        found = self._items.get((owner, item_id))
+        if found is None:
+            raise NotFound(f"no item {item_id[:100]}", param="input")
+        return found
+
+    def keep(self, response: StoredResponse) -> None:
+        """Keep a response that is over, and journal it without waiting. One whose session has closed is not kept."""
+        conversation = response.conversation
+        self._running.pop(response.answer.id, None)
+        if conversation.is_dead:
+            return
+        is_first = not conversation.responses
+        self._conversations[conversation.id] = self._conversations.pop(conversation.id, conversation)
+        self._add(response)
+        self._note(response, with_items_before=is_first)
+        self._make_room()
+
+    async def settled(self) -> None:
+        """Return when all that is kept is durable. Raises `NotDurable` if it could not be written."""
+        if self._journal is not None:
+            await self._journal.settled()
+
+    def delete(self, response: StoredResponse) -> None:
+        """Forget a response. Its conversation goes with the last one; until then its items stay for those after it."""
+        conversation = response.conversation
+        response.is_deleted = True
+        for item in (*response.input, *response.answer.output):
+            self._items.pop((conversation.session.owner, item.id), None)
+        if all(each.is_deleted for each in conversation.responses.values()) and not conversation.is_running:
+            self._forget(conversation)
+        else:
+            self._note(response, with_items_before=response is next(iter(conversation.responses.values())))
+
+    def _add(self, response: StoredResponse) -> None:
+        response.conversation.add(response)
+        self._responses[response.answer.id] = response
+        if not response.is_deleted:
+            owner = response.conversation.session.owner
+            self._items.update({(owner, item.id): item for item in (*response.input, *response.answer.output)})
+
+    def _note(self, response: StoredResponse, *, with_items_before: bool) -> None:
+        if self._journal is None:
+            return
+        conversation = response.conversation
+        kept = _Journaled(
+            conversation=conversation.id,
+            owns_session=conversation.owns_session,
+            start=response.start,
+            before=conversation.items[: response.start] if with_items_before else [],
+            input=list(response.input),
+            answer=response.answer,
+            is_deleted=response.is_deleted,
+        )
+        record = ResponseRecord(response.answer.id, conversation.session.id, kept.model_dump_json())
+        self._journal.append(ResponseKey(response.answer.id), record)
+
+    def _make_room(self) -> None:
+        for conversation in [each for each in self._conversations.values() if each.is_dead]:
+            self._forget(conversation)
+        *others, _ = self._conversations.values()
+        for conversation in others:
+            if len(self._responses) <= self._limit:
+                return
+            if not conversation.is_running:
+                self._forget(conversation)
+
+    def _forget(self, conversation: Conversation) -> None:
+        del self._conversations[conversation.id]
+        for response in conversation.responses.values():
+            del self._responses[response.answer.id]
+            for item in (*response.input, *response.answer.output):
+                self._items.pop((conversation.session.owner, item.id), None)
+            if self._journal is not None:
+                self._journal.append(ResponseKey(response.answer.id), None)
+        session = conversation.session
+        if conversation.owns_session and not session.busy and self._registry.table.find(session.id) is session:
+            self._registry.drop(session)

@@ -1,0 +1,142 @@
+"""From a checked request to a running response."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+
+from app.domain.errors import DjinnError, FieldOutOfRange, MalformedRequest
+from app.domain.values import StopRule
+from app.openai.chat_prompt import chat_prompt
+from app.openai.responses.body import ResponseBody
+from app.openai.responses.conversation import Conversation, StoredResponse
+from app.openai.responses.events import ResponseWriter
+from app.openai.responses.items import AnyItem, new_id
+from app.openai.responses.memory import UnstoredConversation
+from app.openai.responses.messages import check_calls, to_messages
+from app.openai.responses.response import ResponseObject
+from app.routers.dependencies import Services
+from app.routers.openai.call import check_model
+from app.routers.openai.response_run import ResponseRun
+from app.sessions.bound_sessions import IDLE_TTL_S
+from app.sessions.session import Session
+from app.sessions.turns import TurnRequest
+from app.tools.definitions import ToolUse
+from app.tools.support import turn_grammar
+from app.wire.extras.ignored_fields import IgnoredFields
+
+
+class ResponseCall:
+    """Starts responses of one caller: one over HTTP, one after the other over a WebSocket."""
+
+    def __init__(
+        self, services: Services, owner: str | None, unstored: UnstoredConversation, session_name: str | None = None
+    ) -> None:
+        """`session_name` is what `X-Session-ID` says."""
+        self._services = services
+        self._owner = owner
+        self._unstored = unstored
+        self._session_name = session_name
+
+    async def start(self, body: ResponseBody, ignored: IgnoredFields, cleanup: AsyncExitStack) -> ResponseRun:
+        """Submit the turn; it ends when `cleanup` unwinds.
+
+        Raises `UnknownModel`, `NotFound`, `FieldOutOfRange`, `MalformedRequest`, `ContextTooLong`, `Busy`, `Draining`,
+        and `WrongState` if the session that `X-Session-ID` names is in use.
+        """
+        services = self._services
+        ignored.read(body)
+        check_model(services, body.model)
+        before, new = self._items(body)
+        use, support = body.to_tool_use(), services.tool_support
+        token_ids = await asyncio.to_thread(self._prompt, body, [*before, *new], use)
+        request = await self._request(body, token_ids, use, cleanup)
+        response = ResponseObject.begin(body, new_id("resp"), int(time.time()))
+        with ExitStack() as undo:  # from here on nothing waits, so no other call takes the session
+            conversation = self._conversation(body, response.id, before, undo)
+            services.tool_waits.end(conversation.session)
+            reader = services.sessions.turns.start(conversation.session, request, cleanup)
+            undo.pop_all()
+        if not conversation.is_kept:
+            self._unstored.take(conversation)
+        stored = StoredResponse(conversation, len(before), new, response)
+        writer = ResponseWriter(response, services.tokens, support.reader() if use.callable else None)
+        return ResponseRun(services, stored, reader, writer, cleanup)
+
+    def _items(self, body: ResponseBody) -> tuple[list[AnyItem], list[AnyItem]]:
+        """Those of the conversation so far, and those of the request."""
+        previous = self._previous(body)
+        before = [] if previous is None else previous.context
+        new = body.items(lambda item_id: self._services.responses.find_item(self._owner, item_id))
+        check_calls(before, new)
+        return before, new
+
+    def _previous(self, body: ResponseBody) -> StoredResponse | None:
+        name = "previous_response_id"
+        if body.previous_response_id is None:
+            return None
+        found = self._unstored.find(body.previous_response_id)
+        found = found or self._services.responses.find(self._owner, body.previous_response_id, param=name)
+        if not found.can_continue:
+            status = found.answer.status
+            raise FieldOutOfRange(f"{name}: the response is {status}, and cannot be continued", param=name)
+        return found
+
+    def _prompt(self, body: ResponseBody, items: list[AnyItem], use: ToolUse) -> list[int]:
+        messages = to_messages(body.instructions, items)
+        try:
+            return chat_prompt(messages, self._services.tokens, self._services.tool_support, use.tools).token_ids
+        except (MalformedRequest, FieldOutOfRange) as error:
+            raise _about_input(error) from error
+
+    async def _request(
+        self, body: ResponseBody, token_ids: list[int], use: ToolUse, cleanup: AsyncExitStack
+    ) -> TurnRequest:
+        services = self._services
+        turns, support = services.sessions.turns, services.tool_support
+        body.check_vocabulary(services.info.vocab_size)
+        room = turns.room(len(token_ids), body.max_output_tokens, param="input", limit_param="max_output_tokens")
+        grammar = turn_grammar(body.to_grammar(), use, support)
+        sampling = replace(body.to_params(logprobs=body.alternatives), grammar=grammar)
+        await turns.compile_grammar(sampling, body.min_tokens, cleanup)
+        stop: StopRule = body.to_stop_rule(max_tokens=room, eos_token_ids=services.tokens.eos_token_ids)
+        shown = support.shown if use.callable else frozenset()
+        text = replace(body.to_text_rule(with_logprobs=False), shown=shown)
+        return TurnRequest(token_ids, sampling, stop, text, replace=True, pausable=False, param="input")
+
+    def _conversation(self, body: ResponseBody, new_name: str, before: list[AnyItem], undo: ExitStack) -> Conversation:
+        """The conversation that the response goes on with: the previous response's if that is at its end, else a new
+        one with the same items. `undo` gets what is to be done about it if the turn cannot start.
+        """
+        previous = self._previous(body)
+        named = self._named_session()
+        if previous is not None:
+            going_on = previous.conversation
+            is_there = self._session_name is None or named is going_on.session
+            if going_on.is_kept is body.store and is_there and going_on.goes_on_after(previous):
+                return going_on
+        session = named or self._open(body, undo)
+        owns = self._session_name is None
+        return Conversation(new_name, session, is_kept=body.store, owns_session=owns, items=list(before))
+
+    def _named_session(self) -> Session | None:
+        if self._session_name is None:
+            return None
+        return self._services.bound_sessions.find(self._owner, self._session_name)
+
+    def _open(self, body: ResponseBody, undo: ExitStack) -> Session:
+        services = self._services
+        labels = {} if body.user is None else {"user": body.user}
+        if self._session_name is not None:
+            session = services.bound_sessions.open(self._owner, self._session_name, metadata=labels)
+        elif body.store:
+            session = services.sessions.create(self._owner, metadata=labels, ttl_s=IDLE_TTL_S)
+        else:
+            session = services.sessions.create(self._owner, metadata=labels, ephemeral=True)
+        undo.callback(services.sessions.drop, session)
+        return session
+
+
+def _about_input(error: DjinnError) -> DjinnError:
+    """The refusal of a chat, whose messages came as items."""
+    return type(error)(error.message.replace("messages.", "message ", 1), param="input")

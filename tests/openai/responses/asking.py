@@ -1,0 +1,39 @@
+"""What the tests of `/v1/responses` ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.openai.conftest import MODEL
+
+GREEDY: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 8, "extra_body": {"ignore_eos": True}}
+LONG: Any = {"model": MODEL, "input": "x", "extra_body": {"ignore_eos": True}}
+LOOK_UP: Any = {
+    "type": "function",
+    "name": "look_up",
+    "parameters": {
+        "type": "object",
+        "properties": {"deep": {"type": "boolean"}},
+        "required": ["deep"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+CALLING: Any = {
+    "model": MODEL,
+    "tools": [LOOK_UP],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_output_tokens": 200,
+}
+
+
+def output_of(call_id: str, text: str = "42") -> Any:
+    """The item with a function's result."""
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+def folded(events: list[Any]) -> list[str]:
+    """The types of the events, deltas in a row as one."""
+    kinds = [event.type for event in events]
+    return [kind for index, kind in enumerate(kinds) if not kind.endswith("delta") or kinds[index - 1] != kind]

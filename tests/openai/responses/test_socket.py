@@ -1,0 +1,196 @@
+"""`/v1/responses` as a WebSocket, as `responses.connect()` of the SDK speaks it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.resources.responses.responses import ResponsesConnection
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.sync.client import connect
+
+from tests.openai.conftest import MODEL
+from tests.openai.reference import Reference
+from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded, output_of
+from tests.serving import serve
+
+LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+def ask(connection: ResponsesConnection, **asked: Any) -> list[Any]:
+    """The events of a response."""
+    send(connection, **asked)
+    return read(connection)
+
+
+def send(connection: ResponsesConnection, **asked: Any) -> None:
+    extra = asked.pop("extra_body", {})
+    event: Any = {"type": "response.create", **asked, **extra}
+    connection.send(event)
+
+
+def read(connection: ResponsesConnection) -> list[Any]:
+    events: list[Any] = []
+    while not events or events[-1].type not in LAST:
+        events.append(connection.recv())
+    return events
+
+
+@pytest.fixture
+def socket(sdk: openai.OpenAI) -> Iterator[ResponsesConnection]:
+    with sdk.responses.connect() as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_three_turns_with_a_function_call(
+    socket: ResponsesConnection, sdk: openai.OpenAI, http: httpx.Client, store: bool
+) -> None:
+    first = ask(socket, **CALLING, input="Look it up", store=store)[-1].response
+    (call,) = first.output
+    assert call.type == "function_call"
+    asked: Any = {**GREEDY, "tools": [LOOK_UP], "tool_choice": "none", "store": store}
+    second = ask(socket, **asked, input=[output_of(call.call_id)], previous_response_id=first.id)[-1].response
+    third = ask(socket, **asked, input="Thanks", previous_response_id=second.id)[-1].response
+    assert third.usage.input_tokens_details.cached_tokens >= second.usage.input_tokens
+    if store:
+        assert sdk.responses.retrieve(third.id).output_text == third.output_text
+    else:
+        assert http.get(f"/v1/responses/{third.id}").status_code == 404
+    whole: Any = [
+        {"role": "user", "content": "Look it up"},
+        {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments},
+        output_of(call.call_id),
+        *[item.model_dump(exclude_none=True) for item in second.output],
+        {"role": "user", "content": "Thanks"},
+    ]
+    told = sdk.responses.create(**{**asked, "input": whole})
+    assert third.output_text == told.output_text
+
+
+def test_the_events_are_those_of_a_stream(socket: ResponsesConnection, sdk: openai.OpenAI) -> None:
+    streamed = folded(list(sdk.responses.create(**GREEDY, input="Hello", stream=True)))
+    events = ask(socket, **GREEDY, input="Hello")
+    assert folded(events) == streamed
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_what_is_not_stored_is_known_to_its_connection_only(sdk: openai.OpenAI) -> None:
+    with sdk.responses.connect() as one, sdk.responses.connect() as other:
+        response = ask(one, **GREEDY, input="x", store=False)[-1].response
+        (refused,) = ask(other, **GREEDY, input="y", previous_response_id=response.id, store=False)
+        assert (refused.type, refused.status, refused.error.param) == ("error", 404, "previous_response_id")
+        assert ask(one, **GREEDY, input="y", previous_response_id=response.id, store=False)[-1].response.id
+
+
+def test_one_response_at_a_time(socket: ResponsesConnection) -> None:
+    send(socket, **LONG)
+    assert socket.recv().type == "response.created"
+    send(socket, **LONG)
+    events = read(socket)
+    assert (events[-1].type, events[-1].status) == ("error", 400)
+    assert "one at a time" in events[-1].error.message
+    assert read(socket)[-1].type == "response.incomplete"  # the first goes on to its end
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("{", None),
+        ("[]", "type"),
+        ('{"type": "response.steer"}', "type"),
+        ('{"type": "response.create"}', "model"),
+        (f'{{"type": "response.create", "model": "{MODEL}", "input": "x", "temperature": -1}}', "temperature"),
+        (f'{{"type": "response.create", "model": "{MODEL}", "input": "x", "stream_id": "a"}}', "stream_id"),
+        ('{"type": "response.create", "model": "nobody", "input": "x"}', "model"),
+    ],
+)
+def test_a_mistake_is_an_error_event_and_the_connection_goes_on(
+    socket: ResponsesConnection, message: str, param: str | None
+) -> None:
+    socket.send_raw(message)
+    event: Any = socket.recv()
+    assert event.type == "error"
+    assert event.status in (400, 404)
+    assert event.error.param == param
+    assert event.error.message
+    assert ask(socket, **GREEDY, input="x")[-1].type == "response.incomplete"
+
+
+def test_fields_without_effect_are_named_in_the_first_event(socket: ResponsesConnection) -> None:
+    first, second, *_ = ask(socket, **GREEDY, input="x", safety_identifier="s", reasoning={"effort": "low"})
+    assert first.ignored_fields == "safety_identifier, reasoning"
+    assert not hasattr(second, "ignored_fields")
+
+
+def test_closing_the_connection_cancels_and_forgets(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    def open_sessions() -> int:
+        return len(http.get("/v1/sessions", params={"limit": 100}).json()["data"])
+
+    before = open_sessions()
+    with sdk.responses.connect() as connection:
+        ask(connection, **GREEDY, input="x", store=False)
+        send(connection, **LONG)
+        created: Any = connection.recv()
+    deadline = time.monotonic() + 10
+    while sdk.responses.retrieve(created.response.id).status == "in_progress":
+        assert time.monotonic() < deadline
+    assert sdk.responses.retrieve(created.response.id).status == "cancelled"
+    assert open_sessions() == before + 1
+
+
+@pytest.fixture(scope="module")
+def guarded(reference: Reference) -> Iterator[str]:
+    with serve(model=str(reference.folder), api_keys=("sesame",), max_request_bytes=10_000) as url:
+        yield url
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+def test_a_connection_needs_a_key(guarded: str, key: str | None) -> None:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"{guarded.replace('http', 'ws', 1)}/v1/responses", additional_headers=headers)
+    assert refused.value.response.status_code == 401
+    assert b"invalid_api_key" in (refused.value.response.body or b"")
+
+
+def test_a_message_over_the_limit_closes_the_connection(guarded: str) -> None:
+    url, headers = f"{guarded.replace('http', 'ws', 1)}/v1/responses", {"Authorization": "Bearer sesame"}
+    with connect(url, additional_headers=headers) as websocket:
+        assert websocket.response is not None
+        assert websocket.response.headers["x-request-id"]
+        websocket.send("x" * 10_001)
+        with pytest.raises(ConnectionClosedError) as closed:
+            websocket.recv(timeout=10)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "param"),
+    [
+        ("?model=x", {}, "model"),
+        ("", {"X-Session-ID": "x" * 257}, "X-Session-ID"),
+        ("", {"X-Session-ID": ""}, "X-Session-ID"),
+    ],
+)
+def test_a_handshake_that_is_not_understood_is_refused(
+    openai_url: str, path: str, headers: dict[str, str], param: str
+) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"{openai_url.replace('http', 'ws', 1)}/v1/responses{path}", additional_headers=headers)
+    assert refused.value.response.status_code == 400
+    assert param.encode() in (refused.value.response.body or b"")
+
+
+def test_a_named_session_serves_a_connection(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    with sdk.responses.connect(extra_headers={"X-Session-ID": "named-by-socket"}) as connection:
+        first = ask(connection, **GREEDY, input="x")[-1].response
+        ask(connection, **GREEDY, input="y", previous_response_id=first.id)
+    listed = http.get("/v1/sessions", params={"limit": 100}).json()["data"]
+    raw = sdk.responses.with_raw_response.create(**GREEDY, input="z", extra_headers={"X-Session-ID": "named-by-socket"})
+    assert raw.headers["x-session-id"] in {session["id"] for session in listed}
