@@ -21,12 +21,12 @@ from app.routers import breakpoints, checkpoint, export, generate, phase, resume
 from app.routers.anthropic import messages as anthropic_messages
 from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, responses, responses_kept, responses_socket, tokenize
-from app.sessions.bound_sessions import BoundSessions
+from app.sessions.bound.sessions import BoundSessions
+from app.sessions.bound.tool_waits import ToolWaits
 from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import Notices, restore, sweep
 from app.sessions.registry import SessionRegistry
 from app.sessions.table import SessionTable
-from app.sessions.tool_waits import ToolWaits
 from app.sessions.vectors import Vectors
 from app.settings import Settings
 from app.text.tokenizer import Tokens, load_tokens

@@ -11,10 +11,10 @@ from app.domain.values import ModelInfo
 from app.exports.spool import Spool
 from app.metrics.turns import Metrics
 from app.openai.responses.store import ResponseStore
-from app.sessions.bound_sessions import BoundSessions
+from app.sessions.bound.sessions import BoundSessions
+from app.sessions.bound.tool_waits import ToolWaits
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.sessions.tool_waits import ToolWaits
 from app.sessions.vectors import Vectors
 from app.settings import Settings
 from app.text.tokenizer import Tokens

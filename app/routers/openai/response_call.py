@@ -18,7 +18,7 @@ from app.openai.responses.response import ResponseObject
 from app.routers.dependencies import Services
 from app.routers.openai.call import check_model
 from app.routers.openai.response_run import ResponseRun
-from app.sessions.bound_sessions import IDLE_TTL_S
+from app.sessions.bound.sessions import IDLE_TTL_S
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.tools.definitions import ToolUse

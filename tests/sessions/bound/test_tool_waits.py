@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
+from app.sessions.bound.tool_waits import MAX_TOOLS, WINDOW, ToolTimes, ToolWaits
 from app.sessions.session import Session
-from app.sessions.tool_waits import MAX_TOOLS, WINDOW, ToolTimes, ToolWaits
 from tests.taking_turns import GREEDY, LONG, PROMPT, finish, start_turn
 
 
