@@ -156,10 +156,11 @@ class Settings(BaseSettings):
         True, description="a bound session whose answer calls tools leaves the device by itself until its next call"
     )
     bind_by_prefix: bool = Field(
-        False, description="bind OpenAI calls without X-Session-ID to the session whose history they continue"
+        False,
+        description="bind OpenAI and Anthropic calls without X-Session-ID to the session whose history they continue",
     )
     strict_fields: bool = Field(
-        False, description="refuse fields without effect on the OpenAI routes, instead of naming them in the answer"
+        False, description="refuse fields without effect on the OpenAI and Anthropic routes, instead of naming them"
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running turns")
 
