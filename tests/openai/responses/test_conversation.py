@@ -18,11 +18,11 @@ def session_of(sdk: openai.OpenAI, **asked: Any) -> tuple[Any, str | None]:
 
 
 def test_the_server_keeps_the_items(sdk: openai.OpenAI) -> None:
-    first, session = session_of(sdk, **GREEDY, input="The first question is this one, and it is long.")
+    first, session = session_of(sdk, **GREEDY, input="A question for responses comes first, and it is long.")
     second, same = session_of(sdk, **GREEDY, input="And the second?", previous_response_id=first.id)
     assert session == same
     whole: Any = [
-        {"role": "user", "content": "The first question is this one, and it is long."},
+        {"role": "user", "content": "A question for responses comes first, and it is long."},
         *[item.model_dump(exclude_none=True) for item in first.output],
         {"role": "user", "content": "And the second?"},
     ]

@@ -28,7 +28,8 @@ def test_the_input_comes_in_pages(sdk: openai.OpenAI, http: httpx.Client) -> Non
     made = sdk.responses.create(**GREEDY, input=items)
 
     def texts(**query: Any) -> list[str]:
-        return [item.content[0].text for item in sdk.responses.input_items.list(made.id, **query)]  # type: ignore[union-attr, index]
+        listed: Any = sdk.responses.input_items.list(made.id, **query)
+        return [item.content[0].text for item in listed]
 
     in_order = [f"Number {number}" for number in range(5)]
     assert texts(order="asc") == in_order

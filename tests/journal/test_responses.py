@@ -1,0 +1,61 @@
+"""Responses in the journal: written, replaced, deleted, and gone with their session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.domain.values import SessionId
+from app.journal.journal import Journal
+from app.journal.records import ResponseKey, ResponseRecord
+from app.journal.store import JournalStore
+from tests.journal.building import FILE, change, model_info
+
+
+def response(name: str, session: str = "ses_1", body: str = "{}") -> tuple[ResponseKey, ResponseRecord]:
+    return ResponseKey(name), ResponseRecord(name, SessionId(session), body)
+
+
+def kept(path: Path) -> dict[str, str]:
+    """The bodies that a fresh start finds, by id."""
+    store = JournalStore(path)
+    try:
+        return {record.id: record.body for record in store.load_responses()}
+    finally:
+        store.close()
+
+
+def test_a_response_is_as_it_was_written_last(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path / FILE)
+    store.apply(dict([response("resp_1"), response("resp_2", body='{"n": 2}')]))
+    store.apply(dict([response("resp_1", body='{"n": 1}')]))
+    store.close()
+    assert kept(tmp_path / FILE) == {"resp_1": '{"n": 1}', "resp_2": '{"n": 2}'}
+
+
+def test_a_response_that_is_deleted_is_gone(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path / FILE)
+    store.apply(dict([response("resp_1"), response("resp_2")]))
+    store.apply({ResponseKey("resp_1"): None, ResponseKey("never_there"): None})
+    store.close()
+    assert kept(tmp_path / FILE).keys() == {"resp_2"}
+
+
+def test_the_responses_of_a_session_go_with_it(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path / FILE)
+    store.apply({SessionId("ses_1"): change("ses_1", 0, [1]), SessionId("ses_2"): change("ses_2", 0, [1])})
+    store.apply(dict([response("resp_1", "ses_1"), response("resp_2", "ses_1"), response("resp_3", "ses_2")]))
+    store.apply({SessionId("ses_1"): None})
+    store.close()
+    assert kept(tmp_path / FILE).keys() == {"resp_3"}
+
+
+async def test_what_is_settled_is_on_disk(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.load(model_info())
+    assert journal.load_responses() == []
+    journal.start()
+    key, record = response("resp_1")
+    journal.append(key, record)
+    await journal.settled()
+    assert kept(tmp_path / FILE).keys() == {"resp_1"}
+    journal.close()
