@@ -9,7 +9,7 @@ from app.anthropic.messages import ID_PREFIX
 from app.domain.values import FinishReason
 from app.messages import Started, TurnFinished
 from app.text.generation import TextChunk, TextItem
-from app.tools.reader import AnswerReader, CallArguments, CallBegun, Content, Piece
+from app.tools.pieces import AnswerReader, CallArguments, CallBegun, Content, Piece
 
 
 class MessageWriter:
@@ -106,4 +106,4 @@ class MessageWriter:
             return "max_tokens"
         if self._stop_sequence is not None:
             return "stop_sequence"
-        return "tool_use" if self._called else "end_turn"
+        return "tool_use" if self._reader is not None and self._reader.is_whole else "end_turn"

@@ -17,7 +17,7 @@ from app.openai.chat import (
 )
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
-from app.tools.reader import AnswerReader, CallArguments, CallBegun, Content, Piece
+from app.tools.pieces import AnswerReader, CallArguments, CallBegun, Content, Piece
 
 Delta = dict[str, Any]
 
@@ -33,10 +33,10 @@ class ChatChunkWriter:
         tokens: Tokens,
         *,
         logprobs: bool,
-        new_reader: Callable[[], AnswerReader] | None = None,
+        new_reader: Callable[[], AnswerReader | None] = lambda: None,
         on_calls: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> None:
-        """`new_reader` finds the calls of an answer; None: there are no tools, and all of an answer is its content.
+        """`new_reader` finds the calls of an answer; without one all of it is content.
 
         `on_calls` is told the tools that an answer has called, once it is over and before its last entry.
         """
@@ -52,14 +52,14 @@ class ChatChunkWriter:
         if not isinstance(item, TextChunk | TurnFinished):
             return
         if index not in self._readers:
-            self._readers[index] = self._new_reader and self._new_reader()
+            self._readers[index] = self._new_reader()
             yield _entry(index, {"role": "assistant", "content": ""})
         reader = self._readers[index]
         if isinstance(item, TurnFinished):
             left = list(self._deltas(index, reader.finish() if reader else ()))
             reason: str = openai_finish_reason(item)
             called = self._called.pop(index, None)
-            if called and reason == "stop":  # the client cannot make a call that the length limit has cut
+            if called and reader and reader.is_whole and reason == "stop":  # no client can make a call that is cut
                 self._on_calls(called)
                 reason = "tool_calls"
             yield from (_entry(index, delta) for delta in left)

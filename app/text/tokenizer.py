@@ -35,7 +35,7 @@ class Tokens:
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._byte_level = self._decodes(["a", "Ġb"], "a b")
         if not self._byte_level and not self._decodes(["a", "▁b"], "a b"):
             raise BrokenModel("the tokenizer is neither byte-level nor of the SentencePiece kind")
@@ -109,7 +109,7 @@ class Tokens:
     def special_id(self, text: str) -> int | None:
         """The special token that `text` is the name of; None if it is none."""
         token_id = self._backend.token_to_id(text)
-        return token_id if token_id in self._special_ids else None
+        return token_id if token_id in self.special_ids else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, which may be part of a character; b"" outside the vocabulary."""
@@ -125,7 +125,7 @@ class Tokens:
 
     def text_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text: `token_bytes`, but nothing for a special token."""
-        return b"" if token_id in self._special_ids else self.token_bytes(token_id)
+        return b"" if token_id in self.special_ids else self.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text, with U+FFFD in place of partial characters."""

@@ -1,14 +1,6 @@
 """How each family of models writes a call of a tool, by what its chat template says."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
-
-CONTENT = "content"
-CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +12,10 @@ class ToolFormat:
 
     name: str
     arguments_key: str
-    region: Callable[[], dict[str, Any]]
-    """The part of a response template that finds calls in text."""
     marker: str = ""
     """The text or special token that begins calls; empty where a call is all of an answer."""
+    end_marker: str = ""
+    """What ends calls, if anything does."""
     opening: str = ""
     before: str = ""
     after: str = ""
@@ -43,19 +35,12 @@ class ToolFormat:
         """Calls that `write` has made, as one text."""
         return self.opening + self.separator.join(calls) + self.closing
 
-    def response_template(self) -> ResponseTemplate:
-        """Tells content from calls."""
-        content = {"content": "text", "content_args": {"strip": False}}
-        calls = {"content": "text", "content_args": {"strip": False}, "repeats": True, **self.region()}
-        # The text that is read begins with the answer, so the anchor is never looked for.
-        return load_response_template({"start_anchor": "\0", "fields": {CONTENT: content, CALLS: calls}})
-
 
 HERMES = ToolFormat(
     "hermes",
     "arguments",
-    partial(dict, open="<tool_call>", close="</tool_call>"),
     marker="<tool_call>",
+    end_marker="</tool_call>",
     before="<tool_call>\n",
     after="\n</tool_call>",
     separator="\n",
@@ -65,7 +50,6 @@ HERMES = ToolFormat(
 MISTRAL = ToolFormat(
     "mistral",
     "arguments",
-    partial(dict, open="[TOOL_CALLS]"),
     marker="[TOOL_CALLS]",
     opening="[TOOL_CALLS] [",
     separator=", ",
@@ -75,12 +59,7 @@ MISTRAL = ToolFormat(
 )
 """Mistral and Mixtral up to the third version of their tokenizer."""
 
-LLAMA = ToolFormat(
-    "llama",
-    "parameters",
-    partial(dict, open_pattern=r'\A\s*(?:<\|python_tag\|>)?(?=\{\s*"name"\s*:)'),
-    can_repeat=False,
-)
+LLAMA = ToolFormat("llama", "parameters", can_repeat=False)
 """Llama 3.1 and later: the call is the whole answer."""
 
 _SIGNS = (("[TOOL_CALLS]", MISTRAL), ("<tool_call>", HERMES), ('"parameters": ', LLAMA))

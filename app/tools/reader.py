@@ -1,178 +1,203 @@
-"""From an answer's text, as it comes, to its content and its calls of tools."""
+"""Answers in the format of a model's family, read as they come."""
 
-import json
 import re
-import secrets
-import string
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from enum import Enum, auto
 
-from transformers.utils.chat_parsing import ResponseParser
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate
-
-from app.tools.formats import CALLS, ToolFormat
-
-_HEAD = re.compile(
-    r'[\s,;\[\]}]*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+from app.tools.formats import ToolFormat
+from app.tools.json_scan import JsonScan
+from app.tools.pieces import (
+    CallArguments,
+    CallBegun,
+    Piece,
+    Speech,
+    is_name,
+    is_object,
+    load_json,
+    new_call_id,
+    read_calls,
 )
-_CLOSING = "}] \n\t\r,;"
-_ID_ALPHABET = string.ascii_letters + string.digits
+
+MAX_HEAD = 300
+"""Characters within which a call of the usual form begins its arguments."""
+SEPARATORS = " \t\r\n,;[]"
+"""What may stand between calls."""
+PYTHON_TAG = "<|python_tag|>"
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """The next piece of what the model says."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegun:
-    """A call begins; `index` counts the calls of the answer."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """The next piece of a call's arguments, which together are the text of a JSON object."""
-
-    index: int
-    text: str
+class _State(Enum):
+    START = auto()
+    """Nothing has come but white space, and only the beginning of an answer can be a call."""
+    CONTENT = auto()
+    BETWEEN = auto()
+    """After a marker or a call."""
+    HEAD = auto()
+    """In the object of a call, before its arguments."""
+    ARGUMENTS = auto()
+    REST = auto()
+    """In the object of a call, after its arguments."""
+    OBJECT = auto()
+    """In an object that does not begin as a call does."""
 
 
-Piece = Content | CallBegun | CallArguments
+class FamilyReader:
+    """An `AnswerReader`. Arguments come as the model wrote them, piece by piece, where a call has its usual form."""
 
-
-class AnswerReader:
-    """Reads one answer. Text that is no call that can be read is content, so that nothing is lost.
-
-    Arguments come as the model wrote them, piece by piece, where a call has its usual form. `template` is the
-    checkpoint's own response template, or the format's.
-    """
-
-    def __init__(self, form: ToolFormat, template: ResponseTemplate) -> None:
+    def __init__(self, form: ToolFormat, *, only_at_start: bool = False) -> None:
+        """`only_at_start`: an answer that does not begin with a call has none, whatever it says."""
         self._form = form
-        self._parser = ResponseParser(template, prefix="")
+        self._only_at_start = only_at_start or not form.marker
+        self._state = _State.START if self._only_at_start else _State.CONTENT
+        self._text = ""
+        """What has not been read."""
+        self._unclaimed: list[str] = []
+        """What has been read since the content or the last call ended: it is content if no call follows."""
+        self._object: list[str] = []
+        self._scan, self._arguments_scan = JsonScan(), JsonScan()
+        self._arguments: list[str] = []
+        self._speech = Speech()
         self.calls = 0
-        """How many calls have begun."""
-        self._region = ""
-        """Text of the region of calls that is open, from where it has not been read."""
-        self._space = ""
-        """White space at the end of the content so far: around calls it says nothing."""
-        self._arguments: _JsonObject | None = None
-        """The arguments that are being read, or were read last."""
+        self._whole = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return 0 < self.calls == self._whole
 
     def push(self, text: str) -> Iterator[Piece]:
-        """Take the next text."""
-        yield from self._pieces(self._parser.feed(text))
+        self._text += text
+        return self._read(last=False)
 
     def finish(self) -> Iterator[Piece]:
-        """What is left when no more text comes."""
-        yield from self._pieces(self._parser.finalize()[1])
-        if self._space and not self.calls:
-            yield Content(self._space)
+        yield from self._read(last=True)
+        self._unclaimed.append(self._text)
+        if self._state not in (_State.ARGUMENTS, _State.REST):
+            yield from self._give_back()
+        if not self.calls:
+            yield from self._speech.finish()
 
-    def _pieces(self, events: list[dict[str, Any]]) -> Iterator[Piece]:
-        for event in events:
-            kind, is_call = event["type"], event["field"] == CALLS
-            if kind == "region_chunk" and is_call and not event["dirty"]:
-                self._region += event["text"]
-                yield from self._read_region()
-            elif kind == "region_chunk" and not is_call:
-                yield from self._content(event["text"])
-            elif kind == "region_close" and is_call:
-                yield from self._close_region(event["value"])
-
-    def _content(self, text: str) -> Iterator[Piece]:
-        said = (self._space + text).rstrip()
-        self._space = (self._space + text)[len(said) :]
-        if said:
-            yield Content(said)
-
-    def _read_region(self) -> Iterator[Piece]:
-        """Read calls of the usual form as far as their text has come."""
-        while True:
-            if self._arguments is None or self._arguments.is_complete:
-                head = _HEAD.match(self._region)
-                if head is None:
-                    return
-                yield self._begin(json.loads(head["name"], strict=False))
-                self._region = self._region[head.end() :]
-                self._arguments = _JsonObject()
-            if taken := self._arguments.take(self._region):
-                yield CallArguments(self.calls - 1, self._region[:taken])
-                self._region = self._region[taken:]
-            if not self._arguments.is_complete:
+    def _read(self, *, last: bool) -> Iterator[Piece]:
+        """Read as far as the text has come: each step takes some of it, or changes the state, or waits for more."""
+        while self._text:
+            before = self._state, len(self._text)
+            match self._state:
+                case _State.START:
+                    yield from self._read_start(last)
+                case _State.CONTENT:
+                    yield from self._read_content(last)
+                case _State.BETWEEN:
+                    yield from self._read_between(last)
+                case _State.HEAD:
+                    yield from self._read_head(last)
+                case _State.ARGUMENTS:
+                    yield from self._read_arguments()
+                case _State.REST:
+                    self._take(self._scan.take(self._text))
+                    self._state = _State.BETWEEN if self._scan.is_complete else _State.REST
+                case _State.OBJECT:
+                    yield from self._read_object()
+            if (self._state, len(self._text)) == before:
                 return
 
-    def _close_region(self, value: Any) -> Iterator[Piece]:
-        """Read what is left of a region: calls in another form, or text that is none."""
-        left = self._region if self._arguments is None else self._region.strip(_CLOSING)
-        calls = _parse_calls(left) if left.strip() else _calls_in([value]) if isinstance(value, dict) else []
-        if calls is None:
-            yield from self._content(f"{self._form.marker}{left}{self._form.after.strip()}")
-        for name, arguments in calls or ():
-            yield from self._whole_call(name, arguments)
-        self._region, self._arguments = "", None
+    def _read_start(self, last: bool) -> Iterator[Piece]:
+        text = self._text.lstrip()
+        yield from self._speech.say(self._take(len(self._text) - len(text)))
+        opening = self._form.marker or PYTHON_TAG
+        if text.startswith(opening):
+            self._unclaimed.append(self._take(len(opening)))
+            self._state = _State.BETWEEN
+        elif text.startswith("{") and not self._form.marker:
+            self._state = _State.BETWEEN
+        elif last or not opening.startswith(text):
+            self._state = _State.CONTENT
 
-    def _whole_call(self, name: str, arguments: str) -> Iterator[Piece]:
-        yield self._begin(name)
-        yield CallArguments(self.calls - 1, arguments)
+    def _read_content(self, last: bool) -> Iterator[Piece]:
+        marker = "" if self._only_at_start else self._form.marker
+        place = self._text.find(marker) if marker else -1
+        if place < 0:
+            yield from self._speech.say(self._take(len(self._text) - (0 if last else _undecided(self._text, marker))))
+            return
+        yield from self._speech.say(self._take(place))
+        self._unclaimed.append(self._take(len(marker)))
+        self._state = _State.BETWEEN
+
+    def _read_between(self, last: bool) -> Iterator[Piece]:
+        self._unclaimed.append(self._take(len(self._text) - len(self._text.lstrip(SEPARATORS))))
+        if self._text.startswith("{"):
+            self._state, self._scan = _State.HEAD, JsonScan()
+            return
+        markers = [marker for marker in (self._form.end_marker, self._form.marker) if marker]
+        for marker in markers:
+            if self._text.startswith(marker):
+                self._unclaimed.append(self._take(len(marker)))
+                if marker == self._form.end_marker:
+                    yield from self._give_back(but=marker)
+                return
+        if self._text and (last or not any(marker.startswith(self._text) for marker in markers)):
+            yield from self._give_back()
+
+    def _read_head(self, last: bool) -> Iterator[Piece]:
+        head = _HEAD.match(self._text)
+        name = None if head is None else load_json(head["name"])
+        if head is not None and is_name(name):
+            self._scan.take(self._take(head.end()))
+            yield self._begin(str(name))
+            self._arguments, self._arguments_scan = [], JsonScan()
+            self._state = _State.ARGUMENTS
+        elif head is not None or last or len(self._text) > MAX_HEAD or _ends(self._text):
+            self._state = _State.OBJECT
+
+    def _read_arguments(self) -> Iterator[Piece]:
+        taken = self._take(self._arguments_scan.take(self._text))
+        self._scan.take(taken)
+        self._arguments.append(taken)
+        yield CallArguments(self.calls - 1, taken)
+        if self._arguments_scan.is_complete:
+            self._whole += is_object("".join(self._arguments))
+            self._state = _State.REST
+
+    def _read_object(self) -> Iterator[Piece]:
+        self._object.append(self._take(self._scan.take(self._text)))
+        if not self._scan.is_complete:
+            return
+        calls = read_calls(load_json("".join(self._object)))
+        if calls is None:
+            yield from self._give_back()
+            return
+        for name, arguments in calls:
+            yield self._begin(name)
+            yield CallArguments(self.calls - 1, arguments)
+            self._whole += 1
+        self._state = _State.BETWEEN
 
     def _begin(self, name: str) -> CallBegun:
-        index, self.calls, self._space = self.calls, self.calls + 1, ""
-        letters = "".join(secrets.choice(_ID_ALPHABET) for _ in range(self._form.id_characters))
-        return CallBegun(index, self._form.id_prefix + letters, name)
+        self._speech.drop_space()
+        self._unclaimed.clear()
+        self._object.clear()
+        self.calls += 1
+        return CallBegun(self.calls - 1, new_call_id(self._form), name)
+
+    def _give_back(self, *, but: str = "") -> Iterator[Piece]:
+        """Go on with content, which what has led to no call is too. White space and what ends a call say nothing."""
+        said = "".join([*self._unclaimed, *self._object])
+        self._unclaimed.clear()
+        self._object.clear()
+        self._state = _State.CONTENT
+        if said.strip(SEPARATORS).removesuffix(but):
+            yield from self._speech.say(said)
+
+    def _take(self, length: int) -> str:
+        taken, self._text = self._text[:length], self._text[length:]
+        return taken
 
 
-class _JsonObject:
-    """Finds the end of a JSON object in text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self.is_complete = False
-
-    def take(self, text: str) -> int:
-        """How many characters of `text` belong to it."""
-        for index, character in enumerate(text):
-            if self.is_complete:
-                return index
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = character == "\\"
-                self._in_string = character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                self.is_complete = not self._depth
-        return len(text)
+def _undecided(text: str, marker: str) -> int:
+    """Length of the longest end of `text` that begins the marker."""
+    lengths = range(min(len(marker) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(marker[:length])), 0)
 
 
-def _parse_calls(text: str) -> list[tuple[str, str]] | None:
-    """Names and arguments of one call or a list of them as JSON; None if it is something else."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return _calls_in(found if isinstance(found, list) else [found])
-
-
-def _calls_in(found: list[Any]) -> list[tuple[str, str]] | None:
-    calls = []
-    for each in found:
-        call = each.get("function", each) if isinstance(each, dict) else {}
-        arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
-        if not isinstance(arguments, dict) or not isinstance(call.get("name"), str):
-            return None
-        calls.append((call["name"], json.dumps(arguments, ensure_ascii=False)))
-    return calls
+def _ends(text: str) -> bool:
+    scan = JsonScan()
+    scan.take(text)
+    return scan.is_complete

@@ -13,8 +13,10 @@ from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import find_format
 from app.tools.grammar import call_grammar
+from app.tools.pieces import AnswerReader
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
-from app.tools.reader import AnswerReader
+from app.tools.reader import FamilyReader
+from app.tools.template_reader import TemplateReader
 
 _PROBE = Tool("probe_of_tools", "a probe")
 _PROBE_CALL = {"id": "probe0000", "type": "function", "function": {"name": "call_of_probe", "arguments": {}}}
@@ -32,7 +34,7 @@ class ToolSupport:
         self._tokens = tokens
         self._form = find_format(tokens.chat_template)
         declared = tokens.response_template
-        self._template = self._form.response_template() if declared is None else load_response_template(declared)
+        self._template = None if declared is None else load_response_template(declared)
 
     @cached_property
     def writes_tools(self) -> bool:
@@ -54,8 +56,10 @@ class ToolSupport:
     @cached_property
     def shown(self) -> frozenset[int]:
         """The special tokens that an answer with calls is read by."""
-        marker = self._tokens.special_id(self._form.marker)
-        return frozenset() if marker is None else frozenset({marker})
+        if self._template is not None:  # which of them it looks for, only its patterns know
+            return self._tokens.special_ids - self._tokens.eos_token_ids
+        markers = (self._tokens.special_id(marker) for marker in (self._form.marker, self._form.end_marker))
+        return frozenset(marker for marker in markers if marker is not None)
 
     def chat_text(self, messages: Sequence[Message], tools: Sequence[Tool], **options: Any) -> str:
         """Text of a chat; the other arguments and errors of `Tokens.chat_text`."""
@@ -75,9 +79,16 @@ class ToolSupport:
         text = call_grammar(use, self._form, self._tokens.special_id, content_schema=schema)
         return Grammar(GrammarKind.LARK, text, "tools")
 
-    def reader(self) -> AnswerReader:
-        """A reader for one answer."""
-        return AnswerReader(self._form, self._template)
+    def reader(self, use: ToolUse, *, has_form: bool) -> AnswerReader | None:
+        """A reader for one answer; None if nothing may be called, and all of it is content.
+
+        `has_form`: an answer that does not begin with a call is of another form, and has none.
+        """
+        if not use.callable:
+            return None
+        if self._template is not None:
+            return TemplateReader(self._form, self._template)
+        return FamilyReader(self._form, only_at_start=has_form)
 
 
 def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
-from app.tools.reader import AnswerReader, CallArguments, CallBegun, Content, Piece
+from app.tools.pieces import CallArguments, CallBegun, Content, Piece
+from app.tools.reader import FamilyReader
 
 FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
 Calls = list[tuple[str, str]]
@@ -19,7 +20,7 @@ Calls = list[tuple[str, str]]
 
 def pieces_of(text: str, form: ToolFormat, cuts: Sequence[int] = ()) -> list[Piece]:
     """What is read of `text`, cut at those places."""
-    reader = AnswerReader(form, form.response_template())
+    reader = FamilyReader(form)
     ends = [*sorted(cut for cut in cuts if cut < len(text)), len(text)]
     read = [piece for start, end in zip([0, *ends], ends, strict=False) for piece in reader.push(text[start:end])]
     return [*read, *reader.finish()]
@@ -91,7 +92,7 @@ def test_content_may_stand_before_calls() -> None:
 
 def test_arguments_are_told_as_they_come() -> None:
     answer = write([("find", '{"what": "something long"}')], HERMES)
-    reader = AnswerReader(HERMES, HERMES.response_template())
+    reader = FamilyReader(HERMES)
     middle = answer.index("long")
     told = list(reader.push(answer[:middle]))
     assert put_together(told) == ("", [("find", '{"what": "something ')])
@@ -126,3 +127,91 @@ def test_ids_are_of_the_form_that_the_template_takes(form: ToolFormat, pattern: 
     begun = [each for each in pieces_of(write([("f", "{}"), ("g", "{}")], form), form) if isinstance(each, CallBegun)]
     assert len({each.id for each in begun}) == 2
     assert all(re.fullmatch(pattern, each.id) for each in begun)
+
+
+HOSTILE = [
+    ('<tool_call>{"name": "', "x"),
+    ("<tool_call>", " "),
+    ("<tool_call>", "]"),
+    ("<tool_call>{", " "),
+    ("", " "),
+    ("", "<"),
+    ('{"name": "f", "arguments": {"a": "', "x"),
+    ('<tool_call>{"name": "f", "arguments": {"a": ', "["),
+    ("<tool_call>", "["),
+]
+
+
+@pytest.mark.timeout(20)
+@FORMATS
+@pytest.mark.parametrize(("start", "more"), HOSTILE)
+def test_a_long_answer_costs_no_more_for_each_character(form: ToolFormat, start: str, more: str) -> None:
+    """Pushed 4 characters at a time; a reader that looks back over what it holds would take minutes."""
+    reader = FamilyReader(form)
+    told = list(reader.push(start))
+    for _ in range(10_000):
+        told += reader.push(more * 4)
+    told += reader.finish()
+    assert not reader.is_whole
+
+
+@FORMATS
+@given(text=st.text(st.sampled_from('<>{}[]"\\,: \ud800aftool_callnmergus/TOOL_CALLS|'), max_size=120), cuts=some_cuts)
+def test_no_text_raises_and_none_is_lost(form: ToolFormat, text: str, cuts: list[int]) -> None:
+    content, calls = read(text, form, cuts)
+    if not calls and not any(marker in text for marker in (form.end_marker or form.marker, form.marker) if marker):
+        assert content == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "a\\q", "arguments": {}}</tool_call>',
+        "<tool_call>" + "[" * 20_000,
+        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+        "<tool_call>" + '{"a": ' * 5_000 + "}" * 5_000,
+    ],
+)
+def test_what_json_cannot_be_read_of_is_content(text: str) -> None:
+    content, calls = read(text, HERMES)
+    assert calls == []
+    assert content.startswith("<tool_call>")
+
+
+def test_a_marker_within_a_string_ends_nothing() -> None:
+    arguments = '{"t": "a </tool_call> <tool_call> b"}'
+    assert read(write([("f", arguments)], HERMES), HERMES) == ("", [("f", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "whole"),
+    [
+        (write([("f", '{"a": 1}')], HERMES), True),
+        (write([("f", '{"a": foo}')], HERMES), False),
+        ('<tool_call>{"name": "f", "arguments": {"a": ', False),
+        (write([("f", "{}"), ("g", '{"a": tru}')], HERMES), False),
+        ("No.", False),
+    ],
+)
+def test_calls_are_whole_if_all_their_arguments_are_objects(answer: str, whole: bool) -> None:
+    reader = FamilyReader(HERMES)
+    assert [*reader.push(answer), *reader.finish()]
+    assert reader.is_whole is whole
+
+
+def test_a_call_may_have_more_than_its_arguments() -> None:
+    answer = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "a"}, {"name": "g", "arguments": {}, "id": "d"}]'
+    assert read(answer, MISTRAL) == ("", [("f", '{"a": 1}'), ("g", "{}")])
+
+
+def test_markers_that_are_lost_between_calls_lose_no_call() -> None:
+    answer = '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}'
+    assert read(answer, HERMES) == ("", [("f", "{}"), ("g", "{}")])
+
+
+def test_an_answer_of_another_form_has_no_calls() -> None:
+    reader = FamilyReader(HERMES, only_at_start=True)
+    answer = '{"s": "<tool_call>x"}'
+    assert put_together([*reader.push(answer), *reader.finish()]) == (answer, [])
+    reader = FamilyReader(HERMES, only_at_start=True)
+    assert put_together([*reader.push(write([("f", "{}")], HERMES)), *reader.finish()]) == ("", [("f", "{}")])

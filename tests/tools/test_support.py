@@ -9,8 +9,9 @@ import pytest
 
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.text.tokenizer import Tokens
-from app.tools.definitions import Tool
+from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat, find_format
+from app.tools.pieces import Content
 from app.tools.support import ToolSupport
 
 CHATML = (
@@ -28,6 +29,7 @@ ALTERNATING = (
     "{{ raise_exception('only system, user and assistant') }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 )
 ADD = Tool("add", "sums two numbers", {"type": "object", "properties": {"x": {"type": "integer"}}})
+USE = ToolUse((ADD,), ToolMode.AUTO, frozenset({"add"}))
 CHAT: tuple[dict[str, Any], ...] = (
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "1 and 2?"},
@@ -99,10 +101,15 @@ def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
             "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True},
         },
     }
-    reader = ToolSupport(Tokens(tokenizer, frozenset({257}))).reader()
+    reader = ToolSupport(Tokens(tokenizer, frozenset({257}))).reader(USE, has_form=False)
+    assert reader is not None
     pieces = [*reader.push('Hm.<<{"name": "f", "arguments": {"a": 1}}>>'), *reader.finish()]
     assert [type(piece).__name__ for piece in pieces] == ["Content", "CallBegun", "CallArguments"]
-    assert reader.calls == 1
+    assert reader.is_whole
+    broken = ToolSupport(Tokens(tokenizer, frozenset({257}))).reader(USE, has_form=False)
+    assert broken is not None
+    said = [*broken.push("Hm.<<oops>> and"), *broken.push(" more"), *broken.finish()]
+    assert "".join(piece.text for piece in said if isinstance(piece, Content)).endswith("oops>> and more")
 
 
 def test_a_template_may_know_calls_but_not_tools() -> None:

@@ -14,7 +14,7 @@ from app.openai.responses.output import Event, Output
 from app.openai.responses.response import IncompleteDetails, ResponseErrorView, ResponseObject, ResponseUsage
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
-from app.tools.reader import AnswerReader, Content
+from app.tools.pieces import AnswerReader, Content
 from app.web.error_bodies import body_of
 
 LAST_EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
@@ -35,8 +35,8 @@ class ResponseWriter:
 
     @property
     def called(self) -> list[str]:
-        """The names of the functions that were called so far."""
-        return self._output.called
+        """The names of the functions that the client is to call: none if one of the calls is cut."""
+        return self._output.called if self._reader is not None and self._reader.is_whole else []
 
     def begin(self) -> Iterator[Event]:
         """The events before the first token."""

@@ -11,7 +11,7 @@ from app.openai.responses.items import (
     TextLogprob,
     new_id,
 )
-from app.tools.reader import CallArguments, CallBegun, Content, Piece
+from app.tools.pieces import CallArguments, CallBegun, Content, Piece
 
 Event = dict[str, Any]
 """One event without its `sequence_number`."""

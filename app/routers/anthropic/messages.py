@@ -67,7 +67,7 @@ async def create_message(
     writer = MessageWriter(
         services.info.name,
         len(prompt),
-        reader=support.reader() if use.callable else None,
+        reader=support.reader(use, has_form=body.to_grammar() is not None),
         on_calls=call.wait_for_tools,
     )
     if body.stream:

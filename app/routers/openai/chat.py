@@ -1,6 +1,7 @@
 """`/v1/chat/completions`."""
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -47,7 +48,7 @@ async def create_chat_completion(
     writer = ChatChunkWriter(
         services.tokens,
         logprobs=body.logprobs,
-        new_reader=support.reader if use.callable else None,
+        new_reader=partial(support.reader, use, has_form=body.to_grammar() is not None),
         on_calls=call.wait_for_tools,
     )
     head = Head.new("chatcmpl", services.info).fields()

@@ -60,7 +60,7 @@ class ResponseCall:
         if not conversation.is_kept:
             self._unstored.take(conversation)
         stored = StoredResponse(conversation, len(before), new, response)
-        writer = ResponseWriter(response, services.tokens, support.reader() if use.callable else None)
+        writer = ResponseWriter(response, services.tokens, support.reader(use, has_form=body.to_grammar() is not None))
         return ResponseRun(services, stored, reader, writer, cleanup)
 
     def _items(self, body: ResponseBody) -> tuple[list[AnyItem], list[AnyItem]]:
