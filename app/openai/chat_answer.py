@@ -38,7 +38,8 @@ class ChatChunkWriter:
     ) -> None:
         """`new_reader` finds the calls of an answer; None: there are no tools, and all of an answer is its content.
 
-        `on_calls` is told the tools that an answer has called, once it is over and before its last entry.
+        `on_calls` is told the tools that an answer has called, once it is over and before its last entry. An answer that
+        ran out of tokens calls nothing: its last call may be incomplete.
         """
         self._tokens = tokens
         self._new_reader = new_reader
@@ -57,11 +58,12 @@ class ChatChunkWriter:
         reader = self._readers[index]
         if isinstance(item, TurnFinished):
             left = list(self._deltas(index, reader.finish() if reader else ()))
-            called = self._called.pop(index, None)
-            if called:
+            called, reason = self._called.pop(index, None), openai_finish_reason(item)
+            if called and reason == "stop":
                 self._on_calls(called)
+                reason = "tool_calls"
             yield from (_entry(index, delta) for delta in left)
-            yield _entry(index, {}, finish_reason="tool_calls" if called else openai_finish_reason(item))
+            yield _entry(index, {}, finish_reason=reason)
             return
         deltas = list(self._deltas(index, reader.push(item.text) if reader else [Content(item.text)]))
         if self._logprobs:

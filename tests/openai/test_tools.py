@@ -194,6 +194,25 @@ def test_what_cannot_be_done_is_refused_and_named(http: httpx.Client, changed: A
     assert_error(response, 400, "field_out_of_range", param=param)
 
 
+def test_a_call_that_ran_out_of_tokens_says_so_and_may_be_sent_back(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    """Frameworks ask again after it, with the call as it is."""
+    bound: Any = {"extra_headers": {"X-Session-ID": "cut-short"}}
+    cut = {**CALL, "max_tokens": 45, "tool_choice": NOW}
+    raw = sdk.chat.completions.with_raw_response.create(**cut, **bound)
+    (choice,) = raw.parse().choices
+    assert choice.finish_reason == "length"
+    with sdk.chat.completions.stream(**cut) as stream, pytest.raises(openai.LengthFinishReasonError):
+        stream.get_final_completion()
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function"
+    with pytest.raises(ValueError, match="JSON|Expecting|Unterminated"):
+        json.loads(call.function.arguments)
+    assert http.get(f"/v1/sessions/{raw.headers['x-session-id']}").json()["phase"] == "compute"
+    again: Any = [*CHAT, choice.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "Again."}]
+    answer = sdk.chat.completions.create(**{**CALL, "messages": again}, tool_choice=NOW)
+    assert check_calls(answer.choices[0].message) == ["now"]
+
+
 def test_an_agent_that_signals_nothing_waits_off_the_device(sdk: openai.OpenAI, http: httpx.Client) -> None:
     bound: Any = {"extra_headers": {"X-Session-ID": "weather-agent"}}
     first = sdk.chat.completions.with_raw_response.create(**CALL, tool_choice="required", **bound)
