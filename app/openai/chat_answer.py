@@ -38,8 +38,8 @@ class ChatChunkWriter:
     ) -> None:
         """`new_reader` finds the calls of an answer; None: there are no tools, and all of an answer is its content.
 
-        `on_calls` is told the tools that an answer has called, once it is over and before its last entry. An answer that
-        ran out of tokens calls nothing: its last call may be incomplete.
+        `on_calls` is told the tools that an answer has called, once it is over and before its last entry. An answer
+        that ran out of tokens calls nothing: its last call may be incomplete.
         """
         self._tokens = tokens
         self._new_reader = new_reader

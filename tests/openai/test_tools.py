@@ -205,7 +205,7 @@ def test_a_call_that_ran_out_of_tokens_says_so_and_may_be_sent_back(sdk: openai.
         stream.get_final_completion()
     (call,) = choice.message.tool_calls or ()
     assert call.type == "function"
-    with pytest.raises(ValueError, match="JSON|Expecting|Unterminated"):
+    with pytest.raises(ValueError, match=r"line 1 column \d+"):
         json.loads(call.function.arguments)
     assert http.get(f"/v1/sessions/{raw.headers['x-session-id']}").json()["phase"] == "compute"
     again: Any = [*CHAT, choice.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "Again."}]
