@@ -23,7 +23,7 @@ TOOLS = [
     }
     for name, taken in ARGUMENTS.items()
 ]
-ASKED: Any = {"model": f"hosted_vllm/{MODEL}", "api_base": URL, "api_key": "none", "temperature": 0, "max_tokens": 200}
+ASKED: Any = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": "none", "temperature": 0, "max_tokens": 200}
 
 messages: list[Any] = [{"role": "user", "content": QUESTION}]
 for step, name in enumerate(ORDER):
