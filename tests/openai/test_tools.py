@@ -89,6 +89,15 @@ def test_a_required_call_is_one_that_the_tool_takes(sdk: openai.OpenAI, seed: in
     assert len(check_calls(choice.message)) == 1
 
 
+def test_a_call_has_no_argument_that_its_schema_does_not_name(sdk: openai.OpenAI) -> None:
+    """A model of random weights would add keys until its tokens run out."""
+    open_schema = {key: value for key, value in ZONE.items() if key != "additionalProperties"}
+    tools: Any = [{"type": "function", "function": {"name": "now", "parameters": open_schema}}]
+    for seed in range(4):
+        answer = sdk.chat.completions.create(**{**CALL, "tools": tools, "seed": seed}, tool_choice=NOW)
+        assert check_calls(answer.choices[0].message) == ["now"]
+
+
 def test_a_named_tool_is_the_one_that_is_called(sdk: openai.OpenAI) -> None:
     for name in SCHEMAS:
         chosen: Any = {"type": "function", "function": {"name": name}}
