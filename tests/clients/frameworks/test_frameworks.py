@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.frameworks.conftest import PULLED, Served
+from tests.clients.frameworks.conftest import Served
 from tests.clients.frameworks.environment import run_program
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
@@ -72,8 +72,5 @@ def test_litellm(served: Served) -> None:
 
 
 def test_smolagents(served: Served) -> None:
-    """Its schemas leave arguments open to further keys, which a model of random weights would write without end."""
-    if served.model != PULLED:
-        pytest.skip("needs SmolLM2 (make model)")
     found = run_program("smolagents_agent", served.url, served.model)
     check_loop(found, ["weather", "clock", "final_answer"])
