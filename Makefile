@@ -12,7 +12,7 @@ DEMO   := --kv 6x800 --agents 12 --rate 0.2 --context 512 --turns 3 --think 10:2
 AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 10:20 --seed 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo report test test-clients generate lint bench bench-kv bench-breakpoints bench-agents bench-generators gpu-check gpu-wheels clean
+.PHONY: help setup model serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-agents bench-generators gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -45,6 +45,9 @@ test: model      ## run the tests
 
 test-clients: setup  ## make clients from the OpenAPI document with standard generators, and run them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m clients tests/clients
+
+test-frameworks: model  ## run agents of the common frameworks, unmodified, against a server
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m frameworks tests/clients/frameworks
 
 generate: setup  ## write the blocking client from the one for asyncio
 	$(BIN)/python client/_generate.py
@@ -90,4 +93,4 @@ gpu-wheels: setup  ## the small packages that a GPU machine without a network la
 	du -sh .wheels
 
 clean:           ## remove what setup, tests and runs left
-	rm -rf $(VENV) .venv-generators .wheels runs report build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-generators .venv-frameworks .wheels runs report build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -38,7 +38,8 @@ class ChatChunkWriter:
     ) -> None:
         """`new_reader` finds the calls of an answer; without one all of it is content.
 
-        `on_calls` is told the tools that an answer has called, once it is over and before its last entry.
+        `on_calls` is told the tools that an answer has called, once it is over and before its last entry. An answer
+        that ran out of tokens calls nothing: its last call may be incomplete.
         """
         self._tokens = tokens
         self._new_reader = new_reader
@@ -57,9 +58,8 @@ class ChatChunkWriter:
         reader = self._readers[index]
         if isinstance(item, TurnFinished):
             left = list(self._deltas(index, reader.finish() if reader else ()))
-            reason: str = openai_finish_reason(item)
-            called = self._called.pop(index, None)
-            if called and reader and reader.is_whole and reason == "stop":  # no client can make a call that is cut
+            called, reason = self._called.pop(index, None), openai_finish_reason(item)
+            if called and reader and reader.is_whole and reason == "stop":
                 self._on_calls(called)
                 reason = "tool_calls"
             yield from (_entry(index, delta) for delta in left)

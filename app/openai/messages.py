@@ -2,8 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import orjson
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from typing_extensions import TypeAliasType
 
 from app.openai.content import AssistantContent, Content, text_of
@@ -50,21 +49,10 @@ class UserMessage(MessageBody):
 
 
 class FunctionCall(OpenBody):
-    """A function with its arguments, the text of a JSON object."""
+    """A function with its arguments: any text, since a model may have run out of tokens in the middle of them."""
 
     name: str
     arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_json_object(cls, arguments: str) -> str:
-        try:
-            parsed = orjson.loads(arguments)
-        except orjson.JSONDecodeError as error:
-            raise ValueError(f"the text of a JSON object; got invalid JSON at character {error.pos}") from None
-        if not isinstance(parsed, dict):
-            raise ValueError("the text of a JSON object")
-        return arguments
 
 
 class ToolCall(OpenBody):

@@ -16,6 +16,11 @@ MAX_CALLS = 16
 SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Models write JSON so. Free white space is where a small model would stay for ever."""
 
+_OPEN = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
+)
+"""Keywords by which a schema takes more keys than its `properties`, or may."""
+
 Literal = Callable[[str], str]
 """Writes a text as terminals: a special token is one that no text can spell."""
 
@@ -57,7 +62,7 @@ def _call_rules(tools: Sequence[Tool], form: ToolFormat) -> list[str]:
     rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
         head = f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": '
-        rules.append(f"call_{index}: {_text(head)} {_json(tool.schema)} {_text('}' + form.after)}")
+        rules.append(f"call_{index}: {_text(head)} {_json(_closed(tool.schema))} {_text('}' + form.after)}")
     return rules
 
 
@@ -70,6 +75,16 @@ def _after_text(form: ToolFormat, literal: Literal, is_token: bool, *, repeats: 
     if is_token:
         return [start, f"marked: TEXT {literal(form.marker)} {body}", text]
     return [start, f"marked: trigger {body}", f"trigger[lazy]: TEXT {_text(form.marker)}", text]
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema without arguments that it does not name, unless it says something about them.
+
+    A function fails on them, and a small model would add them until its tokens run out.
+    """
+    if not schema.get("properties") or not _OPEN.isdisjoint(schema):
+        return schema
+    return {**schema, "additionalProperties": False}
 
 
 def _json(schema: Mapping[str, Any]) -> str:

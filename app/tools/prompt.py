@@ -8,11 +8,11 @@ from app.tools.definitions import Tool
 from app.tools.formats import ToolFormat
 
 Message = Mapping[str, Any]
-"""A message as chat templates read it; the arguments of its calls are texts of JSON objects."""
+"""A message as chat templates read it; the arguments of its calls are texts, most of them of JSON objects."""
 
 
 def messages_for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages for a template that writes calls itself: arguments become objects."""
+    """The messages for a template that writes calls itself: arguments become objects where they are JSON objects."""
     return [_with_objects(message) for message in messages]
 
 
@@ -35,17 +35,26 @@ def with_instructions(messages: list[dict[str, Any]], tools: Sequence[Tool], for
 
 def _with_objects(message: Message) -> dict[str, Any]:
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+        {**call, "function": {**call["function"], "arguments": _as_object(call["function"]["arguments"])}}
         for call in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls} if calls else dict(message)
+
+
+def _as_object(arguments: str) -> Any:
+    """Arguments as an object; a text that is none stays a text, as the model left it. Clients write none as `""`."""
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
 
 
 def _as_text(message: Message, form: ToolFormat) -> dict[str, Any]:
     if message["role"] == "tool":
         return {"role": "tool", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [
-        form.write(json.dumps(call["function"]["name"]), call["function"]["arguments"])
+        form.write(json.dumps(call["function"]["name"]), call["function"]["arguments"] or "{}")
         for call in message.get("tool_calls", ())
     ]
     if not calls:

