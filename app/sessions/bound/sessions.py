@@ -40,12 +40,15 @@ class BoundSessions:
         """The owner's idle session with the longest history that `prompt` continues.
 
         A client sends back a reply as text, whose tokens may differ from those that were generated. So a prompt
-        continues a history if it has all that the last turn began with, and half of its reply.
+        continues a history if it has all that the last turn began with, and half of its reply. After a restart the
+        server does not know where a session's last turn began: such a session is not found before its next turn.
         """
         tokens = array("I", prompt)
         found, longest = None, 0
         for (of, _), session in self._bound.items():
             if of != owner or session.state is not SessionState.IDLE or len(session.history) > len(tokens):
+                continue
+            if not session.prompt_tokens:
                 continue
             began = slice(max(0, session.prompt_tokens - LAST_TOKENS), session.prompt_tokens)
             if session.history[began] != tokens[began]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from app.domain.values import StopRule
 from app.routers.dependencies import Services
 from app.sessions.session import Session
+from tests.serving import running_services
 from tests.taking_turns import GREEDY, finish, start_turn
 
 
@@ -41,3 +44,19 @@ async def test_a_reply_that_comes_back_in_other_tokens_is_recognised(services: S
     session = await spoken(services, "a", list(range(3, 43)))
     retold = [*session.history[:-2], 1, 1, 1, 1]
     assert services.bound_sessions.find_continued("me", retold) is session
+
+
+async def test_after_a_restart_a_session_is_not_a_strangers_with_the_same_system_prompt(tmp_path: Path) -> None:
+    system = list(range(3, 43))
+    async with running_services(state_dir=tmp_path) as services:
+        before = await spoken(services, "a", [*system, 50])
+        history = before.history.tolist()
+        await services.sessions.keeper.settled(before)
+    async with running_services(state_dir=tmp_path) as services:
+        bound = services.bound_sessions
+        restored = services.sessions.table.get(before.id, "me")
+        assert restored.history.tolist() == history
+        assert bound.find_continued("me", [*system, *range(60, 90)]) is None
+        await finish(start_turn(services.sessions, restored, [70], GREEDY, StopRule(max_tokens=8, min_tokens=8)))
+        assert bound.find_continued("me", [*system, *range(60, 90)]) is None
+        assert bound.find_continued("me", [*restored.history, 71]) is restored
