@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 
 from app.bridge.turn import Turn
-from app.domain.breakpoints import Breakpoint, Intervention
+from app.domain.breakpoints import Action, Breakpoint, Intervention
 from app.domain.errors import WrongState
 from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionId, SessionState
@@ -76,6 +76,11 @@ class Session:
     def busy(self) -> bool:
         """Whether a turn is in the session."""
         return self.state in (SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED)
+
+    @property
+    def pausing(self) -> list[str]:
+        """Ids of the armed breakpoints that pause a turn."""
+        return [each.id for each in self.breakpoints.values() if each.action is Action.PAUSE]
 
     @property
     def settled_history(self) -> array[int]:

@@ -9,7 +9,6 @@ from functools import partial
 
 from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
-from app.domain.breakpoints import Action
 from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, WrongState
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
@@ -161,9 +160,8 @@ def _submit(session: Session, request: TurnRequest, ticket: Ticket) -> Submit:
 
 
 def _require_no_pauses(session: Session) -> None:
-    pausing = [each.id for each in session.breakpoints.values() if each.action is Action.PAUSE]
-    if pausing:
+    if session.pausing:
         raise WrongState(
-            f"session {session.id} would pause at breakpoint {pausing[0]}, and this API has no pauses: use "
+            f"session {session.id} would pause at breakpoint {session.pausing[0]}, and this API has no pauses: use "
             f"/v1/sessions/{session.id}/generate, or remove the breakpoint"
         )

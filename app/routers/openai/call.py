@@ -1,6 +1,5 @@
 """From a checked request to running choices: the part that both OpenAI generating routes share."""
 
-import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import replace
@@ -34,8 +33,6 @@ SessionHeader = Annotated[
         description="binds the call to a session: a session id, or any name, whose first use opens a session",
     ),
 ]
-PREFIX_NAME = "by-prefix-"
-"""Begins the names of sessions whose callers gave none."""
 
 
 class OpenAICall:
@@ -138,13 +135,16 @@ class OpenAICall:
         if len(prompts) > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
         if name is None:
-            session = bound_sessions.find_continued(self._owner, prompts[0])
-            name = f"{PREFIX_NAME}{secrets.token_hex(8)}"
+            found = bound_sessions.find_continued(self._owner, prompts[0])
         else:
-            session = bound_sessions.find(self._owner, name)
-        if session is None:
+            found = bound_sessions.find(self._owner, name)
+        if found is not None:
+            return found
+        if name is None:
+            session = bound_sessions.open_unnamed(self._owner, metadata=_labels(user))
+        else:
             session = bound_sessions.open(self._owner, name, metadata=_labels(user))
-            undo.callback(self.services.sessions.drop, session)
+        undo.callback(self.services.sessions.drop, session)
         return session
 
 

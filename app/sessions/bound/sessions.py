@@ -1,7 +1,8 @@
 """Sessions that calls of other APIs are bound to: by a name, or by the history that a call continues."""
 
+import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from app.domain.errors import NotFound
 from app.domain.histories import common_prefix
@@ -11,7 +12,8 @@ from app.sessions.session import Session
 
 IDLE_TTL_S = 24 * 3600
 """Seconds. Clients make up names and never close their sessions; without a limit they would fill the server."""
-
+PREFIX_NAME = "by-prefix-"
+"""Begins the names of sessions whose callers gave none."""
 
 LAST_TOKENS = 32
 """Tokens of a context that are compared first: contexts of a key often begin alike, and seldom end alike."""
@@ -39,13 +41,19 @@ class BoundSessions:
     def find_continued(self, owner: str | None, prompt: Sequence[int]) -> Session | None:
         """The owner's idle session with the longest history that `prompt` continues.
 
+        Only a session of `open_unnamed` is found: its caller counts on any other. One that a breakpoint may pause is
+        not found either, because a call cannot pause.
+
         A client sends back a reply as text, whose tokens may differ from those that were generated. So a prompt
-        continues a history if it has all that the last turn began with, and half of its reply.
+        continues a history if it has all that the last turn began with, and half of its reply. After a restart the
+        server does not know where a session's last turn began: such a session is not found before its next turn.
         """
         tokens = array("I", prompt)
         found, longest = None, 0
-        for (of, _), session in self._bound.items():
-            if of != owner or session.state is not SessionState.IDLE or len(session.history) > len(tokens):
+        for session in self._unnamed_idle():
+            if session.owner != owner or session.pausing or not session.prompt_tokens:
+                continue
+            if len(session.history) > len(tokens):
                 continue
             began = slice(max(0, session.prompt_tokens - LAST_TOKENS), session.prompt_tokens)
             if session.history[began] != tokens[began]:
@@ -62,3 +70,12 @@ class BoundSessions:
         living = {key: each for key, each in self._bound.items() if each.state is not SessionState.CLOSED}
         self._bound = {**living, (owner, name): session}
         return session
+
+    def open_unnamed(self, owner: str | None, *, metadata: dict[str, str]) -> Session:
+        """A new session, to be found by its history. Raises `Busy` and `Draining`."""
+        return self.open(owner, f"{PREFIX_NAME}{secrets.token_hex(8)}", metadata=metadata)
+
+    def _unnamed_idle(self) -> Iterator[Session]:
+        for (_, name), session in self._bound.items():
+            if name.startswith(PREFIX_NAME) and session.state is SessionState.IDLE:
+                yield session

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from app.domain.breakpoints import Action, Breakpoint
 from app.domain.values import StopRule
 from app.routers.dependencies import Services
 from app.sessions.session import Session
+from tests.serving import running_services
 from tests.taking_turns import GREEDY, finish, start_turn
 
 
-async def spoken(services: Services, name: str, context: list[int], *, owner: str | None = "me") -> Session:
+async def spoken(services: Services, context: list[int], *, name: str | None = None) -> Session:
     """A bound session that has had one turn of eight tokens."""
-    session = services.bound_sessions.open(owner, name, metadata={})
+    bound = services.bound_sessions
+    session = bound.open_unnamed("me", metadata={}) if name is None else bound.open("me", name, metadata={})
     await finish(start_turn(services.sessions, session, context, GREEDY, StopRule(max_tokens=8, min_tokens=8)))
     return session
 
@@ -18,9 +23,9 @@ async def spoken(services: Services, name: str, context: list[int], *, owner: st
 async def test_a_prompt_is_bound_to_the_longest_history_that_it_continues(services: Services) -> None:
     bound = services.bound_sessions
     system = list(range(3, 43))
-    short = await spoken(services, "a", [*system, 50])
-    await spoken(services, "b", [*system, 60])
-    long = await spoken(services, "c", [*short.history, 51])
+    short = await spoken(services, [*system, 50])
+    await spoken(services, [*system, 60])
+    long = await spoken(services, [*short.history, 51])
     assert bound.find_continued("me", [*short.history, 70]) is short
     assert bound.find_continued("me", [*long.history, 70]) is long
     assert bound.find_continued("you", [*long.history, 70]) is None
@@ -29,7 +34,7 @@ async def test_a_prompt_is_bound_to_the_longest_history_that_it_continues(servic
 async def test_a_prompt_that_only_begins_alike_is_not(services: Services) -> None:
     bound = services.bound_sessions
     system = list(range(3, 43))
-    session = await spoken(services, "a", [*system, 50])
+    session = await spoken(services, [*system, 50])
     context = session.prompt_tokens
     assert bound.find_continued("me", [*system, 51, *range(60, 90)]) is None
     assert bound.find_continued("me", session.history[:context].tolist()) is None
@@ -38,6 +43,38 @@ async def test_a_prompt_that_only_begins_alike_is_not(services: Services) -> Non
 
 
 async def test_a_reply_that_comes_back_in_other_tokens_is_recognised(services: Services) -> None:
-    session = await spoken(services, "a", list(range(3, 43)))
+    session = await spoken(services, list(range(3, 43)))
     retold = [*session.history[:-2], 1, 1, 1, 1]
     assert services.bound_sessions.find_continued("me", retold) is session
+
+
+async def test_after_a_restart_a_session_is_not_a_strangers_with_the_same_system_prompt(tmp_path: Path) -> None:
+    system = list(range(3, 43))
+    async with running_services(state_dir=tmp_path) as services:
+        before = await spoken(services, [*system, 50])
+        history = before.history.tolist()
+        await services.sessions.keeper.settled(before)
+    async with running_services(state_dir=tmp_path) as services:
+        bound = services.bound_sessions
+        restored = services.sessions.table.get(before.id, "me")
+        assert restored.history.tolist() == history
+        assert bound.find_continued("me", [*system, *range(60, 90)]) is None
+        await finish(start_turn(services.sessions, restored, [70], GREEDY, StopRule(max_tokens=8, min_tokens=8)))
+        assert bound.find_continued("me", [*system, *range(60, 90)]) is None
+        assert bound.find_continued("me", [*restored.history, 71]) is restored
+
+
+async def test_a_session_that_a_client_named_is_found_by_that_name_only(services: Services) -> None:
+    named = await spoken(services, list(range(3, 43)), name="agent")
+    assert services.bound_sessions.find_continued("me", [*named.history, 70]) is None
+    assert services.bound_sessions.find("me", "agent") is named
+
+
+async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_gone(services: Services) -> None:
+    bound, breakpoints = services.bound_sessions, services.sessions.breakpoints
+    session = await spoken(services, list(range(3, 43)))
+    pause = Breakpoint("bp_pause", (0,), Action.PAUSE)
+    await breakpoints.arm(session, pause)
+    assert bound.find_continued("me", [*session.history, 70]) is None
+    await breakpoints.disarm(session, pause.id)
+    assert bound.find_continued("me", [*session.history, 70]) is session
