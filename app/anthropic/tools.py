@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
 from app.wire.extras.body import OpenBody
 
 MAX_TOOLS = 128
@@ -18,7 +18,7 @@ class ToolDefinition(OpenBody):
     type: Literal["custom"] = "custom"
     name: ToolName
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: Annotated[dict[str, Any], AfterValidator(check_parameters)]
     strict: bool = Field(False, description="the input follows the schema even where the model decides to call")
 
     def to_tool(self) -> Tool:

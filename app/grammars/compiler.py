@@ -6,11 +6,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits
 
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import Busy, FieldOutOfRange
 from app.domain.grammar import Grammar
 from app.grammars.matcher import Matcher, error_of, plain
 from app.grammars.source import source_of
@@ -18,9 +19,13 @@ from app.grammars.trials import Trials
 from app.grammars.vocabulary import Vocabulary
 from app.model_store.resolve import ResolvedModel
 
+Value = TypeVar("Value")
 MAX_CHARACTERS = 1 << 18
 KEPT = 64
-"""Compiled grammars that nobody holds."""
+"""Compiled grammars that nobody holds, and grammars that were refused."""
+MAX_WAITING = 32
+"""Grammars that wait for the one thread, with the one that it compiles."""
+RETRY_AFTER_S = 5
 
 
 class Compiled:
@@ -44,28 +49,43 @@ class Grammars:
         self._lock = threading.Lock()
         self._held: WeakValueDictionary[Grammar, Compiled] = WeakValueDictionary()
         self._recent: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+        self._waiting = 0
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, which holds the GIL for about a second: better now than beside turns."""
         self._thread.submit(lambda: self._vocabulary.compiled)
 
     def compile(self, grammar: Grammar) -> Future[Compiled]:
-        """Compile it, unless it is already. The result is for the caller to hold until its turns have begun.
+        """Compile it, unless it is already. The result is for the caller to hold until its turns have begun. A future
+        that is cancelled before its grammar's turn has come costs no compilation.
 
-        The future raises FieldOutOfRange, with the grammar's field, for one that is invalid, too large or too slow.
+        Raises `Busy` if too many grammars wait. The future raises FieldOutOfRange, with the grammar's field, for one
+        that is invalid, too large or too slow.
         """
-        found = self._find(grammar)
-        if found is None:
-            return self._thread.submit(self._compile, grammar)
-        done: Future[Compiled] = Future()
-        done.set_result(found)
-        return done
+        known: Future[Compiled] = Future()
+        try:
+            found = self._find(grammar)
+        except FieldOutOfRange as error:
+            known.set_exception(error)
+            return known
+        if found is not None:
+            known.set_result(found)
+            return known
+        with self._lock:
+            if self._waiting >= MAX_WAITING:
+                raise Busy(f"{grammar.field}: {MAX_WAITING} grammars wait to be compiled", retry_after_s=RETRY_AFTER_S)
+            self._waiting += 1
+        compiling = self._thread.submit(self._compile, grammar)
+        compiling.add_done_callback(self._leave)
+        return compiling
 
     def match(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> Matcher:
         """A matcher of a turn's own, after the tokens that the turn has generated. Raises FieldOutOfRange if they do
         not match. Waits for the compilation if nobody has asked for that before.
         """
-        matcher = (self._find(grammar) or self.compile(grammar).result()).start.copy()
+        compiled = self._find(grammar) or self._thread.submit(self._compile, grammar).result()
+        matcher = compiled.start.copy()
         if token_ids and not matcher.consume(token_ids):
             raise FieldOutOfRange(f"{grammar.field}: the tokens generated so far do not match it", param=grammar.field)
         return matcher
@@ -75,47 +95,60 @@ class Grammars:
         self._thread.shutdown(cancel_futures=True)
         self._trials.close()
 
-    def _find(self, grammar: Grammar) -> Compiled | None:
+    def _leave(self, _: Future[Compiled]) -> None:
         with self._lock:
+            self._waiting -= 1
+
+    def _find(self, grammar: Grammar) -> Compiled | None:
+        """The grammar, if it is compiled. Raises FieldOutOfRange for one that was refused before."""
+        with self._lock:
+            refusal = self._refused.get(grammar)
+            if refusal is not None:
+                _keep(self._refused, grammar, refusal)
+                raise _invalid(grammar, refusal)
             found = self._held.get(grammar)
             if found is not None:
-                self._keep(grammar, found)
+                _keep(self._recent, grammar, found)
             return found
 
     def _compile(self, grammar: Grammar) -> Compiled:
+        if len(grammar.text) > MAX_CHARACTERS:
+            raise _invalid(grammar, f"it has {len(grammar.text)} characters; at most {MAX_CHARACTERS} are compiled")
         found = self._find(grammar)  # the one before it on this thread may have been the same
         if found is not None:
             return found
-        compiled = Compiled(self._start_of(grammar))
+        try:
+            compiled = Compiled(self._start_of(grammar))
+        except ValueError as error:
+            with self._lock:
+                _keep(self._refused, grammar, str(error))
+            raise _invalid(grammar, str(error)) from None
         with self._lock:
             self._held[grammar] = compiled
-            self._keep(grammar, compiled)
+            _keep(self._recent, grammar, compiled)
         return compiled
 
     def _start_of(self, grammar: Grammar) -> Matcher:
-        if len(grammar.text) > MAX_CHARACTERS:
-            raise _invalid(grammar, f"it has {len(grammar.text)} characters; at most {MAX_CHARACTERS} are compiled")
-        try:
-            source = source_of(grammar)
-        except ValueError as error:
-            raise _invalid(grammar, str(error)) from None
+        """Raises ValueError with what is wrong."""
+        source = source_of(grammar)
         wrong = self._trials.error(source)
         if wrong is not None:
-            raise _invalid(grammar, wrong)
+            raise ValueError(wrong)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._vocabulary.compiled, source, log_level=0, limits=limits)
         matcher.compute_bitmask()  # what it finds, all copies share
         wrong = error_of(matcher)
         if wrong is not None:
-            raise _invalid(grammar, wrong)
+            raise ValueError(wrong)
         return Matcher(matcher)
 
-    def _keep(self, grammar: Grammar, compiled: Compiled) -> None:
-        """Make it the last to be forgotten."""
-        self._recent[grammar] = compiled
-        self._recent.move_to_end(grammar)
-        if len(self._recent) > KEPT:
-            self._recent.popitem(last=False)
+
+def _keep(recent: OrderedDict[Grammar, Value], grammar: Grammar, value: Value) -> None:
+    """Make it the last to be forgotten."""
+    recent[grammar] = value
+    recent.move_to_end(grammar)
+    if len(recent) > KEPT:
+        recent.popitem(last=False)
 
 
 def _invalid(grammar: Grammar, words: str) -> FieldOutOfRange:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from app.tools.definitions import Tool, ToolMode, ToolUse
+from app.tools.definitions import Tool, ToolMode, ToolUse, check_parameters
 from app.wire.extras.body import OpenBody
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+
+ToolParameters = Annotated[dict[str, Any], AfterValidator(check_parameters)]
 
 
 class FunctionDefinition(OpenBody):
@@ -17,7 +19,7 @@ class FunctionDefinition(OpenBody):
 
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="a JSON Schema; absent: any object")
+    parameters: ToolParameters | None = Field(None, description="a JSON Schema; absent: any object")
     strict: bool = Field(False, description="the arguments follow the schema, whoever chooses the function")
 
 

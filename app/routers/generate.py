@@ -14,6 +14,7 @@ from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.text.turn_reader import TurnReader
 from app.web.json_body import JsonRoute
+from app.web.sse import unless_disconnected
 from app.wire.turns import GenerateBody, TurnView
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRoute)
@@ -32,7 +33,7 @@ async def generate(
 
     A client that disconnects while the turn runs cancels it.
     """
-    reader = await _start(session, body, services, cleanup)
+    reader = await unless_disconnected(request, _start(session, body, services, cleanup))
     return await answer_turn(request, session, reader, stream=body.stream)
 
 

@@ -19,6 +19,13 @@ class ToolMode(StrEnum):
     """The model calls at least one."""
 
 
+def check_parameters(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a tool's arguments. Raises ValueError if it is one of anything but objects."""
+    if schema.get("type", "object") != "object":
+        raise ValueError(f"the type must be 'object', not {str(schema['type'])[:64]!r}: arguments have names")
+    return schema
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """One function. `parameters` is the JSON Schema of its arguments; None: any object."""
@@ -40,7 +47,7 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of its arguments."""
-        return dict(self.parameters) if self.parameters else {"type": "object", "properties": {}}
+        return {"type": "object", **self.parameters} if self.parameters else {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ from app.tools.formats import ToolFormat
 MAX_CALLS = 16
 """A small model that must call tools would go on for ever."""
 
+ANY_TEXT = r"/(.|\n)*/"
+CALL_ALONE = r"[\s\x1c-\x1f]*(<\|python_tag\|>)?\{"
+"""Begins an answer that is read as a call where there is no marker."""
+
 SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Models write JSON so. Free white space is where a small model would stay for ever."""
 
@@ -53,7 +57,7 @@ def call_grammar(
     if content_schema is not None:
         return "\n".join(["start: calls | answer", f"answer: {_json(content_schema)}", calls, *rules])
     if not form.marker:
-        return "\n".join(["start: call | TEXT", "TEXT: /[^{](.|\\n)*/", *rules])
+        return "\n".join(["start: call | TEXT", f"TEXT: {ANY_TEXT} & ~/{CALL_ALONE}(.|\\n)*/", *rules])
     return "\n".join([*_after_text(form, literal, marker_id is not None, repeats=repeats), *rules])
 
 
@@ -67,11 +71,11 @@ def _call_rules(tools: Sequence[Tool], form: ToolFormat) -> list[str]:
 
 
 def _after_text(form: ToolFormat, literal: Literal, is_token: bool, *, repeats: bool) -> list[str]:
-    """Free text in which a marker begins calls."""
+    """Free text in which a marker begins calls, and which never holds the marker itself."""
     rest = (form.opening + form.before).removeprefix(form.marker)
     body = f"{_text(rest)} call {_text(form.closing)}"
     start = f"start: marked{{0,{MAX_CALLS}}} TEXT" if repeats else "start: TEXT | marked"
-    text = "TEXT: /(.|\\n)*/"
+    text = f"TEXT: {ANY_TEXT} & ~({ANY_TEXT} {_text(form.marker)} {ANY_TEXT})"
     if is_token:
         return [start, f"marked: TEXT {literal(form.marker)} {body}", text]
     return [start, f"marked: trigger {body}", f"trigger[lazy]: TEXT {_text(form.marker)}", text]

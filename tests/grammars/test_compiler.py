@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import Busy, FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
-from app.grammars.compiler import KEPT, MAX_CHARACTERS, Grammars
+from app.grammars.compiler import KEPT, MAX_CHARACTERS, MAX_WAITING, Grammars
 from app.grammars.matcher import Matcher
 from app.model_store.byte_tokenizer import EOS_ID
 from app.model_store.resolve import resolve
@@ -134,3 +134,29 @@ def test_a_compiled_grammar_is_forgotten_in_the_end_but_not_while_it_is_held(gra
 def test_tokens_that_do_not_match_are_refused(grammars: Grammars) -> None:
     with pytest.raises(FieldOutOfRange, match="do not match"):
         grammars.match(regex("ab"), b"ba")
+
+
+def slow(name: str) -> Grammar:
+    return regex(f"{name}((b{{100}}){{100}}){{100}}")
+
+
+def test_a_full_queue_refuses_and_a_cancelled_compilation_leaves_it(grammars: Grammars) -> None:
+    waiting = [grammars.compile(slow(f"w{number}")) for number in range(MAX_WAITING)]
+    with pytest.raises(Busy, match=f"{MAX_WAITING} grammars wait") as caught:
+        grammars.compile(regex("one more"))
+    assert caught.value.retry_after_s > 0
+    assert sum(each.cancel() for each in waiting) >= MAX_WAITING - 1
+    began = time.monotonic()
+    grammars.compile(regex("one more")).result()
+    assert time.monotonic() - began < TIMEOUT_S
+
+
+def test_a_refused_grammar_is_refused_again_at_once_and_names_the_field_of_now(grammars: Grammars) -> None:
+    first = grammars.compile(slow("again")).exception()
+    began = time.monotonic()
+    again = grammars.compile(Grammar(GrammarKind.REGEX, slow("again").text, "other")).exception()
+    assert time.monotonic() - began < 0.1
+    assert isinstance(first, FieldOutOfRange)
+    assert isinstance(again, FieldOutOfRange)
+    assert again.param == "other"
+    assert again.message == first.message.replace("structured_outputs.regex", "other")

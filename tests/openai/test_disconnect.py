@@ -55,3 +55,16 @@ def test_a_bound_session_outlives_its_client(openai_url: str) -> None:
         view = client.get(f"/v1/sessions/{session}").json()
         assert view["state"] == "idle"
         assert 2 < view["tokens"] < 1000
+
+
+def test_grammars_of_clients_that_have_gone_are_not_compiled(openai_url: str) -> None:
+    call: Any = {"model": MODEL, "prompt": "x", "max_tokens": 4}
+    with httpx.Client(base_url=openai_url, timeout=60) as client:
+        for number in range(20):
+            slow = {"regex": f"{number}((b{{100}}){{100}}){{100}}"}
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json={**call, "structured_outputs": slow}, timeout=0.05)
+        began = time.monotonic()
+        answer = client.post("/v1/completions", json={**call, "structured_outputs": {"regex": "abc"}})
+        assert answer.json()["choices"][0]["text"] == "abc"
+        assert time.monotonic() - began < 8  # each of the others would take 0.75 s of a processor

@@ -39,6 +39,12 @@ TOOLS: Any = [
     for name, schema in SCHEMAS.items()
 ]
 CHAT: Any = [{"role": "user", "content": "Which?"}]
+
+
+def tool(name: str, parameters: dict[str, Any]) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 CALL: Any = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "max_tokens": 400, "seed": 5}
 
@@ -188,9 +194,11 @@ def test_logprobs_of_a_call_are_those_of_all_its_tokens(sdk: openai.OpenAI) -> N
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [*TOOLS, tool("a", {"type": "integer"})]}, "tools.2.function.parameters"),
+        ({"tools": [tool("a", {"type": ["object", "null"]})]}, "tools.0.function.parameters"),
         (
             {
-                "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "nothing"}}}],
+                "tools": [{"type": "function", "function": {"name": "a", "parameters": {"not": {}}}}],
                 "tool_choice": "required",
             },
             "tools",

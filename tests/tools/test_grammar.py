@@ -106,3 +106,40 @@ def test_a_marker_that_is_a_special_token_is_written_with_it() -> None:
 )
 def test_a_grammar_only_where_the_model_could_do_what_is_not_allowed(use: ToolUse, held: bool) -> None:
     assert use.is_held is held
+
+
+def test_what_would_be_read_as_a_call_is_no_text() -> None:
+    grammar = grammar_of(LLAMA, ToolUse((ADD, FIND), ToolMode.AUTO, frozenset({"find"})))
+    call = write(LLAMA, ("add", '{"a": 3}'))
+    for wrong in (call, f" {call}", f"\n\x1c{call}", f"<|python_tag|>{call}", f" <|python_tag|>{call}"):
+        assert not takes(grammar, wrong)
+    for text in ("", " ", "So: {", "<|python_tag|>"):
+        assert takes(grammar, text)
+
+
+@pytest.mark.parametrize("form", [HERMES, MISTRAL], ids=lambda form: form.name)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_text_never_holds_the_marker(form: ToolFormat, parallel: bool) -> None:
+    use = ToolUse((ADD,), ToolMode.AUTO, frozenset({"add"}), parallel=parallel)
+    for special_ids in ({}, {form.marker: IM_START_ID}):
+        grammar = call_grammar(use, form, special_ids.get)
+        assert takes(grammar, "")
+        assert takes(grammar, f"So: {form.marker[:-1]}")
+        assert not takes(grammar, f"So: {form.marker} of {form.marker}")
+
+
+def test_no_call_follows_the_last_that_may_be_made() -> None:
+    grammar = grammar_of(HERMES, ToolUse((ADD,), ToolMode.AUTO, frozenset({"add"})))
+    calls = "".join(write(HERMES, ("add", '{"a": 3}')) for _ in range(MAX_CALLS))
+    assert takes(grammar, calls)
+    assert takes(grammar, calls + " Done.")
+    assert not takes(grammar, calls + write(HERMES, ("add", '{"a": 3}')))
+    assert not takes(grammar, calls + write(HERMES, ("drop", "{}")))
+
+
+def test_arguments_are_an_object_whether_the_schema_says_so_or_not() -> None:
+    for parameters in ({"properties": {"a": {"type": "integer"}}}, {"anyOf": [{"required": ["a"]}, {}]}, {}):
+        grammar = grammar_of(LLAMA, ToolUse((Tool("add", None, parameters),), ToolMode.REQUIRED, frozenset({"add"})))
+        assert takes(grammar, write(LLAMA, ("add", '{"a": 3}')))
+        for wrong in ("3", "[]", '"a"', "null"):
+            assert not takes(grammar, write(LLAMA, ("add", wrong)))

@@ -1,10 +1,19 @@
 """`tools` and `tool_choice` of a response: flat, where those of a chat are nested."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from app.openai.tools import MAX_TOOLS, AllowedTools, AllowedToolsChoice, FunctionName, NamedTool, ToolChoice, ToolName
+from app.openai.tools import (
+    MAX_TOOLS,
+    AllowedTools,
+    AllowedToolsChoice,
+    FunctionName,
+    NamedTool,
+    ToolChoice,
+    ToolName,
+    ToolParameters,
+)
 from app.tools.definitions import Tool
 from app.wire.extras.body import OpenBody
 
@@ -15,7 +24,7 @@ class FlatFunctionTool(OpenBody):
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="a JSON Schema; absent: any object")
+    parameters: ToolParameters | None = Field(None, description="a JSON Schema; absent: any object")
     strict: bool = Field(False, description="the arguments follow the schema, whoever chooses the function")
 
     def to_tool(self) -> Tool:

@@ -54,7 +54,7 @@ async def create_message(
     check_model(services, body.model)
     support, use = services.tool_support, body.to_tool_use()
     prompt = await asyncio.to_thread(prompt_tokens, body, services.tokens, support)
-    choices = await call.start(
+    starting = call.start(
         body,
         [prompt],
         user=body.user,
@@ -64,6 +64,7 @@ async def create_message(
         grammar=body.to_turn_grammar(use, support),
         shown=support.shown if use.callable else frozenset(),
     )
+    choices = await unless_disconnected(request, starting)
     writer = MessageWriter(
         services.info.name,
         len(prompt),

@@ -33,7 +33,7 @@ async def create_chat_completion(
     use, support = body.to_tool_use(), services.tool_support
     prompt = await asyncio.to_thread(chat_prompt, body.messages, services.tokens, support, use.tools)
     ignored.add(prompt.left_out)
-    choices = await call.start(
+    starting = call.start(
         body,
         [prompt.token_ids],
         n=body.n,
@@ -45,6 +45,7 @@ async def create_chat_completion(
         grammar=body.to_turn_grammar(use, support),
         shown=support.shown if use.callable else frozenset(),
     )
+    choices = await unless_disconnected(request, starting)
     writer = ChatChunkWriter(
         services.tokens,
         logprobs=body.logprobs,

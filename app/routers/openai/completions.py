@@ -32,7 +32,7 @@ async def create_completion(
     ignored.read(body)
     check_model(services, body.model)
     prompts = await asyncio.to_thread(_encode, body.prompts, services.tokens, services.info.vocab_size)
-    choices = await call.start(
+    starting = call.start(
         body,
         [prompt.token_ids for prompt in prompts],
         n=body.n,
@@ -42,6 +42,7 @@ async def create_completion(
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
+    choices = await unless_disconnected(request, starting)
     writer = CompletionChunkWriter(
         services.tokens,
         n=body.n,

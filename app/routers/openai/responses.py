@@ -43,7 +43,8 @@ async def create_response(
     """Generate a response. A client that disconnects cancels it."""
     unstored = UnstoredConversation(services.sessions)
     cleanup.callback(unstored.close)
-    run = await ResponseCall(services, owner, unstored, session_name).start(body, ignored, cleanup)
+    call = ResponseCall(services, owner, unstored, session_name)
+    run = await unless_disconnected(request, call.start(body, ignored, cleanup))
     if body.stream:
         return _with_session(run, EventStream(_stream(run)))
     await unless_disconnected(request, _finish(run))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_a_grammar_that_becomes_too_slow_fails_its_turn_and_no_other(
 
 
 def test_a_mask_that_takes_too_long_is_an_error(driver: BreakDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matchers, "MAX_MASK_S", -1.0)
+    monkeypatch.setattr(matchers, "MAX_MASKS_S", -1.0)
     ticket, session = driver.ticket(), driver.open()
     submit = Submit(ticket, session, tuple(prompt(2, 20)), under(regex("a{40}")), STOP)
     events = [*driver.engine.handle(submit)]
@@ -210,3 +211,18 @@ def test_masks_are_the_same_on_the_host_and_on_a_device(driver: BreakDriver, voc
     assert found[0][0].isfinite().nonzero()[:, 0].tolist() == [97, 98, 99]
     assert torch.equal(found[0][1], logits[1])
     assert np.isfinite(found[0][3].numpy()).nonzero()[0].tolist() == ["é".encode()[0]]
+
+
+def test_masks_that_are_slow_together_are_an_error_though_none_of_them_is(
+    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matchers.time, "thread_time", count(step=0.004).__next__)  # 4 ms for each of its calls
+    slow = driver.engine.grammars.match(regex("a{40}"), ())
+    bits = np.zeros(16, np.int32)
+    for number in range(matchers.COUNTED_MASKS):
+        slow.fill(bits.ctypes.data, bits.nbytes)
+        assert slow.error is None, number
+    monkeypatch.setattr(matchers.time, "thread_time", count(step=0.007).__next__)
+    for _ in range(matchers.COUNTED_MASKS):
+        slow.fill(bits.ctypes.data, bits.nbytes)
+    assert slow.error is not None
