@@ -86,7 +86,8 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
     table = SessionTable(settings.max_sessions)
     executor = EngineExecutor(engine, Notices(table, keeper).take)
     metrics = Metrics(engine.info.name)
-    registry = SessionRegistry(executor, table, keeper, tokens, metrics, settings)
+    tool_waits = ToolWaits()
+    registry = SessionRegistry(executor, table, keeper, tokens, metrics, settings, on_queued=tool_waits.end)
     kept_responses = ResponseStore(registry, journal, limit=settings.max_responses)
     kept_responses.restore(restored)
     spool = Spool(settings.state_dir and settings.state_dir.expanduser() / "tmp")
@@ -119,7 +120,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
         sessions=registry,
         tool_support=ToolSupport(tokens),
         bound_sessions=BoundSessions(registry, restored),
-        tool_waits=ToolWaits(registry),
+        tool_waits=tool_waits,
         responses=kept_responses,
         spool=spool,
         vectors=Vectors(journal),

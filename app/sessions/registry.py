@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from app.bridge.executor import EngineExecutor
 from app.domain.errors import FieldOutOfRange
@@ -37,7 +37,10 @@ class SessionRegistry:
         tokens: Tokens,
         metrics: Metrics,
         settings: Settings,
+        *,
+        on_queued: Callable[[Session], None],
     ) -> None:
+        """`on_queued` is told of each session whose next turn is in the queue."""
         self.executor = executor
         self.table = table
         self.keeper = keeper
@@ -49,7 +52,15 @@ class SessionRegistry:
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
         self.turns = Turns(
-            executor, table, keeper, tokens, metrics, self.ends, self.pauses, max_queue=settings.max_queue
+            executor,
+            table,
+            keeper,
+            tokens,
+            metrics,
+            self.ends,
+            self.pauses,
+            max_queue=settings.max_queue,
+            on_queued=on_queued,
         )
         self.paused_copies = PausedCopies(executor, self.turns, self.pauses)
 

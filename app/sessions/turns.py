@@ -56,7 +56,9 @@ class Turns:
         pauses: Pauses,
         *,
         max_queue: int,
+        on_queued: Callable[[Session], None],
     ) -> None:
+        """`on_queued` is told of each session whose next turn is in the queue."""
         self._executor = executor
         self._table = table
         self._keeper = keeper
@@ -65,6 +67,7 @@ class Turns:
         self._ends = ends
         self._pauses = pauses
         self._max_queue = max_queue
+        self._on_queued = on_queued
 
     async def compile_grammar(self, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack) -> None:
         """Compile the grammar of a turn, if it has one, before the turn is started. The engine thread then finds it,
@@ -100,6 +103,7 @@ class Turns:
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session))
         session.begin(turn, history)
         cleanup.callback(self._ends.release, session, turn)
+        self._on_queued(session)
         return self.reader(session, turn, request.text)
 
     def reader(self, session: Session, turn: Turn, rule: TextRule) -> TurnReader:

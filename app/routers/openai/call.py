@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 
+from app.bridge.turn import Turn
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.domain.grammar import Grammar
 from app.openai.choices import Choices, OpenSession
@@ -47,6 +48,7 @@ class OpenAICall:
         self._cleanup = cleanup
         self._session_name = session_name
         self._session: Session | None = None
+        self._turn: Turn | None = None
 
     async def start(
         self,
@@ -100,6 +102,7 @@ class OpenAICall:
             choices = Choices(registry, requests, n, open_session, self._cleanup)
             await choices.start()
             undo.pop_all()
+        self._turn = None if self._session is None else self._session.turn
         return choices
 
     def answer(self, response: Response) -> Response:
@@ -110,8 +113,9 @@ class OpenAICall:
 
     def wait_for_tools(self, names: Sequence[str]) -> None:
         """The answer has called these tools: the session that the call is bound to waits until its next call."""
-        if self._session is not None and self.services.settings.park_on_tool_calls:
-            self.services.tool_waits.begin(self._session, names)
+        services = self.services
+        if self._session is not None and self._turn is not None and services.settings.park_on_tool_calls:
+            services.tool_waits.begin(services.sessions, self._session, self._turn, names)
 
     def _sessions(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> OpenSession:
         """Where the choices run: each in a session that lives as long as the call, or the one in the bound session.
@@ -122,7 +126,6 @@ class OpenAICall:
         if session is None:
             return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(user))
         self._session = session
-        self.services.tool_waits.end(session)
         return lambda: nullcontext(session)
 
     def _bound(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> Session | None:

@@ -54,7 +54,6 @@ class ResponseCall:
         response = ResponseObject.begin(body, new_id("resp"), int(time.time()))
         with ExitStack() as undo:  # from here on nothing waits, so no other call takes the session
             conversation = self._conversation(body, response.id, before, undo)
-            services.tool_waits.end(conversation.session)
             reader = services.sessions.turns.start(conversation.session, request, cleanup)
             undo.pop_all()
         if not conversation.is_kept:

@@ -80,8 +80,9 @@ class ResponseRun:
     def _wait_for_tools(self) -> None:
         """The session of a response that calls functions waits until the next response."""
         is_waiting = self.response.status == "completed" and bool(self._writer.called)
-        if is_waiting and self._services.settings.park_on_tool_calls:
-            self._services.tool_waits.begin(self._stored.conversation.session, self._writer.called)
+        services, session = self._services, self._stored.conversation.session
+        if is_waiting and services.settings.park_on_tool_calls:
+            services.tool_waits.begin(services.sessions, session, self._reader.turn, self._writer.called)
 
     async def _end(self) -> None:
         self._keep()

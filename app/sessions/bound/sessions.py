@@ -1,10 +1,12 @@
 """Sessions that calls of other APIs are bound to: by a name, or by the history that a call continues."""
 
+from __future__ import annotations
+
 import secrets
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
-from app.domain.errors import NotFound
+from app.domain.errors import NotFound, SessionLimit
 from app.domain.histories import common_prefix
 from app.domain.values import SessionState
 from app.sessions.registry import SessionRegistry
@@ -12,6 +14,8 @@ from app.sessions.session import Session
 
 IDLE_TTL_S = 24 * 3600
 """Seconds. Clients make up names and never close their sessions; without a limit they would fill the server."""
+UNNAMED_TTL_S = 3600
+"""Seconds. A call that continues no history opens a session, and its client may never come back."""
 PREFIX_NAME = "by-prefix-"
 """Begins the names of sessions whose callers gave none."""
 
@@ -45,37 +49,62 @@ class BoundSessions:
         not found either, because a call cannot pause.
 
         A client sends back a reply as text, whose tokens may differ from those that were generated. So a prompt
-        continues a history if it has all that the last turn began with, and half of its reply. After a restart the
-        server does not know where a session's last turn began: such a session is not found before its next turn.
+        continues a history if it has all that the last turn began with, and half of its reply. A prompt that is just
+        what the last turn began with asks for another reply in its place.
+
+        After a restart the server does not know where a session's last turn began: such a session is not found before
+        its next turn.
         """
         tokens = array("I", prompt)
         found, longest = None, 0
         for session in self._unnamed_idle():
             if session.owner != owner or session.pausing or not session.prompt_tokens:
                 continue
-            if len(session.history) > len(tokens):
-                continue
-            began = slice(max(0, session.prompt_tokens - LAST_TOKENS), session.prompt_tokens)
-            if session.history[began] != tokens[began]:
-                continue
-            common = common_prefix(session.history, tokens)
-            replied = len(session.history) - session.prompt_tokens
-            if replied and 2 * (common - session.prompt_tokens) >= replied and common > longest:
-                found, longest = session, common
+            kept = _kept(session, tokens)
+            if kept > longest:
+                found, longest = session, kept
         return found
 
     def open(self, owner: str | None, name: str, *, metadata: dict[str, str]) -> Session:
-        """A new session, to be found by that name from now on. Raises `Busy` and `Draining`."""
-        session = self._registry.create(owner, metadata=metadata, ttl_s=IDLE_TTL_S, name=name)
+        """A new session, to be found by that name from now on.
+
+        If as many sessions are open as may be, the idle one of `open_unnamed` that was unused for longest gives way.
+        Raises `Busy` and `Draining`.
+        """
+        return self._open(owner, name, metadata, IDLE_TTL_S)
+
+    def open_unnamed(self, owner: str | None, *, metadata: dict[str, str]) -> Session:
+        """A new session, to be found by its history; like `open` in all else."""
+        return self._open(owner, f"{PREFIX_NAME}{secrets.token_hex(8)}", metadata, UNNAMED_TTL_S)
+
+    def _open(self, owner: str | None, name: str, metadata: dict[str, str], ttl_s: int) -> Session:
+        self._make_room()
+        session = self._registry.create(owner, metadata=metadata, ttl_s=ttl_s, name=name)
         living = {key: each for key, each in self._bound.items() if each.state is not SessionState.CLOSED}
         self._bound = {**living, (owner, name): session}
         return session
 
-    def open_unnamed(self, owner: str | None, *, metadata: dict[str, str]) -> Session:
-        """A new session, to be found by its history. Raises `Busy` and `Draining`."""
-        return self.open(owner, f"{PREFIX_NAME}{secrets.token_hex(8)}", metadata=metadata)
+    def _make_room(self) -> None:
+        try:
+            self._registry.table.admit()
+        except SessionLimit:
+            idle = min(self._unnamed_idle(), key=lambda session: session.used_at, default=None)
+            if idle is not None:
+                self._registry.drop(idle)
 
     def _unnamed_idle(self) -> Iterator[Session]:
         for (_, name), session in self._bound.items():
             if name.startswith(PREFIX_NAME) and session.state is SessionState.IDLE:
                 yield session
+
+
+def _kept(session: Session, tokens: array[int]) -> int:
+    """How many tokens of the session's history a turn on `tokens` keeps; 0: it does not continue the session."""
+    history, context = session.history, session.prompt_tokens
+    began = slice(max(0, context - LAST_TOKENS), context)
+    if len(tokens) < context or history[began] != tokens[began]:
+        return 0
+    kept, replied = common_prefix(history, tokens), len(history) - context
+    asks_again = kept == context == len(tokens)
+    goes_on = len(history) <= len(tokens) and replied > 0 and 2 * (kept - context) >= replied
+    return kept if asks_again or goes_on else 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from app.bridge.turn import Turn
 from app.domain.values import Phase, SessionState
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -53,23 +54,25 @@ class ToolWaits:
     A session's own waits tell when it will be back; before it has any, those of its owner's other sessions do.
     """
 
-    def __init__(self, registry: SessionRegistry, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._registry = registry
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._of_session: WeakKeyDictionary[Session, _Waits] = WeakKeyDictionary()
         self._of_owner: dict[str | None, ToolTimes] = {}
 
-    def begin(self, session: Session, tools: Iterable[str]) -> None:
-        """The session's turn has ended in calls of `tools`: it is in `io_wait` until its next turn."""
-        if session.state is not SessionState.IDLE:
-            return  # another call is in it already
+    def begin(self, registry: SessionRegistry, session: Session, turn: Turn, tools: Iterable[str]) -> None:
+        """`turn` has ended in calls of `tools`: its session is in `io_wait` until its next turn.
+
+        A client may read an answer late. If the session has had another turn since, it waits for other things.
+        """
+        if session.state is not SessionState.IDLE or session.turn is not turn:
+            return
         waits = self._of_session.setdefault(session, _Waits())
         waits.tools, waits.began = frozenset(tools), self._clock()
         expected = self._expect(session, waits)
-        self._registry.set_phase(session, Phase.IO_WAIT, None if expected is None else 1000 * expected)
+        registry.set_phase(session, Phase.IO_WAIT, None if expected is None else 1000 * expected)
 
     def end(self, session: Session) -> None:
-        """The session is about to have its next turn: what it waited for has taken so long.
+        """The session's next turn is in the queue: what it waited for has taken so long.
 
         Of several tools that ran at once only the slowest is known, so each is taken to be it.
         """

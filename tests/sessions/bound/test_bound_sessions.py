@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from app.domain.breakpoints import Action, Breakpoint
-from app.domain.values import StopRule
+from app.domain.errors import SessionLimit
+from app.domain.values import SessionState, StopRule
 from app.routers.dependencies import Services
+from app.sessions.bound.sessions import IDLE_TTL_S, UNNAMED_TTL_S
 from app.sessions.session import Session
 from tests.serving import running_services
-from tests.taking_turns import GREEDY, finish, start_turn
+from tests.taking_turns import GREEDY, LONG, finish, start_turn
 
 
 async def spoken(services: Services, context: list[int], *, name: str | None = None) -> Session:
@@ -37,7 +41,7 @@ async def test_a_prompt_that_only_begins_alike_is_not(services: Services) -> Non
     session = await spoken(services, [*system, 50])
     context = session.prompt_tokens
     assert bound.find_continued("me", [*system, 51, *range(60, 90)]) is None
-    assert bound.find_continued("me", session.history[:context].tolist()) is None
+    assert bound.find_continued("me", session.history[: context - 1].tolist()) is None
     other_reply = [(token + 1) % 256 for token in session.history[context:]]
     assert bound.find_continued("me", [*session.history[:context], *other_reply, 70]) is None
 
@@ -78,3 +82,45 @@ async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_g
     assert bound.find_continued("me", [*session.history, 70]) is None
     await breakpoints.disarm(session, pause.id)
     assert bound.find_continued("me", [*session.history, 70]) is session
+
+
+async def test_a_prompt_that_is_asked_again_takes_the_session_that_answered_it(services: Services) -> None:
+    bound = services.bound_sessions
+    context = list(range(3, 43))
+    session = await spoken(services, context)
+    longer = await spoken(services, [*session.history, 70])
+    assert bound.find_continued("me", context) is session
+    assert bound.find_continued("me", [*session.history, 70]) is longer
+
+
+async def test_at_the_limit_the_idle_unnamed_session_that_was_unused_for_longest_gives_way() -> None:
+    async with running_services(max_sessions=3) as services:
+        named = await spoken(services, [3, 4, 5], name="agent")
+        first, second = [await spoken(services, [6, 7, 8 + number]) for number in range(2)]
+        await finish(start_turn(services.sessions, first, [9], GREEDY, StopRule(max_tokens=8)))
+        third = await spoken(services, [10, 11, 12])
+        assert [each.state for each in (named, first, second)] == [
+            SessionState.IDLE,
+            SessionState.IDLE,
+            SessionState.CLOSED,
+        ]
+        assert services.bound_sessions.find_continued("me", [*third.history, 70]) is third
+
+
+async def test_at_the_limit_sessions_that_are_named_or_busy_stay() -> None:
+    async with running_services(max_sessions=2) as services:
+        named = await spoken(services, [3, 4, 5], name="agent")
+        busy = await spoken(services, [6, 7, 8])
+        turn = start_turn(services.sessions, busy, [9], GREEDY, LONG)
+        with pytest.raises(SessionLimit):
+            services.bound_sessions.open_unnamed("me", metadata={})
+        assert named.state is SessionState.IDLE
+        assert busy.busy
+        services.sessions.ends.release(busy, turn)
+
+
+async def test_an_unnamed_session_expires_sooner_than_a_named_one(services: Services) -> None:
+    unnamed = services.bound_sessions.open_unnamed("me", metadata={})
+    named = services.bound_sessions.open("me", "agent", metadata={})
+    assert (unnamed.ttl_s, named.ttl_s) == (UNNAMED_TTL_S, IDLE_TTL_S)
+    assert UNNAMED_TTL_S < IDLE_TTL_S

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.bridge.turn import Turn
+from app.domain.breakpoints import Action, Breakpoint
+from app.domain.errors import WrongState
 from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
 from app.sessions.bound.tool_waits import MAX_TOOLS, WINDOW, ToolTimes, ToolWaits
@@ -51,39 +56,86 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def waits(services: Services, clock: Clock) -> ToolWaits:
-    return ToolWaits(services.sessions, clock=clock)
+def told(services: Services, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """When the engine expects each session that waits, in ms."""
+    times: list[float | None] = []
+    set_phase = services.sessions.set_phase
+
+    def note(session: Session, phase: Phase, resume_in_ms: float | None = None) -> None:
+        times.append(resume_in_ms)
+        set_phase(session, phase, resume_in_ms)
+
+    monkeypatch.setattr(services.sessions, "set_phase", note)
+    return times
 
 
-async def test_a_session_that_waits_for_a_tool_is_in_io_wait_until_its_next_turn(
-    services: Services, waits: ToolWaits
-) -> None:
-    registry = services.sessions
-    session = registry.create()
-    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
-    waits.begin(session, ["search"])
+async def answer(services: Services, session: Session) -> Turn:
+    """A turn that has ended."""
+    turn = start_turn(services.sessions, session, PROMPT, GREEDY, StopRule(max_tokens=4))
+    await finish(turn)
+    return turn
+
+
+async def test_a_session_that_waits_for_a_tool_is_in_io_wait_until_its_next_turn(services: Services) -> None:
+    session = services.sessions.create()
+    turn = await answer(services, session)
+    services.tool_waits.begin(services.sessions, session, turn, ["search"])
     waiting = session.phase
-    waits.end(session)
-    await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
+    await answer(services, session)
     assert (waiting, session.phase) == (Phase.IO_WAIT, Phase.COMPUTE)
 
 
+async def test_any_turn_of_the_session_ends_its_wait(services: Services, told: list[float | None]) -> None:
+    session = services.sessions.create()
+    turn = await answer(services, session)
+    for _ in range(2):
+        services.tool_waits.begin(services.sessions, session, turn, ["search"])
+        turn = await answer(services, session)
+    unknown, expected = told
+    assert unknown is None
+    assert expected is not None
+
+
+async def test_a_turn_that_is_refused_leaves_the_wait_as_it_is(services: Services, told: list[float | None]) -> None:
+    registry = services.sessions
+    session = registry.create()
+    turn = await answer(services, session)
+    services.tool_waits.begin(registry, session, turn, ["search"])
+    await registry.breakpoints.arm(session, Breakpoint("bp_pause", (0,), Action.PAUSE))
+    with pytest.raises(WrongState):
+        start_turn(registry, session, PROMPT, GREEDY, LONG, pausable=False)
+    await registry.breakpoints.disarm(session, "bp_pause")
+    assert session.phase is Phase.IO_WAIT
+    await asyncio.sleep(0.3)
+    turn = await answer(services, session)
+    services.tool_waits.begin(registry, session, turn, ["search"])
+    assert told[-1] is not None
+    assert told[-1] >= 300
+
+
+async def test_an_answer_that_is_read_after_the_next_turn_parks_nothing(
+    services: Services, told: list[float | None]
+) -> None:
+    session = services.sessions.create()
+    late = await answer(services, session)
+    last = await answer(services, session)
+    services.tool_waits.begin(services.sessions, session, late, ["search"])
+    assert session.phase is Phase.COMPUTE
+    assert told == []
+    services.tool_waits.begin(services.sessions, session, last, ["search"])
+    assert session.phase is Phase.IO_WAIT
+
+
 async def test_the_time_of_return_is_learned_by_session_and_tool(
-    services: Services, waits: ToolWaits, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    services: Services, clock: Clock, told: list[float | None]
 ) -> None:
     registry = services.sessions
-    told: list[float | None] = []
-    set_phase = registry.set_phase
-
-    def note(session: Session, phase: Phase, resume_in_ms: float | None = None) -> None:
-        told.append(resume_in_ms)
-        set_phase(session, phase, resume_in_ms)
-
-    monkeypatch.setattr(registry, "set_phase", note)
+    waits = ToolWaits(clock=clock)
     mine, other, strange = registry.create("me"), registry.create("me"), registry.create("you")
+    turns = {session: await answer(services, session) for session in (mine, other, strange)}
 
     def wait(session: Session, seconds: float, *tools: str) -> None:
-        waits.begin(session, tools)
+        waits.begin(registry, session, turns[session], tools)
         clock.now += seconds
         waits.end(session)
 
@@ -101,11 +153,11 @@ async def test_the_time_of_return_is_learned_by_session_and_tool(
     assert told[-1] is None
 
 
-async def test_a_session_that_is_busy_again_is_left_alone(services: Services, waits: ToolWaits) -> None:
+async def test_a_session_that_is_busy_again_is_left_alone(services: Services) -> None:
     registry = services.sessions
     session = registry.create()
     turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
-    waits.begin(session, ["search"])
+    services.tool_waits.begin(registry, session, turn, ["search"])
     assert session.state is SessionState.QUEUED
     assert session.phase is Phase.COMPUTE
     registry.ends.release(session, turn)
