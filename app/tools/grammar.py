@@ -76,8 +76,13 @@ def _after_text(form: ToolFormat, literal: Literal, is_token: bool, *, repeats: 
     return [start, f"marked: trigger {body}", f"trigger[lazy]: TEXT {_text(form.marker)}", text]
 
 
+def with_spaces(schema: Mapping[str, Any]) -> str:
+    """A JSON schema as calls are held to it."""
+    return json.dumps({"x-guidance": SPACES, **schema})
+
+
 def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({'x-guidance': SPACES, **schema})}"
+    return f"%json {with_spaces(schema)}"
 
 
 def _text(text: str) -> str:
