@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -226,3 +227,16 @@ def test_masks_that_are_slow_together_are_an_error_though_none_of_them_is(
     for _ in range(matchers.COUNTED_MASKS):
         slow.fill(bits.ctypes.data, bits.nbytes)
     assert slow.error is not None
+
+
+def test_the_masks_of_an_abandoned_step_do_not_run_on(driver: BreakDriver) -> None:
+    threads, held = MaskThread(), threading.Event()
+    requests = [SampleRequest(under(None), [1], 1, frozenset(), 1, driver.engine.grammars.match(regex("a"), ()))]
+    threads._thread.submit(held.wait)
+    mask = threads.begin(requests, 512, CpuStreams(), torch.from_numpy)
+    assert mask is not None
+    mask._bits.zero_()
+    mask.abandon()
+    held.set()
+    threads._thread.submit(int).result()
+    assert not mask._bits.any()
