@@ -10,7 +10,7 @@ from app.anthropic.tools import MAX_TOOLS, ToolChoice, ToolDefinition, tool_use
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
 from app.tools.definitions import ToolUse
-from app.tools.support import ToolSupport, turn_grammar
+from app.tools.support import ToolSupport, form_without_effect, turn_grammar
 from app.wire.base import MAX_COUNT, WireModel
 from app.wire.extras.body import OpenBody
 from app.wire.extras.unsupported import ANTHROPIC
@@ -94,6 +94,10 @@ class MessagesBody(SamplingFields, PromptFields):
     def user(self) -> str | None:
         """The caller's name for its end user."""
         return None if self.metadata is None else self.metadata.user_id
+
+    def without_effect(self) -> list[str]:
+        """See `OpenBody`."""
+        return [*super().without_effect(), *form_without_effect(self.to_grammar(), self.to_tool_use())]
 
     def to_grammar(self) -> Grammar | None:
         """What the answer must match, from `output_config` or `structured_outputs`."""

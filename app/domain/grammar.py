@@ -1,6 +1,9 @@
 """The form that a client asks of a turn's text. No third-party imports."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -20,5 +23,7 @@ class Grammar:
 
     kind: GrammarKind
     text: str
-    field: str = field(compare=False)
+    field: str = dataclasses.field(compare=False)
     """The request's field that it came in, for errors."""
+    parts: tuple[tuple[str, Grammar], ...] = dataclasses.field(default=(), compare=False, repr=False)
+    """Grammars that it was made from, each with its name: an error tells of the part that is wrong."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +21,7 @@ from app.grammars.trials import Trials
 from app.grammars.vocabulary import Vocabulary
 from app.model_store.resolve import ResolvedModel
 
+logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 MAX_CHARACTERS = 1 << 18
 KEPT = 64
@@ -26,6 +29,8 @@ KEPT = 64
 MAX_WAITING = 32
 """Grammars that wait for the one thread, with the one that it compiles."""
 RETRY_AFTER_S = 5
+BLAME_S = 1.0
+"""For finding the part of an invalid grammar that is wrong. Other grammars wait meanwhile."""
 
 
 class Compiled:
@@ -54,7 +59,7 @@ class Grammars:
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, which holds the GIL for about a second: better now than beside turns."""
-        self._thread.submit(lambda: self._vocabulary.compiled)
+        self._thread.submit(self._read_vocabulary)
 
     def compile(self, grammar: Grammar) -> Future[Compiled]:
         """Compile it, unless it is already. The result is for the caller to hold until its turns have begun. A future
@@ -95,6 +100,12 @@ class Grammars:
         self._thread.shutdown(cancel_futures=True)
         self._trials.close()
 
+    def _read_vocabulary(self) -> None:
+        try:
+            _ = self._vocabulary.compiled
+        except Exception:
+            logger.exception("this model's vocabulary cannot be read: calls with a grammar will fail")
+
     def _leave(self, _: Future[Compiled]) -> None:
         with self._lock:
             self._waiting -= 1
@@ -120,13 +131,26 @@ class Grammars:
         try:
             compiled = Compiled(self._start_of(grammar))
         except ValueError as error:
+            words = self._blame(grammar) or str(error)
             with self._lock:
-                _keep(self._refused, grammar, str(error))
-            raise _invalid(grammar, str(error)) from None
+                _keep(self._refused, grammar, words)
+            raise _invalid(grammar, words) from None
         with self._lock:
             self._held[grammar] = compiled
             _keep(self._recent, grammar, compiled)
         return compiled
+
+    def _blame(self, grammar: Grammar) -> str | None:
+        """What is wrong with a part of a grammar that is invalid; None if none is alone to blame."""
+        until = time.monotonic() + BLAME_S
+        for name, part in grammar.parts:
+            if time.monotonic() > until:
+                break
+            try:
+                self._start_of(part)
+            except ValueError as error:
+                return f"{name}: {error}"
+        return "the calls of all tools together are too complex" if grammar.parts else None
 
     def _start_of(self, grammar: Grammar) -> Matcher:
         """Raises ValueError with what is wrong."""

@@ -9,9 +9,9 @@ from app.domain.grammar import Grammar
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
 from app.openai.messages import Message
 from app.openai.structured import ResponseFormat
-from app.openai.tools import MAX_TOOLS, FunctionTool, ToolChoice, tool_use
+from app.openai.tools import MAX_TOOLS, FunctionTool, ToolChoice, parallel_without_effect, tool_use
 from app.tools.definitions import ToolUse
-from app.tools.support import ToolSupport, turn_grammar
+from app.tools.support import ToolSupport, form_without_effect, turn_grammar
 from app.wire.base import MAX_COUNT
 from app.wire.sessions import Metadata
 from app.wire.turns import is_none
@@ -47,6 +47,15 @@ class ChatBody(GenerationFields):
         if info.data.get("max_tokens") is not None:
             raise ValueError("is the same field as max_tokens; give only one of them")
         return max_completion_tokens
+
+    def without_effect(self) -> list[str]:
+        """See `OpenBody`."""
+        form = form_without_effect(self.to_grammar(), self.to_tool_use())
+        return [
+            *super().without_effect(),
+            *form,
+            *parallel_without_effect(self.tools, parallel=self.parallel_tool_calls),
+        ]
 
     def to_grammar(self) -> Grammar | None:
         """What the answer must match, from `response_format` or `structured_outputs`."""

@@ -58,7 +58,8 @@ class ChatChunkWriter:
         reader = self._readers[index]
         if isinstance(item, TurnFinished):
             left = list(self._deltas(index, reader.finish() if reader else ()))
-            called, reason = self._called.pop(index, None), openai_finish_reason(item)
+            called = self._called.pop(index, None)
+            reason: str = openai_finish_reason(item)
             if called and reader and reader.is_whole and reason == "stop":
                 self._on_calls(called)
                 reason = "tool_calls"

@@ -94,3 +94,8 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool
             chosen = choice.allowed_tools
             named = frozenset(each.function.name for each in chosen.tools)
             return ToolUse.of(tools, ToolMode(chosen.mode), named, parallel=parallel)
+
+
+def parallel_without_effect(tools: Sequence[object], *, parallel: bool) -> list[str]:
+    """`parallel_tool_calls`, where there are no tools that it could narrow."""
+    return [] if parallel or tools else ["parallel_tool_calls"]

@@ -91,8 +91,13 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**schema, "additionalProperties": False}
 
 
+def with_spaces(schema: Mapping[str, Any]) -> str:
+    """A JSON schema as calls are held to it."""
+    return json.dumps({"x-guidance": SPACES, **schema})
+
+
 def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({'x-guidance': SPACES, **schema})}"
+    return f"%json {with_spaces(schema)}"
 
 
 def _text(text: str) -> str:

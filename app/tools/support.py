@@ -12,7 +12,7 @@ from app.domain.grammar import Grammar, GrammarKind
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import find_format
-from app.tools.grammar import call_grammar
+from app.tools.grammar import call_grammar, with_spaces
 from app.tools.pieces import AnswerReader
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
 from app.tools.reader import FamilyReader
@@ -77,7 +77,9 @@ class ToolSupport:
             return None
         schema = None if content is None else _schema_of(content)
         text = call_grammar(use, self._form, self._tokens.special_id, content_schema=schema)
-        return Grammar(GrammarKind.LARK, text, "tools")
+        parts = tuple((f"the parameters of {tool.name!r}", _part(tool.schema)) for tool in use.callable)
+        answer = () if content is None else ((f"beside the form in {content.field}", _part(schema or {})),)
+        return Grammar(GrammarKind.LARK, text, "tools", parts + answer)
 
     def reader(self, use: ToolUse, *, has_form: bool) -> AnswerReader | None:
         """A reader for one answer; None if nothing may be called, and all of it is content.
@@ -92,17 +94,28 @@ class ToolSupport:
 
 
 def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:
-    """What holds a turn: the `form` of its answer, the calls that it may make, or either of them.
+    """What holds a turn: the `form` of its answer, the calls that it may make, or either of them. A form has no effect
+    where calls are required.
 
     Raises `FieldOutOfRange` for a form that cannot stand beside calls.
     """
     if form is None or not use.callable:
         return form or support.grammar(use)
-    if use.mode is ToolMode.REQUIRED:
-        return support.grammar(use)
     if form.kind is not GrammarKind.JSON_SCHEMA:
         raise FieldOutOfRange(f"{form.field}: only a JSON schema may stand beside tools", param=form.field)
-    return support.grammar(use, form)
+    _schema_of(form)
+    return support.grammar(use, None if use.mode is ToolMode.REQUIRED else form)
+
+
+def form_without_effect(form: Grammar | None, use: ToolUse) -> list[str]:
+    """The field of a form that no answer will have, as each must be calls."""
+    if form is None or use.mode is not ToolMode.REQUIRED:
+        return []
+    return [form.field.removesuffix(".schema").removesuffix(".json_schema")]
+
+
+def _part(schema: dict[str, Any]) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, with_spaces(schema), "tools")
 
 
 def _schema_of(content: Grammar) -> dict[str, Any]:

@@ -160,3 +160,12 @@ def test_a_refused_grammar_is_refused_again_at_once_and_names_the_field_of_now(g
     assert isinstance(again, FieldOutOfRange)
     assert again.param == "other"
     assert again.message == first.message.replace("structured_outputs.regex", "other")
+
+
+def test_a_vocabulary_that_cannot_be_read_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Here one of more tokens than the logits have."""
+    grammars = Grammars(resolve("random:tiny-llama", cache_dir=Path()), 1)
+    grammars.prepare()
+    grammars._thread.submit(int).result()
+    grammars.close()
+    assert "vocabulary cannot be read" in caplog.text

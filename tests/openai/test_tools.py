@@ -281,3 +281,35 @@ def test_a_call_finds_its_session_by_the_history_that_it_continues(binding_url: 
         assert ids[0] != ids[1]
         phases = [http.get(f"/v1/sessions/{name}").json()["phase"] for seen in ids for name in seen]
         assert phases == ["compute", "compute"]  # parking is off here
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "bad"}}])
+def test_a_refused_schema_is_named_by_its_tool_and_shows_no_other(http: httpx.Client, choice: Any) -> None:
+    tools = [*TOOLS, tool("bad", {"not": {"type": "object"}})]
+    response = http.post("/v1/chat/completions", json={**CALL, "tools": tools, "tool_choice": choice})
+    message = assert_error(response, 400, "field_out_of_range", param="tools")
+    assert message.startswith("tools: the parameters of 'bad': Unimplemented keys")
+    assert "get_weather" not in message
+
+
+def test_a_form_beside_required_calls_is_checked_and_named(http: httpx.Client) -> None:
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PLACE}}}
+    answer = http.post("/v1/chat/completions", json={**CALL, **form, "tool_choice": "required"})
+    assert answer.headers["X-Djinn-Ignored"] == "response_format"
+    assert answer.json()["choices"][0]["message"]["tool_calls"]
+    decided = http.post("/v1/chat/completions", json={**CALL, **form})
+    assert "X-Djinn-Ignored" not in decided.headers
+    wrong = {"structured_outputs": {"regex": "a"}, "tool_choice": "required"}
+    assert_error(
+        http.post("/v1/chat/completions", json={**CALL, **wrong}),
+        400,
+        "field_out_of_range",
+        param="structured_outputs.regex",
+    )
+
+
+def test_parallel_calls_are_named_as_ignored_without_tools(http: httpx.Client) -> None:
+    call = {"model": MODEL, "messages": CHAT, "max_tokens": 4}
+    for parallel, header in ((False, "parallel_tool_calls"), (True, None)):
+        answer = http.post("/v1/chat/completions", json={**call, "parallel_tool_calls": parallel})
+        assert answer.headers.get("X-Djinn-Ignored") == header

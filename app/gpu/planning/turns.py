@@ -169,8 +169,10 @@ def sample_request(row: Row) -> SampleRequest:
 
 
 def _too_complex(sequence: TokenSequence, turn: TurnState, matcher: Matcher) -> GrammarTooComplex:
-    field = "grammar" if turn.sampling.grammar is None else turn.sampling.grammar.field
+    grammar = turn.sampling.grammar
+    assert grammar is not None  # it made the matcher
     token = turn.generated(len(sequence.tokens))
     return GrammarTooComplex(
-        f"{field}: the grammar became too complex at token {token} of the answer: {matcher.error}", param=field
+        f"{grammar.field}: the grammar became too complex at token {token} of the answer: {matcher.error}",
+        param=grammar.field,
     )

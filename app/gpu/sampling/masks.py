@@ -69,6 +69,11 @@ class Mask:
         allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits.shape[1]]
         logits.index_copy_(0, self._index, logits[self._index].masked_fill(~allowed, -torch.inf))
 
+    def abandon(self) -> None:
+        """Drop the masks of a step that will not run. Afterwards the matchers may be used again."""
+        if not self._filled.cancel():
+            self._filled.exception()  # waits
+
     def _apply_on_host(self, logits: Tensor) -> None:
         forbidden = np.unpackbits((~self._bits.numpy()).view(np.uint8), axis=1, bitorder="little")
         for row, mask in zip(self._rows, forbidden[:, : logits.shape[1]].view(np.bool_), strict=True):

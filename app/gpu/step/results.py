@@ -72,6 +72,11 @@ class Sampling:
         tops = [self._requests[i].params.logprobs or 0 for i in self._reporting]
         self._report = None if raw is None else Report(raw, self.chosen[self._reported], tops, download)
 
+    def abandon(self) -> None:
+        """The step will not run: give its grammars' matchers back."""
+        if self._mask is not None:
+            self._mask.abandon()
+
     def read(self) -> list[Sampled]:
         """One token per request."""
         sampled = [Sampled(token, None) for token in self._tokens.tolist()]
@@ -105,6 +110,10 @@ class PendingResult:
         self._edited = [row for row in rows if row.outputs and (row.way.new_edits or row.sequence.interventions)]
         self._next_tokens = {row: put(np.array(_next_tokens(row), np.int64)) for row in rows if row.scores_prompt}
         self._scores: dict[Row, Report | None] = {}
+
+    def abandon(self) -> None:
+        """The step will not run."""
+        self._sampling.abandon()
 
     def launch(self, logits: Tensor) -> None:
         """Launch the work on the step's logits, `[outputs, vocab_size]`; they are changed in place."""

@@ -127,6 +127,15 @@ class Runner:
         self._staging.begin()
         put = self._staging.put
         pending = PendingResult(rows, requests, self.stack.vocab_size, self._streams, put, self._masks)
+        try:
+            return self._launch_pending(pending, rows, before, put)
+        except torch.OutOfMemoryError:
+            pending.abandon()
+            raise
+
+    def _launch_pending(
+        self, pending: PendingResult, rows: list[Row], before: LaunchedStep | None, put: Put
+    ) -> WholeStep:
         if all(row.is_plain(self.stack.num_layers) for row in rows):
             compute = self._place_decode(rows, before, put)
             self._staging.send()

@@ -12,8 +12,9 @@ from app.openai.responses.input_items import InputItemBody, ReasoningBody, to_it
 from app.openai.responses.items import AnyItem, InputMessageItem, InputTextPart, new_id
 from app.openai.responses.text_format import TextConfig
 from app.openai.responses.tools import FlatFunctionTool, FlatToolChoice, nested_choice
-from app.openai.tools import MAX_TOOLS, tool_use
+from app.openai.tools import MAX_TOOLS, parallel_without_effect, tool_use
 from app.tools.definitions import ToolUse
+from app.tools.support import form_without_effect
 from app.wire.base import MAX_COUNT
 from app.wire.extras.body import OpenBody
 from app.wire.extras.unsupported import RESPONSES
@@ -84,6 +85,8 @@ class ResponseBody(SamplingFields, OpenBody):
         """See `OpenBody`."""
         items = () if isinstance(self.input, str) else self.input
         unread = [f"input.{index}" for index, item in enumerate(items) if isinstance(item, ReasoningBody)]
+        unread += form_without_effect(self.to_grammar(), self.to_tool_use())
+        unread += parallel_without_effect(self.tools, parallel=self.parallel_tool_calls)
         return unread + [f"include.{index}" for index, name in enumerate(self.include) if name != LOGPROBS]
 
     def items(self, find: Callable[[str], AnyItem]) -> list[AnyItem]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -216,13 +218,26 @@ def test_masks_are_the_same_on_the_host_and_on_a_device(driver: BreakDriver, voc
 def test_masks_that_are_slow_together_are_an_error_though_none_of_them_is(
     driver: BreakDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matchers.time, "thread_time", count(step=0.004).__next__)  # 4 ms for each of its calls
+    monkeypatch.setattr(time, "thread_time", count(step=0.004).__next__)  # 4 ms for each of its calls
     slow = driver.engine.grammars.match(regex("a{40}"), ())
     bits = np.zeros(16, np.int32)
     for number in range(matchers.COUNTED_MASKS):
         slow.fill(bits.ctypes.data, bits.nbytes)
         assert slow.error is None, number
-    monkeypatch.setattr(matchers.time, "thread_time", count(step=0.007).__next__)
+    monkeypatch.setattr(time, "thread_time", count(step=0.007).__next__)
     for _ in range(matchers.COUNTED_MASKS):
         slow.fill(bits.ctypes.data, bits.nbytes)
     assert slow.error is not None
+
+
+def test_the_masks_of_an_abandoned_step_do_not_run_on(driver: BreakDriver) -> None:
+    threads, held = MaskThread(), threading.Event()
+    requests = [SampleRequest(under(None), [1], 1, frozenset(), 1, driver.engine.grammars.match(regex("a"), ()))]
+    threads._thread.submit(held.wait)
+    mask = threads.begin(requests, 512, CpuStreams(), torch.from_numpy)
+    assert mask is not None
+    mask._bits.zero_()
+    mask.abandon()
+    held.set()
+    threads._thread.submit(int).result()
+    assert not mask._bits.any()
