@@ -18,7 +18,7 @@ class ToolMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One function. `parameters` is the JSON Schema of its arguments; None: any object."""
+    """One function. `parameters` is the JSON Schema of its arguments; None: it takes none."""
 
     name: str
     description: str | None = None
