@@ -58,13 +58,12 @@ class ChatChunkWriter:
         reader = self._readers[index]
         if isinstance(item, TurnFinished):
             left = list(self._deltas(index, reader.finish() if reader else ()))
-            called = self._called.pop(index, None)
-            reason: str = openai_finish_reason(item)
-            if called and reader and reader.is_whole and reason == "stop":
+            called, reason = self._called.pop(index, []), openai_finish_reason(item)
+            is_waiting = reader is not None and reader.is_whole and reason == "stop"
+            if is_waiting:
                 self._on_calls(called)
-                reason = "tool_calls"
             yield from (_entry(index, delta) for delta in left)
-            yield _entry(index, {}, finish_reason=reason)
+            yield _entry(index, {}, finish_reason="tool_calls" if is_waiting else reason)
             return
         deltas = list(self._deltas(index, reader.push(item.text) if reader else [Content(item.text)]))
         if self._logprobs:

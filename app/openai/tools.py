@@ -19,7 +19,7 @@ class FunctionDefinition(OpenBody):
 
     name: ToolName
     description: str | None = None
-    parameters: ToolParameters | None = Field(None, description="a JSON Schema; absent: any object")
+    parameters: ToolParameters | None = Field(None, description="a JSON Schema; absent: it takes no arguments")
     strict: bool = Field(False, description="the arguments follow the schema, whoever chooses the function")
 
 

@@ -28,7 +28,7 @@ def check_parameters(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One function. `parameters` is the JSON Schema of its arguments; None: any object."""
+    """One function. `parameters` is the JSON Schema of its arguments; None: it takes none."""
 
     name: str
     description: str | None = None

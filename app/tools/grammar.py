@@ -86,7 +86,7 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
     A function fails on them, and a small model would add them until its tokens run out.
     """
-    if not schema.get("properties") or not _OPEN.isdisjoint(schema):
+    if "properties" not in schema or not _OPEN.isdisjoint(schema):
         return schema
     return {**schema, "additionalProperties": False}
 

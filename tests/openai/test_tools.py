@@ -104,6 +104,15 @@ def test_a_call_has_no_argument_that_its_schema_does_not_name(sdk: openai.OpenAI
         assert check_calls(answer.choices[0].message) == ["now"]
 
 
+@pytest.mark.parametrize("about", [{}, {"parameters": {"type": "object", "properties": {}}}])
+def test_a_function_without_parameters_is_called_with_an_empty_object(sdk: openai.OpenAI, about: Any) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "now", **about}}]
+    (choice,) = sdk.chat.completions.create(**{**CALL, "tools": tools}, tool_choice=NOW).choices
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert json.loads(call.function.arguments) == {}
+
+
 def test_a_named_tool_is_the_one_that_is_called(sdk: openai.OpenAI) -> None:
     for name in SCHEMAS:
         chosen: Any = {"type": "function", "function": {"name": name}}

@@ -1,4 +1,4 @@
-"""A server that every framework asks: of SmolLM2 if it is there, else of a tiny model with room for tools."""
+"""The servers that frameworks ask."""
 
 from __future__ import annotations
 
@@ -24,12 +24,22 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """SmolLM2 if it is there, else the tiny model."""
+    if not model_folder(PULLED, Settings().cache_dir).is_dir():
+        yield request.getfixturevalue("tiny")
+        return
+    with serve_process(
+        tmp_path_factory.mktemp("server") / "state", "--model", PULLED, "--kv-device", "512MiB"
+    ) as server:
+        yield Served(server.url, PULLED)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The tiny model, each byte of which is a token, with room for tools."""
     folder = tmp_path_factory.mktemp("server")
-    if model_folder(PULLED, Settings().cache_dir).is_dir():
-        name, path = PULLED, PULLED
-    else:
-        name, path = TINY, str(folder / TINY)
-        save_tiny_model(folder / TINY, max_model_len=16384)
-    with serve_process(folder / "state", "--model", path, "--kv-device", "512MiB") as server:
-        yield Served(server.url, name)
+    save_tiny_model(folder / TINY, max_model_len=16384)
+    flags = ("--model", str(folder / TINY), "--kv-device", "64MiB")
+    with serve_process(folder / "state", *flags) as server:
+        yield Served(server.url, TINY)
