@@ -43,7 +43,7 @@ def test_an_unknown_model_is_not_found(sdk: anthropic.Anthropic, http: httpx.Cli
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 9000}, "at least 9000 more"),
+        ({"max_tokens": 9000}, "needs room for 9000 more"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": "x"}, "top_k"),
