@@ -7,6 +7,16 @@ from typing import Any
 import httpx
 
 
+def assert_messages_error(response: httpx.Response, status: int) -> str:
+    """Check the error body and status of a route of Anthropic's API; returns the message."""
+    assert response.status_code == status, response.text
+    body: dict[str, Any] = response.json()
+    assert body.keys() == {"type", "error", "request_id"}
+    assert body["error"].keys() == {"type", "message"}
+    message: str = body["error"]["message"]
+    return message
+
+
 def assert_error(response: httpx.Response, status: int, code: str, *, param: str | None = None) -> str:
     """Check the error body, status, code and field; returns the message."""
     assert response.status_code == status, response.text

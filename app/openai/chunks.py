@@ -1,8 +1,8 @@
 """The chunks of streamed answers, and the server-sent events that bring them, as clients read them."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Json
+from pydantic import BaseModel, Field, Json
 
 from app.openai.chat import ChatLogprobs
 from app.openai.completions.body import CompletionLogprobs
@@ -77,12 +77,17 @@ class CompletionChunk(ChunkHead):
     choices: list[CompletionChunkChoice]
 
 
+def _allow_done(schema: dict[str, Any]) -> None:
+    """`[DONE]` is no JSON, so the text as a whole has no media type."""
+    schema.pop("contentMediaType")
+
+
 class ChatCompletionEvent(BaseModel):
     """A server-sent event of a streamed chat. `data` is the JSON text of a `ChatCompletionChunk`; after an error, that
     of an `ErrorBody`; in the last event of a stream without an error `[DONE]`.
     """
 
-    data: Json[ChatCompletionChunk | ErrorBody]
+    data: Json[ChatCompletionChunk | ErrorBody] = Field(json_schema_extra=_allow_done)
 
 
 class CompletionEvent(BaseModel):
@@ -90,4 +95,4 @@ class CompletionEvent(BaseModel):
     that of an `ErrorBody`; in the last event of a stream without an error `[DONE]`.
     """
 
-    data: Json[CompletionChunk | ErrorBody]
+    data: Json[CompletionChunk | ErrorBody] = Field(json_schema_extra=_allow_done)

@@ -158,7 +158,7 @@ def test_an_answer_has_the_asked_form(sdk: anthropic.Anthropic) -> None:
 
 
 def test_the_beta_client_is_served_too(sdk: anthropic.Anthropic) -> None:
-    assert sdk.beta.messages.create(**ASK).usage.output_tokens == ASK["max_tokens"]
+    assert 0 < sdk.beta.messages.create(**ASK).usage.output_tokens <= ASK["max_tokens"]
 
 
 def test_fields_without_effect_are_named(http: httpx.Client) -> None:

@@ -37,8 +37,8 @@ import pytest
         ),
         (
             ("peers", "start", "sglang"),
-            "loadgen: there is no peer 'sglang', only djinn, djinn+lru, djinn+none, vllm, vllm+offload, llamacpp, "
-            "transformers, ray; deepspeed can only be installed\n",
+            "loadgen: there is no peer 'sglang', only djinn, djinn+lru, djinn+none, djinn+tools, vllm, "
+            "vllm+offload, llamacpp, transformers, ray; deepspeed can only be installed\n",
         ),
         (
             ("peers", "start", "deepspeed"),
