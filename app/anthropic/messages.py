@@ -22,7 +22,7 @@ ID_PREFIX = "toolu_"
 Chat = list[dict[str, Any]]
 
 
-class SystemMessage(OpenBody):
+class SystemInput(OpenBody):
     """Instructions in the middle of a conversation."""
 
     role: Literal["system"]
@@ -33,7 +33,7 @@ class SystemMessage(OpenBody):
         yield {"role": "system", "content": text_of(self.content)}
 
 
-class UserMessage(OpenBody):
+class UserInput(OpenBody):
     """What the user says, and what tools answered."""
 
     role: Literal["user"]
@@ -52,7 +52,7 @@ class UserMessage(OpenBody):
                 yield {"role": "tool", "content": block.text, "tool_call_id": call_id}
 
 
-class AssistantMessage(OpenBody):
+class AssistantInput(OpenBody):
     """What the model said earlier, and its calls. The last message may be the beginning of the answer."""
 
     role: Literal["assistant"]
@@ -74,9 +74,9 @@ def _role_of(message: object) -> str | None:
 
 
 Message = Annotated[
-    Annotated[SystemMessage, Tag("system")]
-    | Annotated[UserMessage, Tag("user")]
-    | Annotated[AssistantMessage, Tag("assistant")],
+    Annotated[SystemInput, Tag("system")]
+    | Annotated[UserInput, Tag("user")]
+    | Annotated[AssistantInput, Tag("assistant")],
     Discriminator(
         _role_of, custom_error_type="role", custom_error_message="a message of the role user, assistant or system"
     ),

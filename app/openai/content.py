@@ -37,9 +37,12 @@ def _part_form(part: object) -> str:
     return "refusal part" if kind == "refusal" else "text part"
 
 
-AssistantPart = Annotated[
-    Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")], Discriminator(_part_form)
-]
+AssistantPart = TypeAliasType(
+    "AssistantPart",
+    Annotated[
+        Annotated[TextPart, Tag("text part")] | Annotated[RefusalPart, Tag("refusal part")], Discriminator(_part_form)
+    ],
+)
 Content = TypeAliasType(
     "Content",
     Annotated[

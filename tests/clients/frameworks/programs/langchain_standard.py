@@ -54,6 +54,11 @@ class TestDjinn(ChatModelIntegrationTests):
         """See the suite."""
         await super().test_tool_calling_async(model)
 
+    @pytest.mark.xfail(reason="The model is to call once, where it may call several times.")
+    def test_tool_calling_with_no_arguments(self, model: Any) -> None:
+        """See the suite."""
+        super().test_tool_calling_with_no_arguments(model)
+
     @pytest.mark.xfail(reason="The model is to choose the keys that the question names.")
     def test_json_mode(self, model: Any) -> None:
         """See the suite."""
