@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 COUNTED_MASKS = 16
 MAX_MASKS_S = 0.08
 """CPU time for the masks of the last `COUNTED_MASKS` tokens of one turn: 5 ms each, or one that takes it all. All rows
-of a step wait for the masks of all. JSON schemas take 0.01 to 0.1 ms a mask with 49,152 tokens, and at most 2.4 ms for
+of a step wait for the masks of all. JSON schemas take 0.01 to 0.3 ms a mask with 49,152 tokens, and at most 2.4 ms for
 16 of them; a regex that is hard, `(.*a){100}`, takes 15 ms for 16.
 """
 MAX_WORDS = 300

@@ -76,12 +76,7 @@ class OpenAICall:
         registry = self.services.sessions
         body.check_vocabulary(self.services.info.vocab_size)
         _check_count(self.services.settings, prompts=len(prompts), n=n)
-        rooms = []
-        for index, prompt in enumerate(prompts):
-            field = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
-            if not prompt:
-                raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
-            rooms.append(registry.turns.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
+        rooms = self._rooms(prompts, max_tokens, prompt_field, limit_field)
         sampling = body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
         await registry.turns.compile_grammar(sampling, body.min_tokens, self._cleanup)
@@ -104,6 +99,19 @@ class OpenAICall:
             undo.pop_all()
         self._turn = None if self._session is None else self._session.turn
         return choices
+
+    def _rooms(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int | None, prompt_field: str, limit_field: str
+    ) -> list[int]:
+        """How many tokens each prompt's turn may generate."""
+        rooms = []
+        for index, prompt in enumerate(prompts):
+            field = prompt_field if len(prompts) == 1 else f"{prompt_field}.{index}"
+            if not prompt:
+                raise FieldOutOfRange(f"{field}: a turn needs at least 1 token to start from", param=field)
+            turns = self.services.sessions.turns
+            rooms.append(turns.room(len(prompt), max_tokens, param=field, limit_param=limit_field))
+        return rooms
 
     def answer(self, response: Response) -> Response:
         """The response, with the session's id in its headers if the call was bound to one."""
