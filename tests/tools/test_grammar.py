@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -138,8 +139,15 @@ def test_no_call_follows_the_last_that_may_be_made() -> None:
 
 
 def test_arguments_are_an_object_whether_the_schema_says_so_or_not() -> None:
-    for parameters in ({"properties": {"a": {"type": "integer"}}}, {"anyOf": [{"required": ["a"]}, {}]}, {}):
+    for parameters in ({"properties": {"a": {"type": "integer"}}}, {"anyOf": [{"required": ["a"]}, {}]}):
         grammar = grammar_of(LLAMA, ToolUse((Tool("add", None, parameters),), ToolMode.REQUIRED, frozenset({"add"})))
         assert takes(grammar, write(LLAMA, ("add", '{"a": 3}')))
         for wrong in ("3", "[]", '"a"', "null"):
             assert not takes(grammar, write(LLAMA, ("add", wrong)))
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"properties": {}}], ids=str)
+def test_a_function_without_parameters_takes_an_empty_object(parameters: dict[str, Any] | None) -> None:
+    grammar = grammar_of(LLAMA, ToolUse((Tool("stop", None, parameters),), ToolMode.REQUIRED, frozenset({"stop"})))
+    assert takes(grammar, write(LLAMA, ("stop", "{}")))
+    assert not takes(grammar, write(LLAMA, ("stop", '{"a": 3}')))
