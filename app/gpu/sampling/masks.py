@@ -37,20 +37,17 @@ class MaskThread:
         bits = streams.host_tensor((len(matchers), -(-vocab_size // WORD)), torch.int32)
         filled = self._thread.submit(_fill, list(matchers.values()), bits.numpy())
         rows = put(np.array(list(matchers), np.int64))
-        return Mask(list(matchers), rows, bits, filled, streams)
+        return Mask(rows, bits, filled, streams)
 
 
 class Mask:
     """Masks of some rows of a step, which may still be under way."""
 
-    def __init__(
-        self, rows: list[int], index: Tensor, bits: Tensor, filled: Future[None], streams: DeviceStreams
-    ) -> None:
-        """`index` is `rows`, `[rows]` int64, on the device. `bits` is `[rows, words]` int32 on the host, which holds a
-        bit for each token once `filled` is done.
+    def __init__(self, rows: Tensor, bits: Tensor, filled: Future[None], streams: DeviceStreams) -> None:
+        """`rows` is `[masked]` int64 on the device. `bits` is `[masked, words]` int32 on the host, which holds a bit
+        for each token once `filled` is done.
         """
         self._rows = rows
-        self._index = index
         self._bits = bits
         self._filled = filled
         self._streams = streams
@@ -61,23 +58,20 @@ class Mask:
         """
         self._filled.result()
         if self._streams.on_host:
-            self._apply_on_host(logits)
+            from app.gpu.cpu.masks import forbid
+
+            forbid(logits, self._rows, self._bits)
             return
         bits = torch.empty_like(self._bits, device=logits.device)
         self._streams.compute.copy(bits, self._bits)
         shifts = torch.arange(WORD, dtype=torch.int32, device=logits.device)
         allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits.shape[1]]
-        logits.index_copy_(0, self._index, logits[self._index].masked_fill(~allowed, -torch.inf))
+        logits.index_copy_(0, self._rows, logits[self._rows].masked_fill(~allowed, -torch.inf))
 
     def abandon(self) -> None:
         """Drop the masks of a step that will not run. Afterwards the matchers may be used again."""
         if not self._filled.cancel():
             self._filled.exception()  # waits
-
-    def _apply_on_host(self, logits: Tensor) -> None:
-        forbidden = np.unpackbits((~self._bits.numpy()).view(np.uint8), axis=1, bitorder="little")
-        for row, mask in zip(self._rows, forbidden[:, : logits.shape[1]].view(np.bool_), strict=True):
-            logits[row].masked_fill_(torch.from_numpy(mask), -torch.inf)
 
 
 def _fill(matchers: Sequence[Matcher], bits: NDArray[np.int32]) -> None:
