@@ -1,0 +1,1 @@
+"""What grammars cost sessions that decode, and how many schemas they hold."""
