@@ -9,13 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.anthropic.bodies import CountTokensBody, MessagesBody
 from app.domain.errors import DjinnError
-from app.openai.chat import ChatBody
-from app.openai.completions.body import CompletionBody
-from app.openai.responses.body import ResponseBody
-from app.openai.tokenization import DetokenizeBody, TokenizeBody
-from app.wire.extras.unsupported import ANTHROPIC, UNSUPPORTED
 from tests.serving import serve
 
 ROOT = Path(__file__).parents[1]
@@ -60,23 +54,6 @@ def test_every_metric_is_documented(base_url: str) -> None:
     names = set(re.findall(r"^# TYPE ((?:djinn_|vllm:)\w+)", text, re.MULTILINE))
     found = {re.sub(r"_(total|created)$", "", name) for name in names}
     assert found == set(re.findall(r"(?:djinn_|vllm:)\w+", PAGES["operating"].partition("## Metrics")[2]))
-
-
-def test_every_field_of_the_openai_routes_is_documented() -> None:
-    bodies = (ChatBody, CompletionBody, ResponseBody, TokenizeBody, DetokenizeBody)
-    declared = {name for body in bodies for name in body.model_fields}
-    known = {name for place, fields in UNSUPPORTED.items() if not place.startswith(ANTHROPIC) for name in fields}
-    sampling = PAGES["api"].partition("## Sampling")[2].partition("## Errors")[0]
-    written = re.findall(r"`([^`\n]+)`", PAGES["openai"] + sampling)
-    assert declared | known <= {word for code in written for word in re.findall(r"\w+", code)}
-
-
-def test_every_field_of_anthropics_routes_is_documented() -> None:
-    declared = {name for body in (MessagesBody, CountTokensBody) for name in body.model_fields}
-    known = {name for place, fields in UNSUPPORTED.items() if place.startswith(ANTHROPIC) for name in fields}
-    sampling = PAGES["api"].partition("## Sampling")[2].partition("## Errors")[0]
-    written = re.findall(r"`([^`\n]+)`", PAGES["anthropic"] + sampling)
-    assert declared | known <= {word for code in written for word in re.findall(r"\w+", code)}
 
 
 def test_every_file_that_the_guides_name_exists() -> None:

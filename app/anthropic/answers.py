@@ -41,17 +41,22 @@ class MessageUsage(BaseModel):
         return cls(input_tokens=prompt - cached, cache_read_input_tokens=cached, output_tokens=generated)
 
 
-class MessageAnswer(BaseModel):
-    """The model's answer. `stop_sequence` is the one of the call's that ended it."""
+class MessageHead(BaseModel):
+    """The fields that an answer has from its beginning."""
 
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
+    usage: MessageUsage
+
+
+class MessageAnswer(MessageHead):
+    """The model's answer. `stop_sequence` is the one of the call's that ended it."""
+
     content: list[Annotated[TextAnswer | ToolUseAnswer, Field(discriminator="type")]]
     stop_reason: StopReason
     stop_sequence: str | None
-    usage: MessageUsage
 
 
 class TokenCount(BaseModel):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from httpx_sse import connect_sse
-from jsonschema import Draft202012Validator
+
+from tests.described_events import DONE, check_stream
+
+GENERATE = "/v1/sessions/{session_id}/generate"
+RESUME = "/v1/sessions/{session_id}/resume"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+ASKED: Any = [{"role": "user", "content": "a"}]
+PARAMETERS: Any = {"type": "object", "properties": {"x": {"enum": ["a", "b"]}}, "required": ["x"]}
+LAST_NAMES = {CHAT: "message", COMPLETIONS: "message", RESPONSES: "response.failed", MESSAGES: "error"}
+"""How the last event of a failed stream is named; OpenAI's older routes name none."""
 
 
 @pytest.fixture
@@ -17,56 +25,92 @@ def document(http: httpx.Client) -> Any:
     return http.get("/openapi.json").json()
 
 
-def streamed(http: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """The events; without a name where the server gives none."""
-    with connect_sse(http, "POST", path, json={**body, "stream": True, "max_tokens": 3}) as source:
-        for event in source.iter_sse():
-            yield {"event": event.event, "data": event.data}
-
-
-def check(document: Any, schema: dict[str, Any], value: object) -> None:
-    Draft202012Validator({**schema, "components": document["components"]}).validate(value)
-
-
-def check_event(document: Any, path: str, event: dict[str, str]) -> None:
-    """The event fits the documented one, and its data the component that `contentSchema` names."""
-    described = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
-    check(document, described, event)
-    components = document["components"]["schemas"]
-    component = components[described["$ref"].rpartition("/")[2]]
-    if "discriminator" in component:
-        component = components[component["discriminator"]["mapping"][event["event"]].rpartition("/")[2]]
-    check(document, component["properties"]["data"]["contentSchema"], json.loads(event["data"]))
+def send(http: httpx.Client, path: str, body: dict[str, Any], session: str | None = None) -> bytes:
+    """The whole stream."""
+    model = http.get("/v1/models").json()["data"][0]["id"]
+    headers = {} if session is None else {"X-Session-ID": session}
+    answer = http.post(path, json={"model": model, "stream": True, **body}, headers=headers)
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    return answer.content
 
 
 def test_events_of_a_turn(http: httpx.Client, document: Any) -> None:
     session = http.post("/v1/sessions").json()["id"]
     http.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 0, "action": "pause", "once": True})
-    turn = list(streamed(http, f"/v1/sessions/{session}/generate", {"token_ids": [5], "logprobs": 1}))
+    asked = {"token_ids": [5], "logprobs": 1, "max_tokens": 3, "stream": True}
+    turn = check_stream(document, GENERATE, http.post(f"/v1/sessions/{session}/generate", json=asked).content)
     assert turn[-1]["event"] == "paused"
-    for event in turn:
-        check_event(document, "/v1/sessions/{session_id}/generate", event)
-    with connect_sse(http, "POST", f"/v1/sessions/{session}/resume", json={"stream": True}) as source:
-        rest = [{"event": event.event, "data": event.data} for event in source.iter_sse()]
-    assert [event["event"] for event in rest][-2:] == ["token", "finished"]
-    for event in rest:
-        check_event(document, "/v1/sessions/{session_id}/resume", event)
+    resumed = http.post(f"/v1/sessions/{session}/resume", json={"stream": True})
+    assert [event["event"] for event in check_stream(document, RESUME, resumed.content)][-2:] == ["token", "finished"]
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 1}),
-        ("/v1/completions", {"prompt": "a", "logprobs": 1, "echo": True, "return_token_ids": True}),
+        (CHAT, {"messages": ASKED, "logprobs": True, "top_logprobs": 1}),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 1, "echo": True, "return_token_ids": True}),
     ],
 )
 def test_chunks(http: httpx.Client, document: Any, path: str, body: dict[str, Any]) -> None:
-    model = http.get("/v1/models").json()["data"][0]["id"]
-    *chunks, last = streamed(http, path, {"model": model, "stream_options": {"include_usage": True}, **body})
+    asked = {"stream_options": {"include_usage": True}, "max_tokens": 3, **body}
+    *chunks, last = check_stream(document, path, send(http, path, asked))
     assert len(chunks) >= 3
-    assert last["data"] == "[DONE]"
-    for chunk in chunks:
-        check_event(document, path, chunk)
+    assert last["data"] == DONE
     name = "ChatCompletionChunk" if "chat" in path else "CompletionChunk"
     known = document["components"]["schemas"][name]["properties"]
     assert {field for chunk in chunks for field in json.loads(chunk["data"])} <= known.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (RESPONSES, {"input": "a", "max_output_tokens": 3, "top_logprobs": 2}, "response.output_text.delta"),
+        (
+            RESPONSES,
+            {
+                "input": "a",
+                "max_output_tokens": 300,
+                "tools": [{"type": "function", "name": "f", "parameters": PARAMETERS}],
+                "tool_choice": "required",
+                "parallel_tool_calls": False,
+            },
+            "response.function_call_arguments.delta",
+        ),
+        (MESSAGES, {"messages": ASKED, "max_tokens": 3}, "content_block_delta"),
+        (
+            MESSAGES,
+            {
+                "messages": ASKED,
+                "max_tokens": 300,
+                "tools": [{"name": "f", "input_schema": PARAMETERS}],
+                "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            },
+            "content_block_start",
+        ),
+    ],
+    ids=["response", "response with a call", "message", "message with a call"],
+)
+def test_named_events(http: httpx.Client, document: Any, path: str, body: dict[str, Any], expected: str) -> None:
+    events = check_stream(document, path, send(http, path, body))
+    assert [json.loads(event["data"])["type"] for event in events] == [event["event"] for event in events]
+    assert expected in {event["event"] for event in events}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": ASKED, "max_tokens": 3}),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 3}),
+        (RESPONSES, {"input": "a", "max_output_tokens": 3}),
+        (MESSAGES, {"messages": ASKED, "max_tokens": 3}),
+    ],
+)
+def test_a_stream_that_fails(http: httpx.Client, document: Any, path: str, body: dict[str, Any]) -> None:
+    """The session's breakpoint makes the logits infinite: the turn fails after the stream has begun."""
+    session = http.post("/v1/sessions").json()["id"]
+    edits = [{"op": "scale", "factor": 1e30}] * 3
+    armed = http.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 0, "action": "edit", "edits": edits})
+    assert armed.status_code == 201, armed.text
+    events = check_stream(document, path, send(http, path, body, session))
+    assert events[-1]["event"] == LAST_NAMES[path]
+    assert "error" in json.loads(events[-1]["data"]).get("response", json.loads(events[-1]["data"]))

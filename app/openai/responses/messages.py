@@ -70,7 +70,7 @@ def _as_object(arguments: str) -> str:
     """The text of a JSON object, which templates need. A model may have written, or begun, something else."""
     try:
         is_object = isinstance(json.loads(arguments), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         is_object = False
     return arguments if is_object else json.dumps({"text": arguments})
 

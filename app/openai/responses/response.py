@@ -142,10 +142,3 @@ class ItemList(BaseModel):
             last_id=shown[-1].id if shown else None,
             has_more=len(items) > limit,
         )
-
-
-class ResponseEvent(BaseModel):
-    """A server-sent event of a streamed response. `data` is the JSON text of an event of the Responses API."""
-
-    event: str
-    data: str

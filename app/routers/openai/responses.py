@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request, Response
 
 from app.openai.responses.body import ResponseBody
 from app.openai.responses.memory import UnstoredConversation
-from app.openai.responses.response import ResponseEvent, ResponseObject
+from app.openai.responses.response import ResponseObject
+from app.openai.responses.stream_events import ResponseEvent
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep
 from app.routers.openai.call import SESSION_HEADER, SessionNameDep
 from app.routers.openai.response_call import ResponseCall

@@ -51,6 +51,17 @@ def test_openai_agents(served: Served) -> None:
     assert found["structured"][0] == found["structured"][1]  # the final output, and what its deltas add up to
 
 
+def test_openai_agents_on_responses(served: Served) -> None:
+    """Each call sends only what is new: the server has the conversation."""
+    found = run_program("openai_agents_responses", served.url, served.model)
+    called = ["tool_call_item", "tool_call_output_item"]
+    check_loop(found, [*called, *called, "message_output_item"])
+    check_reports(found, 2)
+    assert found["structured"][0] == found["structured"][1]
+    assert found["previous"] == [None, *found["made"][:-1]]
+    assert found["inputs"] == [["message"], ["function_call_output"], ["function_call_output"], ["message"]]
+
+
 def test_langgraph(served: Served) -> None:
     found = run_program("langgraph_agent", served.url, served.model)
     check_loop(found, ["human", "ai", "tool", "ai", "tool", "ai"])

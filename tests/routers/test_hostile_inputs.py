@@ -1,0 +1,220 @@
+"""Inputs that are made to break the server, on each API: a refusal in the API's own body, or an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.errors import assert_messages_error
+from tests.openai.reference import save_tiny_model
+from tests.serving import serve
+
+TIMEOUT_S = 20
+"""A refusal takes 2 s at most; a machine that is busy with other tests needs longer."""
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+ASKED: Any = [{"role": "user", "content": "a"}]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder: Path = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(folder, max_model_len=4096)
+    with serve(model=str(folder), max_model_len=4096) as url, httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
+        yield client
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of objects in objects."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def of_text(**keywords: Any) -> dict[str, Any]:
+    """A schema of objects with one text."""
+    return {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
+
+
+GOOD = {
+    "recursive": {"type": "object", "properties": {"a": {"$ref": "#"}}},
+    "mutually recursive": {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/x"}},
+        "$defs": {
+            "x": {"type": "object", "properties": {"b": {"$ref": "#/$defs/y"}}},
+            "y": {"type": "object", "properties": {"c": {"$ref": "#/$defs/x"}}},
+        },
+    },
+    "ambiguous regex": of_text(pattern=r"^(a|aa)+$"),
+    "ambiguous nested regex": of_text(pattern=r"^(((a|aa)+)+)+$"),
+    "large regex": of_text(pattern=r"^(.{1,1000}){1,1000}$"),
+    "nested": nested(15),
+}
+BAD = {
+    "a megabyte": of_text(description="x" * (1 << 20)),
+    "refers to itself alone": {"type": "object", "$ref": "#"},
+    "refers in a circle": {
+        "type": "object",
+        "$ref": "#/$defs/x",
+        "$defs": {"x": {"$ref": "#/$defs/y"}, "y": {"$ref": "#/$defs/x"}},
+    },
+    "refers to nothing": {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}},
+    "refers elsewhere": {"type": "object", "properties": {"a": {"$ref": "https://example.com/schema.json"}}},
+    "no regex": of_text(pattern="("),
+    "nested too deep": nested(300),
+    "half of a surrogate pair": of_text(description="\ud800"),
+    "half of a pair as a name": {"type": "object", "properties": {"\ud800": {}}},
+    "not a number": {"type": "object", "properties": {"a": {"enum": [float("nan")]}}},
+}
+
+
+def in_chat_form(schema: Any) -> tuple[str, dict[str, Any]]:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return CHAT, {"messages": ASKED, "max_tokens": 8, "response_format": form}
+
+
+def in_chat_tool(schema: Any) -> tuple[str, dict[str, Any]]:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    return CHAT, {"messages": ASKED, "max_tokens": 8, "tools": tools, "tool_choice": "required"}
+
+
+def in_structured_outputs(schema: Any) -> tuple[str, dict[str, Any]]:
+    return CHAT, {"messages": ASKED, "max_tokens": 8, "structured_outputs": {"json": schema}}
+
+
+def in_response_form(schema: Any) -> tuple[str, dict[str, Any]]:
+    form = {"type": "json_schema", "name": "a", "schema": schema}
+    return RESPONSES, {"input": "a", "max_output_tokens": 8, "text": {"format": form}}
+
+
+def in_response_tool(schema: Any) -> tuple[str, dict[str, Any]]:
+    tools = [{"type": "function", "name": "f", "parameters": schema}]
+    return RESPONSES, {"input": "a", "max_output_tokens": 8, "tools": tools, "tool_choice": "required"}
+
+
+def in_message_form(schema: Any) -> tuple[str, dict[str, Any]]:
+    form = {"type": "json_schema", "schema": schema}
+    return MESSAGES, {"messages": ASKED, "max_tokens": 8, "output_config": {"format": form}}
+
+
+def in_message_tool(schema: Any) -> tuple[str, dict[str, Any]]:
+    tools = [{"name": "f", "input_schema": schema}]
+    return MESSAGES, {"messages": ASKED, "max_tokens": 8, "tools": tools, "tool_choice": {"type": "any"}}
+
+
+PLACES = [
+    in_chat_form,
+    in_chat_tool,
+    in_structured_outputs,
+    in_response_form,
+    in_response_tool,
+    in_message_form,
+    in_message_tool,
+]
+place = pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+
+
+def send(client: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
+    """As clients do that check nothing: half of a surrogate pair and NaN are in the text as they are."""
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    text = json.dumps({"model": model, **body})
+    return client.post(path, content=text, headers={"content-type": "application/json"})
+
+
+def assert_refused(path: str, answer: httpx.Response) -> str:
+    """The API's own error body, with 400; returns its message."""
+    if path == MESSAGES:
+        return assert_messages_error(answer, 400)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "code", "param"}
+    message: str = error["message"]
+    return message
+
+
+@place
+@pytest.mark.parametrize("schema", GOOD.values(), ids=GOOD)
+def test_an_unusual_schema_is_followed(client: httpx.Client, place: Any, schema: Any) -> None:
+    answer = send(client, *place(schema))
+    assert answer.status_code == 200, answer.text
+
+
+@place
+@pytest.mark.parametrize("schema", BAD.values(), ids=BAD)
+def test_a_bad_schema_is_refused(client: httpx.Client, place: Any, schema: Any) -> None:
+    path, body = place(schema)
+    assert assert_refused(path, send(client, path, body))
+
+
+@place
+def test_many_values_are_refused_or_followed(client: httpx.Client, place: Any) -> None:
+    """A prompt has no room for those of a tool."""
+    path, body = place(of_text(enum=[f"value {index}" for index in range(10_000)]))
+    answer = send(client, path, body)
+    if "tools" in body:
+        assert "context" in assert_refused(path, answer)
+    else:
+        assert answer.status_code == 200, answer.text
+
+
+DEEP = "[" * 100_000
+ARGUMENTS = {
+    "nothing": "",
+    "cut off": '{"a": [1, {"b": "c',
+    "null": "null",
+    "a list": "[1]",
+    "not a number": '{"a": NaN}',
+    "infinite": '{"a": 1e999}',
+    "a long number": '{"a": ' + "1" * 5000 + "}",
+    "twice the same name": '{"a": 1, "a": 2}',
+    "control characters": '{"a": "\x00\x1f"}',
+    "nested": '{"a": ' * 80 + "1" + "}" * 80,
+}
+
+
+def chat_with(arguments: str) -> tuple[str, dict[str, Any]]:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    return CHAT, {"messages": [*ASKED, said, result], "max_tokens": 2}
+
+
+def response_with(arguments: str) -> tuple[str, dict[str, Any]]:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": arguments}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "1"}
+    return RESPONSES, {"input": [*ASKED, call, result], "max_output_tokens": 2}
+
+
+both = pytest.mark.parametrize("sent", [chat_with, response_with], ids=lambda sent: sent.__name__)
+
+
+@both
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_malformed_arguments_may_be_sent_back(client: httpx.Client, sent: Any, arguments: str) -> None:
+    """A model wrote them: a client that cannot send them back is at the end of its conversation."""
+    path, body = sent(arguments)
+    answer = send(client, path, body)
+    if len(arguments) > 4096:
+        assert "context" in assert_refused(path, answer)
+    else:
+        assert answer.status_code == 200, answer.text
+
+
+@both
+@pytest.mark.parametrize("arguments", ["\ud800", DEEP], ids=["half of a surrogate pair", "deep"])
+def test_arguments_that_no_prompt_holds_are_refused(client: httpx.Client, sent: Any, arguments: str) -> None:
+    path, body = sent(arguments)
+    assert assert_refused(path, send(client, path, body))
+
+
+@pytest.mark.parametrize("schema", [DEEP, '{"a": NaN', "3"], ids=["deep", "cut off", "no object"])
+@pytest.mark.parametrize("tools", [[], in_chat_tool({"type": "object"})[1]["tools"]], ids=["alone", "beside tools"])
+def test_a_bad_text_of_a_schema_is_refused(client: httpx.Client, schema: str, tools: Any) -> None:
+    body = {"messages": ASKED, "max_tokens": 2, "structured_outputs": {"json": schema}, "tools": tools}
+    assert "structured_outputs.json" in assert_refused(CHAT, send(client, CHAT, body))
