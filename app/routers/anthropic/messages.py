@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from app.anthropic.answers import MessageAnswer, TokenCount
+from app.anthropic.answers import MessageAnswer, MessageEvent, TokenCount
 from app.anthropic.bodies import CountTokensBody, MessagesBody, MessagesQuery
 from app.anthropic.errors import MessagesErrorBody
 from app.anthropic.events import MessageWriter
@@ -14,18 +14,13 @@ from app.anthropic.stream import collect, stream
 from app.routers.dependencies import ServicesDep
 from app.routers.openai.call import SESSION_HEADER, OpenAICallDep, check_model
 from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute
+from app.web.openapi.document import component
 from app.web.sse import EventStream, unless_disconnected
 
 router = APIRouter(tags=["anthropic"], route_class=OpenAIRoute)
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": MessagesErrorBody} for status in (400, 401, 404, 413, 500)
 }
-EVENT_SCHEMA = {
-    "type": "object",
-    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
-    "required": ["event", "data"],
-}
-"""One server-sent event."""
 ANSWERS: dict[int | str, dict[str, Any]] = {
     **REFUSALS,
     **{status: {"model": MessagesErrorBody} for status in (409, 429, 529)},
@@ -35,7 +30,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
             SESSION_HEADER: {"description": "the session that the call was bound to", "schema": {"type": "string"}},
             **IGNORED_DESCRIPTION,
         },
-        "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
+        "content": {EventStream.media_type: {"schema": component(MessageEvent)}},
     },
 }
 
