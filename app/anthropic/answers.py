@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 from pydantic_core import from_json
+from typing_extensions import TypeAliasType
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 Event = dict[str, Any]
@@ -25,6 +26,9 @@ class ToolUseAnswer(BaseModel):
     id: str
     name: str
     input: dict[str, Any]
+
+
+AnswerBlock = TypeAliasType("AnswerBlock", Annotated[TextAnswer | ToolUseAnswer, Field(discriminator="type")])
 
 
 class MessageUsage(BaseModel):
@@ -54,7 +58,7 @@ class MessageHead(BaseModel):
 class MessageAnswer(MessageHead):
     """The model's answer. `stop_sequence` is the one of the call's that ended it."""
 
-    content: list[Annotated[TextAnswer | ToolUseAnswer, Field(discriminator="type")]]
+    content: list[AnswerBlock]
     stop_reason: StopReason
     stop_sequence: str | None
 

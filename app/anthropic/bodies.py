@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from app.anthropic.content import TextContent
-from app.anthropic.messages import Message
+from app.anthropic.messages import MessageInput
 from app.anthropic.tools import MAX_TOOLS, ToolChoice, ToolDefinition, tool_use
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
@@ -59,7 +59,7 @@ class PromptFields(OpenBody):
     place: ClassVar[str] = ANTHROPIC
 
     model: str = Field(description="the served model's name, as /v1/models gives it")
-    messages: list[Message] = Field(min_length=1, description="the last may be of the assistant: it is continued")
+    messages: list[MessageInput] = Field(min_length=1, description="the last may be of the assistant: it is continued")
     system: TextContent | None = Field(None, description="instructions, in front of the messages")
     tools: list[ToolDefinition] = Field(default=[], max_length=MAX_TOOLS, description="tools to call")
     tool_choice: ToolChoice | None = Field(None, description="what is called (default: auto)")

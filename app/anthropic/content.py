@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
+from typing_extensions import TypeAliasType
 
 from app.wire.extras.body import OpenBody
 
@@ -38,9 +39,12 @@ def _kind_of(*kinds: str) -> Callable[[object], str | None]:
     return kind
 
 
-TextContent = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[list[TextBlock], Tag("list of blocks")], Discriminator(_form)
-]
+TextContent = TypeAliasType(
+    "TextContent",
+    Annotated[
+        Annotated[str, Tag("plain text")] | Annotated[list[TextBlock], Tag("list of blocks")], Discriminator(_form)
+    ],
+)
 
 
 class ToolResultBlock(OpenBody):
@@ -57,22 +61,28 @@ class ToolResultBlock(OpenBody):
         return f"Error: {text_of(self.content)}" if self.is_error else text_of(self.content)
 
 
-UserBlock = Annotated[
-    Annotated[TextBlock, Tag("text")] | Annotated[ToolResultBlock, Tag("tool_result")],
-    Discriminator(
-        _kind_of("text", "tool_result"),
-        custom_error_type="kind",
-        custom_error_message="a block of type text or tool_result: the models here read text",
-    ),
-]
-AssistantBlock = Annotated[
-    Annotated[TextBlock, Tag("text")] | Annotated[ToolUseBlock, Tag("tool_use")],
-    Discriminator(
-        _kind_of("text", "tool_use"),
-        custom_error_type="kind",
-        custom_error_message="a block of type text or tool_use: the models here write text and calls",
-    ),
-]
+UserBlock = TypeAliasType(
+    "UserBlock",
+    Annotated[
+        Annotated[TextBlock, Tag("text")] | Annotated[ToolResultBlock, Tag("tool_result")],
+        Discriminator(
+            _kind_of("text", "tool_result"),
+            custom_error_type="kind",
+            custom_error_message="a block of type text or tool_result: the models here read text",
+        ),
+    ],
+)
+AssistantBlock = TypeAliasType(
+    "AssistantBlock",
+    Annotated[
+        Annotated[TextBlock, Tag("text")] | Annotated[ToolUseBlock, Tag("tool_use")],
+        Discriminator(
+            _kind_of("text", "tool_use"),
+            custom_error_type="kind",
+            custom_error_message="a block of type text or tool_use: the models here write text and calls",
+        ),
+    ],
+)
 UserContent = Annotated[
     Annotated[str, Tag("plain text")] | Annotated[list[UserBlock], Tag("list of blocks")], Discriminator(_form)
 ]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
+from typing_extensions import TypeAliasType
 
 from app.anthropic.content import (
     AssistantContent,
@@ -73,17 +74,20 @@ def _role_of(message: object) -> str | None:
     return found if found in ("system", "user", "assistant") else None
 
 
-Message = Annotated[
-    Annotated[SystemInput, Tag("system")]
-    | Annotated[UserInput, Tag("user")]
-    | Annotated[AssistantInput, Tag("assistant")],
-    Discriminator(
-        _role_of, custom_error_type="role", custom_error_message="a message of the role user, assistant or system"
-    ),
-]
+MessageInput = TypeAliasType(
+    "MessageInput",
+    Annotated[
+        Annotated[SystemInput, Tag("system")]
+        | Annotated[UserInput, Tag("user")]
+        | Annotated[AssistantInput, Tag("assistant")],
+        Discriminator(
+            _role_of, custom_error_type="role", custom_error_message="a message of the role user, assistant or system"
+        ),
+    ],
+)
 
 
-def chat_of(system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> Chat:
+def chat_of(system: str | Sequence[TextBlock] | None, messages: Sequence[MessageInput]) -> Chat:
     """The conversation as chat templates read it. Messages of one role that follow each other are one."""
     chat: Chat = [] if system is None else [{"role": "system", "content": text_of(system)}]
     for message in messages:

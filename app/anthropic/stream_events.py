@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Discriminator, Field, Json
 from typing_extensions import TypeAliasType
 
-from app.anthropic.answers import MessageHead, MessageUsage, StopReason, TextAnswer, ToolUseAnswer
+from app.anthropic.answers import AnswerBlock, MessageHead, MessageUsage, StopReason, TextAnswer
 from app.anthropic.errors import MessagesErrorBody
 
 
@@ -29,7 +29,7 @@ class ContentBlockStart(BaseModel):
 
     type: Literal["content_block_start"]
     index: int
-    content_block: Annotated[TextAnswer | ToolUseAnswer, Discriminator("type")]
+    content_block: AnswerBlock
 
 
 class TextDelta(BaseModel):

@@ -66,6 +66,17 @@ def run_node(*command: str) -> None:
     assert "warn" not in said.lower(), said
 
 
+def compile_typescript(*sources: Path, target: Path) -> None:
+    """Write the sources, which lie in one folder, and all that they import as JavaScript into the folder `target`.
+
+    Raises `AssertionError` if TypeScript finds an error.
+    """
+    checks = ("--strict", "--skipLibCheck", "--lib", "es2022,dom,dom.iterable")
+    form = ("--target", "es2022", "--module", "commonjs", "--moduleResolution", "node10", "--outDir", str(target))
+    types = ("--types", "node", "--typeRoots", str(node_environment() / "node_modules" / "@types"))
+    run_node("tsc", *checks, *form, *types, "--rootDir", str(sources[0].parent), *map(str, sources))
+
+
 def run_program(python: Path, program: Path, packages: Path, url: str) -> None:
     """Run one of `programs` with the client that lies in `packages`. Raises `AssertionError` if it fails."""
     run(str(python), str(program), url, PYTHONPATH=str(packages))

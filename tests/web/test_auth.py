@@ -66,3 +66,18 @@ def test_the_refusal_comes_before_the_body_is_read(guarded: httpx.Client) -> Non
 def test_a_fingerprint_does_not_show_the_key() -> None:
     assert "sesame" not in fingerprint("sesame")
     assert fingerprint("sesame") != fingerprint("mellon")
+
+
+def test_the_document_tells_which_routes_need_a_key_and_how_it_is_given(guarded: httpx.Client) -> None:
+    document = guarded.get("/openapi.json", headers={"X-Api-Key": "sesame"}).json()
+    for path, operations in document["paths"].items():
+        if "{" not in path and "get" in operations:
+            needs_key = operations["get"].get("security", document["security"]) != []
+            assert (guarded.get(path).status_code == 401) == needs_key, path
+    schemes = document["components"]["securitySchemes"]
+    assert [each for each in document["security"] if each] == [{name: []} for name in schemes]
+    for scheme in schemes.values():
+        header = (
+            {"Authorization": f"{scheme['scheme']} sesame"} if scheme["type"] == "http" else {scheme["name"]: "sesame"}
+        )
+        assert guarded.get("/v1/sessions", headers=header).status_code == 200

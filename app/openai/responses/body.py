@@ -10,7 +10,7 @@ from app.domain.grammar import Grammar
 from app.openai.fields import MAX_TOP_LOGPROBS
 from app.openai.responses.input_items import InputItemBody, ReasoningBody, to_item
 from app.openai.responses.items import AnyItem, InputMessageItem, InputTextPart, new_id
-from app.openai.responses.text_format import TextConfig
+from app.openai.responses.text_format import FlatFormat, TextConfig, TextFormat
 from app.openai.responses.tools import FlatFunctionTool, FlatToolChoice, nested_choice
 from app.openai.tools import MAX_TOOLS, parallel_without_effect, tool_use
 from app.tools.definitions import ToolUse
@@ -51,7 +51,7 @@ class ResponseBody(SamplingFields, OpenBody):
     tools: list[FlatFunctionTool] = Field(default=[], max_length=MAX_TOOLS, description="functions to call")
     tool_choice: FlatToolChoice | None = Field(None, description="what is called (default: auto with tools, else none)")
     parallel_tool_calls: bool = Field(True, description="a response may hold several calls")
-    text: TextConfig = Field(TextConfig(), description="the form that the text must have")
+    text: TextConfig | None = Field(None, description="how the text is written")
     store: bool = Field(True, description="keep the response, to be read and continued")
     stream: bool = Field(False, description="answer with server-sent events")
     stream_options: ResponseStreamOptions | None = None
@@ -99,10 +99,16 @@ class ResponseBody(SamplingFields, OpenBody):
 
     def to_grammar(self) -> Grammar | None:
         """What the text must match, from `text.format` or `structured_outputs`."""
-        asked = self.text.to_grammar()
+        asked = None if self.text is None else self.text.to_grammar()
         if asked is not None and self.structured_outputs is not None:
             raise FieldOutOfRange("give only one of text.format and structured_outputs", param="text.format")
         return asked or super().to_grammar()
+
+    @property
+    def text_format(self) -> FlatFormat:
+        """The form that the text must have."""
+        asked = None if self.text is None else self.text.format
+        return asked or TextFormat(type="text")
 
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, assert_never
 
 from pydantic import Discriminator, Field, Tag
+from typing_extensions import TypeAliasType
 
 from app.openai.responses.items import (
     AnyItem,
@@ -50,18 +51,25 @@ def _content_form(content: object) -> str:
     return "parts" if isinstance(content, list) else "text"
 
 
-PartBody = Annotated[
-    Annotated[TextBody, Tag("text")] | Annotated[RefusalBody, Tag("refusal")],
-    Discriminator(
-        _part_form,
-        custom_error_type="item",
-        custom_error_message="a part of type input_text, output_text or refusal: the models here read text",
-    ),
-]
-Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[PartBody], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
-    Discriminator(_content_form),
-]
+PartBody = TypeAliasType(
+    "PartBody",
+    Annotated[
+        Annotated[TextBody, Tag("text")] | Annotated[RefusalBody, Tag("refusal")],
+        Discriminator(
+            _part_form,
+            custom_error_type="item",
+            custom_error_message="a part of type input_text, output_text or refusal: the models here read text",
+        ),
+    ],
+)
+ItemContent = TypeAliasType(
+    "ItemContent",
+    Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[list[PartBody], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
+        Discriminator(_content_form),
+    ],
+)
 
 
 def _text_of(part: TextBody | RefusalBody) -> str:
@@ -73,7 +81,7 @@ class MessageBody(OpenBody):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: ItemContent
     id: Id | None = None
     status: ItemStatus | None = None
     phase: str | None = Field(None, max_length=64, description="of OpenAI's own models: has no effect")
@@ -118,7 +126,7 @@ class FunctionCallOutputBody(OpenBody):
 
     type: Literal["function_call_output"]
     call_id: Id
-    output: Content
+    output: ItemContent
     id: Id | None = None
     status: ItemStatus | None = None
 
@@ -157,16 +165,19 @@ def _form_of(item: object) -> str | None:
     return kind if isinstance(kind, str) and kind in FORMS else None
 
 
-InputItemBody = Annotated[
-    Annotated[MessageBody, Tag("message")]
-    | Annotated[FunctionCallBody, Tag("function_call")]
-    | Annotated[FunctionCallOutputBody, Tag("function_call_output")]
-    | Annotated[ReasoningBody, Tag("reasoning")]
-    | Annotated[ItemReferenceBody, Tag("item_reference")],
-    Discriminator(
-        _form_of, custom_error_type="item", custom_error_message=f"an item whose type is one of {', '.join(FORMS)}"
-    ),
-]
+InputItemBody = TypeAliasType(
+    "InputItemBody",
+    Annotated[
+        Annotated[MessageBody, Tag("message")]
+        | Annotated[FunctionCallBody, Tag("function_call")]
+        | Annotated[FunctionCallOutputBody, Tag("function_call_output")]
+        | Annotated[ReasoningBody, Tag("reasoning")]
+        | Annotated[ItemReferenceBody, Tag("item_reference")],
+        Discriminator(
+            _form_of, custom_error_type="item", custom_error_message=f"an item whose type is one of {', '.join(FORMS)}"
+        ),
+    ],
+)
 
 
 def to_item(body: InputItem, find: Callable[[str], AnyItem]) -> AnyItem | None:

@@ -4,6 +4,7 @@ import secrets
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
+from typing_extensions import TypeAliasType
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -50,7 +51,7 @@ class RefusedPart(BaseModel):
         return self.refusal
 
 
-AssistantPart = Annotated[OutputTextPart | RefusedPart, Field(discriminator="type")]
+OutputPart = TypeAliasType("OutputPart", Annotated[OutputTextPart | RefusedPart, Field(discriminator="type")])
 
 
 class InputMessageItem(BaseModel):
@@ -69,7 +70,7 @@ class OutputMessageItem(BaseModel):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-    content: list[AssistantPart]
+    content: list[OutputPart]
     status: ItemStatus = "completed"
 
 
@@ -105,15 +106,18 @@ def _form_of(item: object) -> str | None:
     return "output message" if role == "assistant" else "input message"
 
 
-Item = Annotated[
-    Annotated[InputMessageItem, Tag("input message")]
-    | Annotated[OutputMessageItem, Tag("output message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
-    Discriminator(_form_of),
-]
+Item = TypeAliasType(
+    "Item",
+    Annotated[
+        Annotated[InputMessageItem, Tag("input message")]
+        | Annotated[OutputMessageItem, Tag("output message")]
+        | Annotated[FunctionCallItem, Tag("function_call")]
+        | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
+        Discriminator(_form_of),
+    ],
+)
 AnyItem = InputMessageItem | OutputMessageItem | FunctionCallItem | FunctionCallOutputItem
-OutputItem = Annotated[OutputMessageItem | FunctionCallItem, Field(discriminator="type")]
+OutputItem = TypeAliasType("OutputItem", Annotated[OutputMessageItem | FunctionCallItem, Field(discriminator="type")])
 
 IdPrefix = Literal["resp", "msg", "fc", "fco"]
 

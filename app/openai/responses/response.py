@@ -105,7 +105,7 @@ class ResponseObject(BaseModel):
             previous_response_id=body.previous_response_id,
             store=body.store,
             temperature=body.temperature,
-            text={"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
+            text={"format": body.text_format.model_dump(by_alias=True, exclude_none=True)},
             tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
             tools=tools,
             top_logprobs=body.top_logprobs or 0,

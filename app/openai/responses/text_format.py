@@ -37,12 +37,12 @@ FlatFormat = Annotated[TextFormat | JsonObjectFormat | FlatJsonSchemaFormat, Fie
 class TextConfig(OpenBody):
     """How the text is written."""
 
-    format: FlatFormat = Field(TextFormat(type="text"), description="the form that the text must have")
+    format: FlatFormat | None = Field(None, description="the form that the text must have (default: any text)")
 
     def to_grammar(self) -> Grammar | None:
         """The engine's grammar; None if any text will do."""
         match self.format:
-            case TextFormat():
+            case None | TextFormat():
                 return None
             case JsonObjectFormat():
                 return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT, "text.format")

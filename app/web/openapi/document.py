@@ -6,9 +6,11 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from app.web.openapi.schemas import Schema, simplify
+from app.web.auth import OPEN_PATHS
+from app.web.openapi.schemas import REF, Schema, simplify
+from app.web.openapi.security import describe_security
+from app.web.openapi.unions import describe_unions
 
-REF = "#/components/schemas/"
 FRAMEWORK_REFUSAL = "HTTPValidationError"
 
 
@@ -41,10 +43,10 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
         media["schema"] = simplify(media["schema"])
     for name in sorted(components):
         components[name] = simplify(components.pop(name))
-    for schema in components.values():
-        _tell_apart(schema, components)
+    describe_unions(components)
     named = _named(document)
     document["components"]["schemas"] = {name: components[name] for name in components if name in named}
+    describe_security(document, OPEN_PATHS)
     return document
 
 
@@ -76,25 +78,3 @@ def _schema_holders(node: Any) -> Iterator[dict[str, Any]]:
         for key, value in node.items():
             if key != "schema":
                 yield from _schema_holders(value)
-
-
-def _tell_apart(schema: Schema, components: dict[str, Schema]) -> None:
-    """Give a union of components the `discriminator` that they have: a required field with other constants in each."""
-    members = [each.get("$ref", "").removeprefix(REF) for each in schema.get("oneOf", ())]
-    if not members or not all(members) or "discriminator" in schema:
-        return
-    for field in components[members[0]].get("required", ()):
-        constants = [(value, name) for name in members for value in _constants(components[name], field)]
-        mapping = {value: REF + name for value, name in constants}
-        if len(mapping) == len(constants) and set(mapping.values()) == {REF + name for name in members}:
-            schema["discriminator"] = {"propertyName": field, "mapping": mapping}
-            return
-
-
-def _constants(schema: Schema, field: str) -> list[str]:
-    """The values of a required field that can only have these."""
-    if field not in schema.get("required", ()):
-        return []
-    found = schema["properties"][field]
-    constants: list[str] = found.get("enum", [found["const"]] if "const" in found else [])
-    return constants

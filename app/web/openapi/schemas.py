@@ -1,6 +1,7 @@
 """Rules that put a JSON schema into a form that generators of clients understand.
 
-The schema allows the same as before, with one exception: a field that can only be null becomes a string or null.
+The schema allows the same as before, with two exceptions: a field that can only be null becomes a string or null, and
+one that can only be true, or only false, becomes a boolean.
 """
 
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 Schema = dict[str, Any]
 """A JSON schema."""
 
+REF = "#/components/schemas/"
+"""Begins a reference to a component."""
 NULL: Schema = {"type": "null"}
 NAMED = ("$defs", "patternProperties", "properties")
 """Keywords whose value has a schema under each name."""
@@ -18,7 +21,7 @@ LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 def simplify(schema: Schema) -> Schema:
     """The schema by every rule of this file, and so all schemas in it."""
     found = {key: _simplify_value(key, value) for key, value in schema.items() if key != "title"}
-    for rule in (_flatten_union, _widen_null, _list_tuple):
+    for rule in (_flatten_union, _widen_null, _widen_boolean, _list_tuple):
         found = rule(found)
     return found
 
@@ -50,6 +53,11 @@ def _widen_null(schema: Schema) -> Schema:
     if schema.get("type") != "null":
         return schema
     return _without(schema, "type") | {"anyOf": [{"type": "string"}, NULL]}
+
+
+def _widen_boolean(schema: Schema) -> Schema:
+    """OpenAPI Generator's Python client takes a constant boolean for a constant text, and refuses the boolean."""
+    return _without(schema, "const") if schema.get("type") == "boolean" else schema
 
 
 def _list_tuple(schema: Schema) -> Schema:

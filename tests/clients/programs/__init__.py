@@ -1,1 +1,1 @@
-"""One program for each generated client. Each runs where that client is, and fails if an answer is wrong."""
+"""Programs that call a generated client. Each runs where that client is, and fails if an answer is wrong."""

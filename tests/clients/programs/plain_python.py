@@ -1,11 +1,12 @@
-"""What openapi-python-client makes: a session, a pause, its activation down and up, a resume and a chat."""
+"""What openapi-python-client makes: a session, a pause, its activation down and up, a resume, and each chat API."""
 
 import sys
 from io import BytesIO
 
 from plain_client import Client
+from plain_client.api.anthropic import create_message
 from plain_client.api.breakpoints import create_breakpoint, get_activation, put_activation, resume_session
-from plain_client.api.openai import create_chat_completion, list_models
+from plain_client.api.openai import create_chat_completion, create_response, get_response, list_models
 from plain_client.api.sessions import create_session, generate
 from plain_client.models import (
     Action,
@@ -14,7 +15,13 @@ from plain_client.models import (
     EditBody,
     EditOp,
     GenerateBody,
+    MessageBody,
+    MessageBodyRole,
+    MessagesBody,
+    ResponseBody,
     ResumeBody,
+    TextBlock,
+    UserInput,
     UserMessage,
 )
 from plain_client.types import File
@@ -36,6 +43,20 @@ finished = resume_session.sync(session.id, client=client, body=ResumeBody(edits=
 assert (finished.status, len(finished.token_ids), finished.finish_reason) == ("finished", 4, "length")
 
 model = list_models.sync(client=client).data[0].id
-body = ChatBody(model=model, messages=[UserMessage(role="user", content="Hello")], max_tokens=4, ignore_eos=True)
+greedy = {"temperature": 0.0, "ignore_eos": True}
+body = ChatBody(model=model, messages=[UserMessage(role="user", content="Hello")], max_tokens=4, **greedy)
 answer = create_chat_completion.sync(client=client, body=body)
 assert (answer.usage.completion_tokens, answer.choices[0].message.refusal) == (4, None)
+text = answer.choices[0].message.content
+assert text
+
+hello = MessageBody(role=MessageBodyRole.USER, content="Hello")
+body = ResponseBody(model=model, input_=[hello], max_output_tokens=4, **greedy)
+response = create_response.sync(client=client, body=body)
+assert [part.text for part in response.output[0].content] == [text]
+assert get_response.sync(response.id, client=client) == response
+
+hello = UserInput(role="user", content=[TextBlock(type_="text", text="Hello")])
+body = MessagesBody(model=model, messages=[hello], max_tokens=4, **greedy)
+message = create_message.sync(client=client, body=body)
+assert [block.text for block in message.content] == [text]

@@ -179,6 +179,13 @@ def test_the_text_has_its_form(sdk: openai.OpenAI, form: Any) -> None:
     assert response.output_text.lstrip().startswith("{")
 
 
+@pytest.mark.parametrize("text", [None, {}, {"format": None}, {"format": {"type": "text"}}])
+def test_the_form_is_any_text_unless_another_is_asked_for(sdk: openai.OpenAI, text: Any) -> None:
+    response = sdk.responses.create(model=MODEL, input="x", max_output_tokens=2, extra_body={"text": text})
+    assert response.text is not None
+    assert response.text.model_dump(exclude_none=True) == {"format": {"type": "text"}}
+
+
 def test_log_probabilities_are_told_of_each_token(sdk: openai.OpenAI) -> None:
     asked = {**GREEDY, "input": "Hello", "top_logprobs": 2}
     part: Any = sdk.responses.create(**asked).output[0]

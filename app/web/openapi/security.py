@@ -1,0 +1,25 @@
+"""How a request gives its API key, as the document has it."""
+
+from typing import Any
+
+SCHEMES: dict[str, dict[str, str]] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "an API key"},
+    "header": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Api-Key",
+        "description": "an API key, as clients of Anthropic's API send it",
+    },
+}
+
+
+def describe_security(document: dict[str, Any], open_paths: frozenset[str]) -> None:
+    """Say that every route takes a key in each of the `SCHEMES`, and also none; those of `open_paths` never need one.
+
+    A server without keys needs none, so no key is one of the choices.
+    """
+    document["components"]["securitySchemes"] = SCHEMES
+    document["security"] = [{name: []} for name in SCHEMES] + [{}]
+    for path in open_paths & document["paths"].keys():
+        for operation in document["paths"][path].values():
+            operation["security"] = []
