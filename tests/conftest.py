@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from app.routers.dependencies import Services
+from tests.openai.reference import save_tiny_model
 from tests.serving import running_services, serve
 
 settings.register_profile("no deadline", deadline=None)
@@ -23,6 +25,21 @@ ServeWith = Callable[..., httpx.Client]
 def server_url() -> Iterator[str]:
     """Base URL of a server that all tests share, without API keys."""
     with serve() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def roomy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with room for tools, each byte of which is a token."""
+    folder: Path = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(folder, max_model_len=8192)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def roomy_url(roomy_model: Path) -> Iterator[str]:
+    """Base URL of a server of that model, without API keys, which tests of other people's APIs share."""
+    with serve(model=str(roomy_model), max_model_len=8192) as url:
         yield url
 
 
