@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,12 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")  # on a busy machine any example can take long; `timeout` ends one that hangs
 
 ServeWith = Callable[..., httpx.Client]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off the modules and tests: to go through them takes longer than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
