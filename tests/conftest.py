@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from app.routers.dependencies import Services
+from tests.openai.reference import save_tiny_model
 from tests.serving import running_services, serve
 
 settings.register_profile("no deadline", deadline=None)
@@ -19,10 +22,31 @@ settings.load_profile("no deadline")  # on a busy machine any example can take l
 ServeWith = Callable[..., httpx.Client]
 
 
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off the modules and tests: to go through them takes longer than most tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
     """Base URL of a server that all tests share, without API keys."""
     with serve() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def roomy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with room for tools, each byte of which is a token."""
+    folder: Path = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny_model(folder, max_model_len=8192)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def roomy_url(roomy_model: Path) -> Iterator[str]:
+    """Base URL of a server of that model, without API keys, which tests of other people's APIs share."""
+    with serve(model=str(roomy_model), max_model_len=8192) as url:
         yield url
 
 

@@ -1,7 +1,7 @@
 """`tools`, `tool_choice` and `parallel_tool_calls` of a chat."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
@@ -22,6 +22,10 @@ class FunctionDefinition(OpenBody):
     parameters: ToolParameters | None = Field(None, description="a JSON Schema; absent: it takes no arguments")
     strict: bool = Field(False, description="the arguments follow the schema, whoever chooses the function")
 
+    def to_tool(self) -> Tool:
+        """The tool."""
+        return Tool(self.name, self.description, self.parameters, self.strict)
+
 
 class FunctionTool(OpenBody):
     """A function that the model may call."""
@@ -31,8 +35,7 @@ class FunctionTool(OpenBody):
 
     def to_tool(self) -> Tool:
         """The tool."""
-        about = self.function
-        return Tool(about.name, about.description, about.parameters, about.strict)
+        return self.function.to_tool()
 
 
 class FunctionName(OpenBody):
@@ -46,6 +49,10 @@ class NamedTool(OpenBody):
 
     type: Literal["function"]
     function: FunctionName
+
+    def to_use(self, tools: Sequence[Tool], *, parallel: bool) -> ToolUse:
+        """See `tool_use`."""
+        return use_of_one(tools, self.function.name)
 
 
 class AllowedTools(OpenBody):
@@ -61,6 +68,12 @@ class AllowedToolsChoice(OpenBody):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
+    def to_use(self, tools: Sequence[Tool], *, parallel: bool) -> ToolUse:
+        """See `tool_use`."""
+        chosen = self.allowed_tools
+        names = frozenset(each.function.name for each in chosen.tools)
+        return ToolUse.of(tools, ToolMode(chosen.mode), names, parallel=parallel)
+
 
 def _form_of(choice: object) -> str | None:
     if isinstance(choice, str):
@@ -69,31 +82,36 @@ def _form_of(choice: object) -> str | None:
     return {"function": "named tool", "allowed_tools": "allowed tools"}.get(kind) if isinstance(kind, str) else None
 
 
+CHOICE_BY_FORM = Discriminator(
+    _form_of,
+    custom_error_type="tool_choice",
+    custom_error_message="none, auto, required, or an object of type function or allowed_tools",
+)
+ChoiceWord = Annotated[Literal["none", "auto", "required"], Tag("word")]
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[NamedTool, Tag("named tool")]
-    | Annotated[AllowedToolsChoice, Tag("allowed tools")],
-    Discriminator(
-        _form_of,
-        custom_error_type="tool_choice",
-        custom_error_message="none, auto, required, or an object of type function or allowed_tools",
-    ),
+    ChoiceWord | Annotated[NamedTool, Tag("named tool")] | Annotated[AllowedToolsChoice, Tag("allowed tools")],
+    CHOICE_BY_FORM,
 ]
 
 
-def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
+class ChoiceOfTools(Protocol):
+    """A `tool_choice` that names tools."""
+
+    def to_use(self, tools: Sequence[Tool], *, parallel: bool) -> ToolUse: ...
+
+
+def use_of_one(tools: Sequence[Tool], name: str) -> ToolUse:
+    """The use of one call of that tool. Raises `FieldOutOfRange` if there is none."""
+    return ToolUse.of(tools, ToolMode.REQUIRED, frozenset({name}), parallel=False)
+
+
+def tool_use(tools: Sequence[Tool], choice: str | ChoiceOfTools | None, *, parallel: bool) -> ToolUse:
     """What a turn may do with the tools. Raises `FieldOutOfRange` if the fields do not fit together."""
-    match choice:
-        case None:
-            return ToolUse.of(tools, ToolMode.AUTO if tools else ToolMode.NONE, None, parallel=parallel)
-        case str():
-            return ToolUse.of(tools, ToolMode(choice), None, parallel=parallel)
-        case NamedTool():
-            return ToolUse.of(tools, ToolMode.REQUIRED, frozenset({choice.function.name}), parallel=False)
-        case AllowedToolsChoice():
-            chosen = choice.allowed_tools
-            named = frozenset(each.function.name for each in chosen.tools)
-            return ToolUse.of(tools, ToolMode(chosen.mode), named, parallel=parallel)
+    if choice is None:
+        choice = ToolMode.AUTO if tools else ToolMode.NONE
+    if isinstance(choice, str):
+        return ToolUse.of(tools, ToolMode(choice), None, parallel=parallel)
+    return choice.to_use(tools, parallel=parallel)
 
 
 def parallel_without_effect(tools: Sequence[object], *, parallel: bool) -> list[str]:

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange, SessionLimit
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Phase, Residency, SessionState
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
@@ -73,8 +73,8 @@ class SessionRegistry:
         name: str | None = None,
         ephemeral: bool = False,
     ) -> Session:
-        """Open an empty session. Raises `Busy` at `max_sessions`, `Draining` during shutdown."""
-        self.table.admit()
+        """Open an empty session. Raises `SessionLimit` if none gives way, `Draining` during shutdown."""
+        self._admit()
         session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s, name=name, ephemeral=ephemeral)
         self.executor.post(lambda ticket: Open(ticket, session.id, owner or ""))
         self.table.add(session)
@@ -91,9 +91,12 @@ class SessionRegistry:
         return session
 
     @contextlib.asynccontextmanager
-    async def opening(self, session: Session) -> AsyncIterator[None]:
-        """Count the session while the engine opens it; then it is found. Raises `SessionLimit`, `Draining`."""
-        self.table.admit()
+    async def opening(self, session: Session, *, sparing: Session | None = None) -> AsyncIterator[None]:
+        """Count the session while the engine opens it; then it is found. Raises `SessionLimit`, `Draining`.
+
+        `sparing` is a session that never gives way to it.
+        """
+        self._admit(sparing=sparing)
         with self.table.opening(session):
             try:
                 yield
@@ -127,7 +130,7 @@ class SessionRegistry:
         child.history = session.history[:]
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         place = self.paused_copies.place(session)
-        async with self.opening(child):
+        async with self.opening(child, sparing=session):
             if place is None:
                 await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
             else:
@@ -172,6 +175,16 @@ class SessionRegistry:
         """The engine's memory map."""
         found: MemoryMap = await self.executor.call(Inspect)
         return found
+
+    def _admit(self, *, sparing: Session | None = None) -> None:
+        """At the limit, close a session that may give way."""
+        try:
+            self.table.admit()
+        except SessionLimit:
+            giving = self.table.next_to_give_way(sparing=sparing)
+            if giving is None:
+                raise
+            self.drop(giving)
 
     def _forget(self, session: Session) -> None:
         session.move(SessionState.CLOSED)

@@ -16,6 +16,9 @@ from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLim
 from app.sessions.usage import SessionUsage
 from app.text.turn_reader import TurnReader
 
+UNNAMED = "by-prefix-"
+"""Begins the names of sessions whose callers gave none."""
+
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.IDLE: frozenset({SessionState.QUEUED, SessionState.CLOSED}),
     SessionState.QUEUED: frozenset({SessionState.RUNNING, SessionState.IDLE, SessionState.CLOSED}),
@@ -76,6 +79,11 @@ class Session:
     def busy(self) -> bool:
         """Whether a turn is in the session."""
         return self.state in (SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED)
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether the server may close it for another: it is idle, and its callers have no name for it."""
+        return self.state is SessionState.IDLE and self.name is not None and self.name.startswith(UNNAMED)
 
     @property
     def pausing(self) -> list[str]:

@@ -33,6 +33,11 @@ class SessionTable:
         if len(self._open) + len(self._opening) >= self._limit:
             raise SessionLimit(self._limit, retry_after_s=RETRY_AFTER_S)
 
+    def next_to_give_way(self, *, sparing: Session | None = None) -> Session | None:
+        """Of the sessions that may give way, the one unused for longest. `sparing` names one that must stay."""
+        giving = (session for session in self._open.values() if session.gives_way and session is not sparing)
+        return min(giving, key=lambda session: session.used_at, default=None)
+
     def require_no_drain(self) -> None:
         """Raise `Draining` if the server shuts down."""
         if self.draining:

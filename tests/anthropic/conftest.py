@@ -1,48 +1,29 @@
-"""A server, and the official SDK of Anthropic's API."""
+"""Clients of a server with room for tools: the official SDK of Anthropic's API, and a plain one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
 
-from tests.openai.reference import save_tiny_model
-from tests.serving import serve
-
 MODEL = "tiny"
 ASK: Any = {"model": MODEL, "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with room for tools, each byte of which is a token."""
-    folder: Path = tmp_path_factory.mktemp("models") / MODEL
-    save_tiny_model(folder, max_model_len=8192)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def anthropic_url(folder: Path) -> Iterator[str]:
-    """Base URL of a server that these tests share, without API keys."""
-    with serve(model=str(folder), max_model_len=8192) as url:
-        yield url
-
-
 @pytest.fixture
-def sdk(anthropic_url: str) -> Iterator[anthropic.Anthropic]:
+def sdk(roomy_url: str) -> Iterator[anthropic.Anthropic]:
     """The official client."""
-    with anthropic.Anthropic(base_url=anthropic_url, api_key="none", max_retries=0, timeout=30) as client:
+    with anthropic.Anthropic(base_url=roomy_url, api_key="none", max_retries=0, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
-def http(anthropic_url: str) -> Iterator[httpx.Client]:
+def http(roomy_url: str) -> Iterator[httpx.Client]:
     """A plain client, for what the SDK hides."""
-    with httpx.Client(base_url=anthropic_url, timeout=30) as client:
+    with httpx.Client(base_url=roomy_url, timeout=30) as client:
         yield client
 
 

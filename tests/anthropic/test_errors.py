@@ -100,10 +100,10 @@ def test_what_never_reaches_the_route_has_the_same_body(http: httpx.Client, path
 
 
 @pytest.fixture
-def guarded(folder: Path) -> Iterator[str]:
+def guarded(roomy_model: Path) -> Iterator[str]:
     """Base URL of a server with keys, a queue for one turn and a low limit for bodies."""
     settings: Any = {"api_keys": ("one", "two"), "max_queue": 1, "max_running": 1, "max_request_bytes": 2000}
-    with serve(model=str(folder), strict_fields=True, **settings) as url:
+    with serve(model=str(roomy_model), strict_fields=True, **settings) as url:
         yield url
 
 

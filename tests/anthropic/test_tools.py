@@ -11,23 +11,8 @@ import jsonschema
 import pytest
 
 from tests.anthropic.conftest import MODEL, prompt_of, text_of
+from tests.tool_schemas import SCHEMAS
 
-PLACE = {
-    "type": "object",
-    "properties": {
-        "place": {"type": "string", "maxLength": 8},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-    },
-    "required": ["place", "days"],
-    "additionalProperties": False,
-}
-ZONE = {
-    "type": "object",
-    "properties": {"zone": {"enum": ["UTC", "CET"]}},
-    "required": ["zone"],
-    "additionalProperties": False,
-}
-SCHEMAS: dict[str, Any] = {"get_weather": PLACE, "now": ZONE}
 CALL: Any = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Which?"}],

@@ -179,3 +179,19 @@ def test_too_many_sessions_are_told_when_to_come_back(serve_with: ServeWith) -> 
         assert int(refused.headers["retry-after"]) >= 1
     http.delete(f"/v1/sessions/{session}")
     create(http)
+
+
+def test_at_the_limit_the_session_of_a_call_without_a_name_gives_way(serve_with: ServeWith) -> None:
+    http = serve_with(max_sessions=3, bind_by_prefix=True)
+    called = []
+    for prompt in ("One", "Two"):
+        answer = http.post("/v1/completions", json={"model": "tiny-llama", "prompt": prompt, "max_tokens": 1})
+        called.append(answer.headers["x-session-id"])
+    opened = create(http)
+    create(http)
+    found = [http.get(f"/v1/sessions/{session}").status_code for session in (*called, opened)]
+    assert found == [404, 200, 200]
+    forked = http.post(f"/v1/sessions/{opened}/fork")
+    assert forked.status_code == 201
+    assert http.get(f"/v1/sessions/{called[1]}").status_code == 404
+    assert_error(http.post("/v1/sessions"), 429, "session_limit")

@@ -11,7 +11,7 @@ from app.openai.fields import MAX_TOP_LOGPROBS
 from app.openai.responses.input_items import InputItemBody, ReasoningBody, to_item
 from app.openai.responses.items import AnyItem, InputMessageItem, InputTextPart, new_id
 from app.openai.responses.text_format import FlatFormat, TextConfig, TextFormat
-from app.openai.responses.tools import FlatFunctionTool, FlatToolChoice, nested_choice
+from app.openai.responses.tools import FlatFunctionTool, FlatToolChoice
 from app.openai.tools import MAX_TOOLS, parallel_without_effect, tool_use
 from app.tools.definitions import ToolUse
 from app.tools.support import form_without_effect
@@ -113,7 +113,7 @@ class ResponseBody(SamplingFields, OpenBody):
     def to_tool_use(self) -> ToolUse:
         """What the turn may do with its tools. Raises `FieldOutOfRange` if their fields do not fit together."""
         tools = [tool.to_tool() for tool in self.tools]
-        return tool_use(tools, nested_choice(self.tool_choice), parallel=self.parallel_tool_calls)
+        return tool_use(tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     @property
     def alternatives(self) -> int | None:

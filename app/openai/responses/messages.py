@@ -1,6 +1,5 @@
 """From the items of a conversation to the messages of a chat, which chat templates read."""
 
-import json
 from collections.abc import Iterable, Sequence
 
 from app.domain.errors import FieldOutOfRange
@@ -57,22 +56,13 @@ def check_calls(before: Sequence[AnyItem], new: Sequence[AnyItem]) -> None:
 
 
 def _add_call(messages: list[Message], item: FunctionCallItem) -> None:
-    function = FunctionCall(name=item.name, arguments=_as_object(item.arguments))
+    function = FunctionCall(name=item.name, arguments=item.arguments)
     call = ToolCall(id=item.call_id, type="function", function=function)
     last = messages[-1] if messages else None
     if isinstance(last, AssistantMessage):
         messages[-1] = last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]})
     else:
         messages.append(AssistantMessage(role="assistant", content="", tool_calls=[call]))
-
-
-def _as_object(arguments: str) -> str:
-    """The text of a JSON object, which templates need. A model may have written, or begun, something else."""
-    try:
-        is_object = isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    return arguments if is_object else json.dumps({"text": arguments})
 
 
 def _joined(parts: Sequence[InputTextPart]) -> str:

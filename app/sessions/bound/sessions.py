@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from app.domain.errors import NotFound, SessionLimit
+from app.domain.errors import NotFound
 from app.domain.histories import common_prefix
 from app.domain.values import SessionState
 from app.sessions.registry import SessionRegistry
-from app.sessions.session import Session
+from app.sessions.session import UNNAMED, Session
 
 IDLE_TTL_S = 24 * 3600
 """Seconds. Clients make up names and never close their sessions; without a limit they would fill the server."""
 UNNAMED_TTL_S = 3600
 """Seconds. A call that continues no history opens a session, and its client may never come back."""
-PREFIX_NAME = "by-prefix-"
-"""Begins the names of sessions whose callers gave none."""
 
 LAST_TOKENS = 32
 """Tokens of a context that are compared first: contexts of a key often begin alike, and seldom end alike."""
@@ -57,8 +55,8 @@ class BoundSessions:
         """
         tokens = array("I", prompt)
         found, longest = None, 0
-        for session in self._unnamed_idle():
-            if session.owner != owner or session.pausing or not session.prompt_tokens:
+        for session in self._bound.values():
+            if not session.gives_way or session.owner != owner or session.pausing or not session.prompt_tokens:
                 continue
             kept = _kept(session, tokens)
             if kept > longest:
@@ -66,36 +64,21 @@ class BoundSessions:
         return found
 
     def open(self, owner: str | None, name: str, *, metadata: dict[str, str]) -> Session:
-        """A new session, to be found by that name from now on.
-
-        If as many sessions are open as may be, the idle one of `open_unnamed` that was unused for longest gives way.
-        Raises `Busy` and `Draining`.
-        """
+        """A new session, to be found by that name from now on. Raises `SessionLimit` and `Draining`."""
         return self._open(owner, name, metadata, IDLE_TTL_S)
 
     def open_unnamed(self, owner: str | None, *, metadata: dict[str, str]) -> Session:
-        """A new session, to be found by its history; like `open` in all else."""
-        return self._open(owner, f"{PREFIX_NAME}{secrets.token_hex(8)}", metadata, UNNAMED_TTL_S)
+        """A new session, to be found by its history. While it is idle, it gives way to others at the limit.
+
+        Raises `SessionLimit` and `Draining`.
+        """
+        return self._open(owner, f"{UNNAMED}{secrets.token_hex(8)}", metadata, UNNAMED_TTL_S)
 
     def _open(self, owner: str | None, name: str, metadata: dict[str, str], ttl_s: int) -> Session:
-        self._make_room()
         session = self._registry.create(owner, metadata=metadata, ttl_s=ttl_s, name=name)
         living = {key: each for key, each in self._bound.items() if each.state is not SessionState.CLOSED}
         self._bound = {**living, (owner, name): session}
         return session
-
-    def _make_room(self) -> None:
-        try:
-            self._registry.table.admit()
-        except SessionLimit:
-            idle = min(self._unnamed_idle(), key=lambda session: session.used_at, default=None)
-            if idle is not None:
-                self._registry.drop(idle)
-
-    def _unnamed_idle(self) -> Iterator[Session]:
-        for (_, name), session in self._bound.items():
-            if name.startswith(PREFIX_NAME) and session.state is SessionState.IDLE:
-                yield session
 
 
 def _kept(session: Session, tokens: array[int]) -> int:

@@ -26,6 +26,12 @@ PROMPTS = [prompt(seed, length) for seed, length in enumerate([40, 1, 17, 33, 8,
 ADD = Edit(EditOp.ADD, 2.0, data_of(2 * vector(3, 48)))
 
 
+@pytest.fixture(scope="module")
+def expected(tiny_llama: TinyModel) -> list[list[int]]:
+    """The tokens of each prompt's turn."""
+    return [greedy(tiny_llama.oracle, tokens, COUNT) for tokens in PROMPTS]
+
+
 @pytest.fixture
 def short(tiny_llama: TinyModel) -> ShortOfMemory:
     return ShortOfMemory(tiny_llama.stack)
@@ -51,21 +57,25 @@ def failed(driver: BreakDriver, turn: Turn) -> EngineError:
 
 @pytest.mark.parametrize("first_layer", [0, 2, 3])
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 20])
-def test_every_turn_gets_its_tokens(tiny_llama: TinyModel, short: ShortOfMemory, most: int, first_layer: int) -> None:
+def test_every_turn_gets_its_tokens(
+    tiny_llama: TinyModel, expected: list[list[int]], short: ShortOfMemory, most: int, first_layer: int
+) -> None:
     short.most, short.first_layer = most, first_layer
     driver = drive(tiny_llama, short)
     turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
     driver.settle(*turns)
-    assert [turn.tokens for turn in turns] == [greedy(tiny_llama.oracle, tokens, COUNT) for tokens in PROMPTS]
+    assert [turn.tokens for turn in turns] == expected
     assert short.failures
 
 
-def test_a_pool_that_is_too_small_as_well(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
+def test_a_pool_that_is_too_small_as_well(
+    tiny_llama: TinyModel, expected: list[list[int]], short: ShortOfMemory
+) -> None:
     short.most, short.first_layer = 5, 1
     driver = drive(tiny_llama, short, blocks=14, host_blocks=6, policy=KVPolicy.LRU)
     turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
     driver.settle(*turns)
-    assert [turn.tokens for turn in turns] == [greedy(tiny_llama.oracle, tokens, COUNT) for tokens in PROMPTS]
+    assert [turn.tokens for turn in turns] == expected
 
 
 def watch(driver: BreakDriver) -> tuple[list[Turn], list[Captures], list[list[tuple[int, int, int]]]]:

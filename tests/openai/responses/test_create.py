@@ -82,10 +82,19 @@ def test_a_whole_conversation_may_come_as_items(sdk: openai.OpenAI) -> None:
     assert response.output_text == chat.choices[0].message.content
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "text"])
-def test_arguments_that_are_no_object_are_still_read(sdk: openai.OpenAI, arguments: str) -> None:
-    call: Any = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": arguments}
-    assert sdk.responses.create(**GREEDY, input=[{"role": "user", "content": "x"}, call]).output
+@pytest.mark.parametrize("arguments", ["", "{", "[1]", "text"])
+def test_arguments_that_are_no_object_are_read_as_a_chat_reads_them(sdk: openai.OpenAI, arguments: str) -> None:
+    item: Any = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": arguments}
+    response = sdk.responses.create(**GREEDY, input=[{"role": "user", "content": "x"}, item])
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    chat = sdk.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert response.output_text == chat.choices[0].message.content
+    assert response.usage is not None
+    assert chat.usage is not None
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
 
 
 def test_the_events_come_in_order_and_make_up_the_response(sdk: openai.OpenAI) -> None:

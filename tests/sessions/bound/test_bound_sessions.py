@@ -119,6 +119,20 @@ async def test_at_the_limit_sessions_that_are_named_or_busy_stay() -> None:
         services.sessions.ends.release(busy, turn)
 
 
+async def test_a_session_never_gives_way_to_its_own_fork() -> None:
+    async with running_services(max_sessions=2) as services:
+        parent = await spoken(services, [3, 4, 5])
+        younger = await spoken(services, [6, 7, 8])
+        child = await services.sessions.fork(parent)
+        assert [each.state for each in (parent, younger)] == [SessionState.IDLE, SessionState.CLOSED]
+        other = await services.sessions.fork(child)
+        assert [each.state for each in (parent, child, other)] == [
+            SessionState.CLOSED,
+            SessionState.IDLE,
+            SessionState.IDLE,
+        ]
+
+
 async def test_an_unnamed_session_expires_sooner_than_a_named_one(services: Services) -> None:
     unnamed = services.bound_sessions.open_unnamed("me", metadata={})
     named = services.bound_sessions.open("me", "agent", metadata={})

@@ -14,6 +14,7 @@ from loadgen.experiments.weights.findings import Way
 from loadgen.experiments.weights.programs import ACCELERATE, DOUBLE_BUFFER, ProgramFailed, launches, running
 from loadgen.experiments.weights.sizes import read_model_bytes
 from loadgen.processes.line_process import line_process
+from loadgen.rivals.double_buffer.__main__ import DoubleBuffer
 from tests.openai.reference import Reference, save_tiny_model
 
 TOKENS = 6
@@ -76,20 +77,20 @@ async def test_accelerate_says_the_same(folder: Path, expected: list[list[int]],
 
 
 @pytest.mark.parametrize(("layers", "message"), [(1.5, "two buffers of"), (100, "there is nothing to stream")])
-async def test_a_budget_that_is_of_no_use_is_refused(folder: Path, tmp_path: Path, layers: float, message: str) -> None:
-    with pytest.raises(ProgramFailed, match=message):
-        await answers(DOUBLE_BUFFER, asked(folder, tmp_path, int(layers * layer_bytes(folder))))
+def test_a_budget_that_is_of_no_use_is_refused(folder: Path, tmp_path: Path, layers: float, message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        DoubleBuffer(asked(folder, tmp_path, int(layers * layer_bytes(folder))))
 
 
-async def test_a_model_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_model_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
     """Computed without its biases it would say something else, and as fast."""
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_text((folder / name).read_text())
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj"
     save_file({**tensors, f"{name}.bias": tensors[f"{name}.weight"][:, 0].clone()}, tmp_path / "model.safetensors")
-    with pytest.raises(ProgramFailed, match=r"not a plain Llama: 1 tensors are unknown, such as .*q_proj\.bias"):
-        await answers(DOUBLE_BUFFER, asked(tmp_path, tmp_path, 1 << 20))
+    with pytest.raises(ValueError, match=r"not a plain Llama: 1 tensors are unknown, such as .*q_proj\.bias"):
+        DoubleBuffer(asked(tmp_path, tmp_path, 1 << 20))
 
 
 def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,18 @@
+"""What the tests of all experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from loadgen.results import figures
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _coarse_pictures() -> Iterator[None]:
+    """To draw well takes longer than so small a run. The tests of `loadgen/results` look at the drawings themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "LAYOUT", None)
+        patch.setattr(figures, "PNG_DPI", 20)
+        yield
