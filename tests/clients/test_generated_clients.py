@@ -34,7 +34,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def document(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("document") / "openapi.json"
-    path.write_text(httpx.get(f"{url}/openapi.json").raise_for_status().text)
+    path.write_text(httpx.get(f"{url}/openapi.json", timeout=30).raise_for_status().text)
     return path
 
 

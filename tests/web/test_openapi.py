@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def components(server_url: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{server_url}/openapi.json").json()["components"]["schemas"]
+    found: dict[str, Any] = httpx.get(f"{server_url}/openapi.json", timeout=30).json()["components"]["schemas"]
     return found
 
 
