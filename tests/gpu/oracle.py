@@ -28,6 +28,6 @@ def greedy_after(model: Any, prompt: list[int], tokens: list[int]) -> list[int]:
     They equal `tokens` if, and only if, the model itself generates `tokens` after `prompt`.
     """
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :]
+        logits = model(input_ids=torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :]
     chosen: list[int] = logits.argmax(dim=-1).tolist()
     return chosen
