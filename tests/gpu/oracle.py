@@ -20,3 +20,14 @@ def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
     )
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens
+
+
+def greedy_after(model: Any, prompt: list[int], tokens: list[int]) -> list[int]:
+    """The most likely token after `prompt` and after each beginning of `tokens`, all in one pass.
+
+    They equal `tokens` if, and only if, the model itself generates `tokens` after `prompt`.
+    """
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :]
+    chosen: list[int] = logits.argmax(dim=-1).tolist()
+    return chosen

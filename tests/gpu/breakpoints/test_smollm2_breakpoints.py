@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from app.model_store.resolve import resolve
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import FULL
-from tests.gpu.breakpoints.breaking_oracle import change_of, greedy
+from tests.gpu.breakpoints.breaking_oracle import change_of, hooked
 from tests.gpu.models.test_smollm2 import folder, prompts
-from tests.gpu.oracle import greedy_tokens
+from tests.gpu.oracle import greedy_after
 
 __all__ = ["folder", "prompts"]
 
@@ -32,26 +31,13 @@ SCALED = 10 if FULL else 4
 SCALE = Edit(EditOp.SCALE, factor=0.9)
 
 
-@dataclass(frozen=True)
-class Expected:
-    """Transformers' tokens for each prompt, as it is and with `SCALE` after layer 6.
-
-    All made before the engine is: its kernels' threads and PyTorch's would wait for each other.
-    """
-
-    plain: list[list[int]]
-    scaled: list[list[int]]
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, prompts: list[list[int]]) -> Expected:
-    oracle: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    plain = [greedy_tokens(oracle, tokens, COUNT) for tokens in prompts]
-    return Expected(plain, [greedy(oracle, tokens, COUNT, [change_of(6, SCALE)]) for tokens in prompts[:SCALED]])
-
-
-@pytest.fixture(scope="module")
-def engine(expected: Expected) -> Engine:
+def engine() -> Engine:
     settings = Settings(kv_device="256MiB", kv_host="256MiB", dtype="float32", device="cpu")
     return load_engine(resolve(settings.model, cache_dir=settings.cache_dir.expanduser()), settings.engine())
 
@@ -61,15 +47,15 @@ def driver(engine: Engine) -> BreakDriver:
     return BreakDriver(engine)
 
 
-def test_pausing_at_every_pass_alone_and_in_a_batch(
-    driver: BreakDriver, prompts: list[list[int]], expected: Expected
-) -> None:
-    for tokens, wanted in list(zip(prompts, expected.plain, strict=True))[:ALONE]:
+def test_pausing_at_every_pass_alone_and_in_a_batch(driver: BreakDriver, prompts: list[list[int]], oracle: Any) -> None:
+    alone = []
+    for tokens in prompts[:ALONE]:
         session = driver.open()
         driver.arm(session, *LAYERS)
         turn = driver.begin(session, tokens, COUNT)
         assert len(driver.run(turn)) == len(LAYERS) * COUNT
-        assert turn.tokens == wanted
+        assert turn.tokens == greedy_after(oracle, tokens, turn.tokens)
+        alone.append(turn.tokens)
         driver.close(session)
 
     turns = []
@@ -79,18 +65,25 @@ def test_pausing_at_every_pass_alone_and_in_a_batch(
             driver.arm(session, *(LAYERS if number % 2 else LAYERS[1:2]))
         turns.append(driver.begin(session, tokens, COUNT))
     driver.run_together(turns, random.Random(2))
-    assert [turn.tokens for turn in turns] == expected.plain
+    found = [turn.tokens for turn in turns]
+    assert [len(tokens) for tokens in found] == [COUNT] * len(prompts)
+    assert found == [greedy_after(oracle, prompt, tokens) for prompt, tokens in zip(prompts, found, strict=True)]
+    assert alone == found[:ALONE]
 
 
 def test_scaling_by_nine_tenths_after_layer_6_changes_the_answer(
-    driver: BreakDriver, prompts: list[list[int]], expected: Expected
+    driver: BreakDriver, prompts: list[list[int]], oracle: Any
 ) -> None:
-    found = []
+    plain, scaled, found = [], [], []
     for tokens in prompts[:SCALED]:
         session = driver.open()
         driver.arm(session, 6, action=Action.EDIT, edits=(SCALE,))
         turn = driver.begin(session, tokens, COUNT)
         driver.settle(turn)
+        assert len(turn.tokens) == COUNT
         found.append(turn.tokens)
-    assert found == expected.scaled
-    assert found != expected.plain[:SCALED]
+        plain.append(greedy_after(oracle, tokens, turn.tokens))
+        with hooked(oracle, [change_of(6, SCALE)]):
+            scaled.append(greedy_after(oracle, tokens, turn.tokens))
+    assert found == scaled
+    assert found != plain
