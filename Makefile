@@ -12,7 +12,7 @@ DEMO   := --kv 6x800 --agents 12 --rate 0.2 --context 512 --turns 3 --think 10:2
 AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 10:20 --seed 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-agents bench-generators gpu-check gpu-wheels clean
+.PHONY: help setup model serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-generators gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -67,6 +67,9 @@ bench-kv: model  ## KV moves beside memcpy, and what a session that was away wai
 
 bench-breakpoints: model  ## what pausing, resuming and steering cost, and what they cost others
 	$(BIN)/python -m benchmarks.breakpoints
+
+bench-grammars: model  ## what JSON schemas cost a decode step
+	$(BIN)/python -m benchmarks.grammars
 
 bench-agents: model  ## eighty agents against Djinn under each policy, vLLM and llama.cpp: an hour
 	$(BIN)/python -m loadgen peers install vllm

@@ -68,6 +68,7 @@ def check_operation(operation: APIOperation[Any, Any, Any, Any], mode: Generatio
     check()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_every_answer_is_documented(small_url: str, subtests: pytest.Subtests, mode: GenerationMode) -> None:
     """Schemathesis's own pytest integration does not work with pytest 9.2, so the operations are walked here."""

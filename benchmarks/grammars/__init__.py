@@ -1,1 +1,1 @@
-"""What grammars cost sessions that decode, and how many schemas they hold."""
+"""The cost of grammars for sessions that decode, and the schemas that they hold."""

@@ -75,5 +75,5 @@ def _step_s(live: LiveEngine, prompt: list[int], grammar: Grammar | None, width:
     live.finish(*turns)
     live.close(*sessions)
     times = [turn.times for turn in turns]
-    begin = max(each[1] for each in times)
-    return statistics.median(b - a for each in times for a, b in itertools.pairwise(each) if a >= begin)
+    begin, end = max(each[1] for each in times), min(each[-1] for each in times)
+    return statistics.median(b - a for each in times for a, b in itertools.pairwise(each) if begin <= a and b <= end)

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
 from loadgen.processes.launch import Launch, flatten
-from loadgen.targets.base import WITH_TOOLS
+from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 
 PACKAGES = ("djinn", "torch", "transformers", "numba", "numpy")
 
@@ -25,12 +25,16 @@ class DjinnPeer:
     policy: str
     flags: Mapping[str, str] = field(default_factory=dict)
     tools: bool = False
-    """Whether its agents are chats with tools that signal nothing."""
+    """Whether its agents are chats with tools."""
+    signals: bool = True
+    """Whether those signal their think times."""
 
     @property
     def served_model(self) -> str | None:
-        """It is spoken to as Djinn, unless its agents are unmodified clients of OpenAI's API."""
-        return f"{SERVED_NAME}{WITH_TOOLS}" if self.tools else None
+        """It is spoken to as Djinn, unless its agents are clients of OpenAI's API."""
+        if not self.tools:
+            return None
+        return SERVED_NAME + WITH_TOOLS + (WITH_SIGNALS if self.signals else "")
 
     def is_installed(self) -> bool:
         """Always: it is part of the checkout."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -18,7 +18,6 @@ from matplotlib.typing import RcKeyType
 
 WIDTH_IN, HEIGHT_IN = 5.0, 3.4
 PNG_DPI = 200
-LAYOUT: Literal["constrained"] | None = "constrained"
 LEGEND_CHARACTERS, LEGEND_SAMPLE = 48, 6
 """About as many characters fit beside each other, the sample of each line being as wide as so many."""
 
@@ -100,7 +99,7 @@ def to_png(figure: Figure, path: Path) -> None:
 
 
 def _draw(figure: Figure) -> Drawing:
-    drawing = Drawing(figsize=(WIDTH_IN, HEIGHT_IN), layout=LAYOUT)
+    drawing = Drawing(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
     axes = drawing.subplots()
     figure.draw(axes)
     _add_legend(drawing, axes)

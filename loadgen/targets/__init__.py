@@ -13,4 +13,6 @@ def connect(spec: TargetSpec, signals: Signals) -> Target:
     """The target of a spec. Nothing is sent yet. Raises `LoadgenError` if the address is not HTTP."""
     if spec.model is None:
         return DjinnTarget(spec, signals)
-    return ToolTarget(spec, spec.model) if spec.tools else OpenAITarget(spec, spec.model)
+    if spec.tools:
+        return ToolTarget(spec, spec.model, signals if spec.signals else Signals.NONE)
+    return OpenAITarget(spec, spec.model)

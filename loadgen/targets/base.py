@@ -18,13 +18,16 @@ from loadgen.load.turn_clock import TurnClock
 
 WITH_TOOLS = "+tools"
 """Ends the name of a model whose agents call tools."""
+WITH_SIGNALS = "+signals"
+"""Follows it if the agents of a Djinn server signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
     """Where a server is. With a `model` it is spoken to as an OpenAI-compatible server, without one as Djinn.
 
-    `tools`: its agents are chats that end each turn with a call of a tool, and signal nothing.
+    `tools`: its agents are chats that end each turn with a call of a tool. `signals`: these agents signal, as only a
+    Djinn server understands.
 
     `pid` is the server's process on this machine, `command` how it was started and `versions` those of its packages,
     where the load generator knows. It may be silent for `timeout_s`.
@@ -34,6 +37,7 @@ class TargetSpec:
     url: str
     model: str | None = None
     tools: bool = False
+    signals: bool = False
     api_key: str | None = field(default=None, repr=False)
     pid: int | None = None
     command: tuple[str, ...] = ()
@@ -42,7 +46,9 @@ class TargetSpec:
 
     @classmethod
     def parse(cls, text: str) -> TargetSpec:
-        """Read `NAME=URL` (Djinn's own protocol), `NAME=URL#MODEL` or `NAME=URL#MODEL+tools` (OpenAI's).
+        """Read `NAME=URL` (Djinn's own protocol), `NAME=URL#MODEL`, or with tools `NAME=URL#MODEL+tools` (OpenAI's).
+
+        `+signals` may follow `+tools`.
 
         Raises `LoadgenError`.
         """
@@ -56,7 +62,10 @@ class TargetSpec:
             raise LoadgenError(f"the URL of target {name} must be without a user, whose password would be published")
         if url.rstrip("/").endswith("/v1"):
             raise LoadgenError(f"the URL of target {name} must be that of the server, without /v1")
-        return cls(name, url, model.removesuffix(WITH_TOOLS) or None, model.endswith(WITH_TOOLS))
+        bare = model.removesuffix(WITH_SIGNALS)
+        signals = bare != model and bare.endswith(WITH_TOOLS)
+        model = bare if signals else model
+        return cls(name, url, model.removesuffix(WITH_TOOLS) or None, model.endswith(WITH_TOOLS), signals)
 
     def transport(self, trace: Trace | None = None) -> AsyncTransport:
         """A pool of connections to the server; `trace` as in `AsyncTransport`.

@@ -69,17 +69,12 @@ class DjinnAgent:
         )
 
     async def leave(self, away_s: float | None) -> str | None:
-        """Send `io_wait`, with the time of return if there is one and signals have it."""
-        if self._session is None or self._signals is Signals.NONE:
-            return None
-        resume_in_ms = 1000 * away_s if self._signals is Signals.ETA and away_s is not None else None
-        return (await self._session.set_phase("io_wait", resume_in_ms=resume_in_ms)).phase
+        """See `signal_leave`."""
+        return await signal_leave(self._session, self._signals, away_s)
 
     async def come_back(self) -> str | None:
-        """Send `ready`, unless the server knows the time of return."""
-        if self._session is None or self._signals is not Signals.READY:
-            return None
-        return (await self._session.set_phase("ready")).phase
+        """See `signal_return`."""
+        return await signal_return(self._session, self._signals)
 
     async def close(self) -> None:
         """Close the session, if there is one, for the server to free what it held; and the connections."""
@@ -88,3 +83,18 @@ class DjinnAgent:
                 await self._session.close()
         finally:
             await self._transport.close()
+
+
+async def signal_leave(session: AsyncSession | None, signals: Signals, away_s: float | None) -> str | None:
+    """Send `io_wait`, with the time of return if there is one and signals have it; returns the phase."""
+    if session is None or signals is Signals.NONE:
+        return None
+    resume_in_ms = 1000 * away_s if signals is Signals.ETA and away_s is not None else None
+    return (await session.set_phase("io_wait", resume_in_ms=resume_in_ms)).phase
+
+
+async def signal_return(session: AsyncSession | None, signals: Signals) -> str | None:
+    """Send `ready`, unless the server knows the time of return; returns the phase."""
+    if session is None or signals is not Signals.READY:
+        return None
+    return (await session.set_phase("ready")).phase

@@ -1,35 +1,44 @@
-"""Chats whose turns end with a call of a tool: agents as they are, which know of nothing but OpenAI's API."""
+"""Chats whose turns end with a call of a tool: agents as they are, and the same agents with Djinn's signals."""
 
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel
 
+from client import AsyncSession, AsyncSessions
 from client.calls import Call
 from client.edge import mapped_errors
 from client.errors import InvalidAnswer, StreamBroken
 from loadgen.load.prompts import TokenIds
 from loadgen.load.records import TurnCost
 from loadgen.load.turn_clock import TurnClock, Wire
+from loadgen.load.workload import Signals
 from loadgen.targets.base import MODELS, TargetSpec, check_context, tokenize_call
 from loadgen.targets.completion import CompletionEnd, read_chunk
+from loadgen.targets.djinn import signal_leave, signal_return
 
 TOOL_NAME = "note"
 CALL_TOKENS = 26
 """About how many tokens a call has beside its text."""
+SESSION_HEADER = "X-Session-ID"
+"""Names the session of an answer of Djinn's."""
 
 Message = dict[str, Any]
 
 
 class ToolTarget:
-    """A server that runs `model` and takes tools. Its agents say neither who they are nor when they wait."""
+    """A server that runs `model` and takes tools. Its agents do not say who they are, and signal in the way of
+    `signals`.
+    """
 
-    def __init__(self, spec: TargetSpec, model: str) -> None:
+    def __init__(self, spec: TargetSpec, model: str, signals: Signals) -> None:
         self.spec = spec
         self.model = model
+        self.signals = signals
         self.transport = spec.transport()
 
     async def prepare(self, tokens: int) -> None:
@@ -60,6 +69,7 @@ class ToolAgent:
         self._wire = Wire()
         self._transport = target.spec.transport(self._wire.trace)
         self._messages: list[Message] = []
+        self._session: AsyncSession | None = None
 
     async def run_turn(self, new_ids: TokenIds, completion_tokens: int, clock: TurnClock) -> TurnCost:
         """Send the whole chat with the text of `new_ids`, and read the call that answers it."""
@@ -72,10 +82,14 @@ class ToolAgent:
                     async for event in events:
                         if answer.feed(event):
                             clock.tokens()
+            session_id = source.response.headers.get(SESSION_HEADER)
         clock.over()
         cost = answer.cost()
         self._messages.append(answer.message())
-        return cost
+        if session_id is None:
+            return cost
+        self._session = await AsyncSessions(self._transport).get(session_id)
+        return replace(cost, resume_ms=self._session.info.usage.resume_ms.model_dump())
 
     def _next_message(self, text: str) -> Message:
         if not self._messages:
@@ -98,11 +112,13 @@ class ToolAgent:
         }
         return Call("POST", "/v1/chat/completions", bytes, json=body)
 
-    async def leave(self, away_s: float | None) -> None:
-        """The server sees for itself that a tool is called."""
+    async def leave(self, away_s: float | None) -> str | None:
+        """Signal as `DjinnAgent` does. Without signals the server sees for itself that a tool is called."""
+        return await signal_leave(self._session, self._target.signals, away_s)
 
-    async def come_back(self) -> None:
-        """The next call says so."""
+    async def come_back(self) -> str | None:
+        """Signal as `DjinnAgent` does. Without signals the next call says so."""
+        return await signal_return(self._session, self._target.signals)
 
     async def close(self) -> None:
         """Close the connection: a client of OpenAI's API has no way to end a conversation."""

@@ -9,15 +9,17 @@ import pytest
 from benchmarks.breakpoints.__main__ import BENCHMARK as BREAKPOINTS
 from benchmarks.command import Benchmark
 from benchmarks.figures import figure_table
+from benchmarks.grammars.__main__ import BENCHMARK as GRAMMARS
 from benchmarks.kv.__main__ import BENCHMARK as KV
 from loadgen.processes.launch import ROOT
 from tests.benchmarks.breakpoints.test_figures import MEASURED as PAUSES
+from tests.benchmarks.grammars.test_figures import MEASURED as STEPS
 from tests.benchmarks.kv.test_figures import MEASURED as MOVES
 
 MODEL = Path("/home/me/models/smollm2")
 
 
-@pytest.mark.parametrize(("benchmark", "measured"), [(BREAKPOINTS, PAUSES), (KV, MOVES)])
+@pytest.mark.parametrize(("benchmark", "measured"), [(BREAKPOINTS, PAUSES), (GRAMMARS, STEPS), (KV, MOVES)])
 def test_the_files_hold_every_figure_and_tell_nothing_about_folders(
     benchmark: Benchmark[Any, Any], measured: Any, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import functools
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numba.np.numpy_support import carray
 from torch import Tensor
 
@@ -34,11 +35,11 @@ _MINUS_INFINITY = np.int32(np.float32(-np.inf).view(np.int32))
 
 
 def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Set logits to minus infinity where a bit is 0, in place.
-
-    `logits` is dense `[rows, vocab_size]` float32. `rows` `[masked]` int64 are the rows of the masks, each at most
-    once; `bits` `[masked, words]` int32 has a bit for each token, the lowest of a word first.
-    """
+    """See `app.gpu.sampling.masks.apply_mask`."""
+    # The kernel trusts the addresses: other strides would mask other tokens.
+    assert logits.is_contiguous()
+    assert logits.dtype == torch.float32
+    assert bits.shape[1] * _WORD >= logits.shape[1]
     arguments = Arguments(
         count=len(rows),
         rows=rows.data_ptr(),

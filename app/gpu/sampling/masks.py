@@ -57,21 +57,37 @@ class Mask:
         Waits for the masks.
         """
         self._filled.result()
-        if self._streams.on_host:
-            from app.gpu.cpu.masks import forbid
-
-            forbid(logits, self._rows, self._bits)
-            return
-        bits = torch.empty_like(self._bits, device=logits.device)
-        self._streams.compute.copy(bits, self._bits)
-        shifts = torch.arange(WORD, dtype=torch.int32, device=logits.device)
-        allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits.shape[1]]
-        logits.index_copy_(0, self._rows, logits[self._rows].masked_fill(~allowed, -torch.inf))
+        bits = self._bits
+        if not self._streams.on_host:
+            bits = torch.empty_like(self._bits, device=logits.device)
+            self._streams.compute.copy(bits, self._bits)
+        apply_mask(logits, self._rows, bits)
 
     def abandon(self) -> None:
         """Drop the masks of a step that will not run. Afterwards the matchers may be used again."""
         if not self._filled.cancel():
             self._filled.exception()  # waits
+
+
+def apply_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Set logits to minus infinity where a bit is 0, in place. All tensors are on one device.
+
+    `logits` is dense `[rows, vocab_size]` float32. `rows` `[masked]` int64 are the rows of the masks, each at most
+    once; `bits` `[masked, words]` int32 has a bit for each token, the lowest of a word first.
+    """
+    if logits.device.type == "cpu":
+        from app.gpu.cpu.masks import forbid
+
+        forbid(logits, rows, bits)
+    else:
+        forbid_on_device(logits, rows, bits)
+
+
+def forbid_on_device(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """`apply_mask` with PyTorch's operators, which run anywhere."""
+    shifts = torch.arange(WORD, dtype=torch.int32, device=logits.device)
+    allowed = ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    logits.index_copy_(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
 
 
 def _fill(matchers: Sequence[Matcher], bits: NDArray[np.int32]) -> None:

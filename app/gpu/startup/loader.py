@@ -34,6 +34,7 @@ from app.gpu.kv_tiers.placement import Placement
 from app.gpu.models.base import LayerStack
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
+from app.gpu.sampling.masks import WORD, apply_mask
 from app.gpu.startup.budgets import TierBlocks, budget_blocks
 from app.gpu.startup.profile import MemoryPlan, plan_memory
 from app.gpu.startup.weights import LoadedModel, load_model
@@ -174,15 +175,19 @@ def _find_files(disk: DiskStore | None) -> FilesFound:
 
 @torch.inference_mode()
 def _warm_up(stack: LayerStack, block_size: int) -> None:
-    """Run a decode row and a prompt through one layer. Then no client waits for kernels to be compiled, and the memory
-    of loaded kernels is not counted as that of a step or a graph.
+    """Run a decode row and a prompt through one layer, and mask logits. Then no client waits for kernels to be
+    compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
     """
     blocks = -(-WARM_UP_TOKENS // block_size)
     batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
     shape = (blocks + 1, 2, stack.kv_heads, block_size, stack.head_dim)
     pool = torch.zeros(shape, dtype=stack.dtype, device=stack.device)
     hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
-    stack.head(stack.layer(0, hidden, batch, pool))
+    apply_mask(
+        stack.head(stack.layer(0, hidden, batch, pool)),
+        torch.zeros(1, dtype=torch.int64, device=stack.device),
+        torch.zeros((1, -(-stack.vocab_size // WORD)), dtype=torch.int32, device=stack.device),
+    )
 
 
 def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_token: int) -> ModelInfo:

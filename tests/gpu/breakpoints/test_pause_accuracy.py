@@ -11,6 +11,7 @@ from app.domain.values import SamplingParams
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import FULL, TinyModel, prompt
 from tests.gpu.breakpoints.breaking_oracle import greedy
+from tests.gpu.oracle import greedy_after
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +44,7 @@ def test_alone(shape: tuple[TinyModel, tuple[int, ...]]) -> None:
         turn = driver.begin(session, tokens, COUNT)
         pauses = driver.run(turn)
         assert [(p.layer, p.first, p.end, p.in_pass) for p in pauses] == expected_pauses(len(tokens), COUNT, layers)
-        assert turn.tokens == undisturbed.generate(tokens, COUNT) == greedy(model.oracle, tokens, COUNT)
+        assert turn.tokens == undisturbed.generate(tokens, COUNT) == greedy_after(model.oracle, tokens, turn.tokens)
         driver.close(session)
     assert driver.owned == 0
 
@@ -63,7 +64,8 @@ def test_inside_a_busy_batch(shape: tuple[TinyModel, tuple[int, ...]]) -> None:
     driver.run_together([turn for turn, _, _ in turns], chance)
     for turn, number, armed_layers in turns:
         history = [3 + number, *PROMPTS[number], 3 + armed_layers]
-        assert turn.tokens == greedy(model.oracle, history, COUNT)
+        assert len(turn.tokens) == COUNT
+        assert turn.tokens == greedy_after(model.oracle, history, turn.tokens)
     segments = [segment for step in driver.segments() for segment in step]
     assert any(segment.lo in {layer + 1 for layer in layers} and len(segment.rows) > 1 for segment in segments)
 

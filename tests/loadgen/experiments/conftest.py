@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from matplotlib.figure import Figure
 
 from loadgen.results import figures
 
@@ -13,6 +14,6 @@ from loadgen.results import figures
 def _coarse_pictures() -> Iterator[None]:
     """To draw well takes longer than so small a run. The tests of `loadgen/results` look at the drawings themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "LAYOUT", None)
+        patch.setattr(Figure, "set_layout_engine", lambda *layout, **options: None)
         patch.setattr(figures, "PNG_DPI", 20)
         yield

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from loadgen.cli import main
 
 
 @pytest.mark.parametrize(
@@ -37,8 +36,8 @@ import pytest
         ),
         (
             ("peers", "start", "sglang"),
-            "loadgen: there is no peer 'sglang', only djinn, djinn+lru, djinn+none, djinn+tools, vllm, "
-            "vllm+offload, llamacpp, transformers, ray; deepspeed can only be installed\n",
+            "loadgen: there is no peer 'sglang', only djinn, djinn+lru, djinn+none, djinn+tools, "
+            "djinn+tools+signals, vllm, vllm+offload, llamacpp, transformers, ray; deepspeed can only be installed\n",
         ),
         (
             ("peers", "start", "deepspeed"),
@@ -46,6 +45,9 @@ import pytest
         ),
     ],
 )
-def test_a_mistake_is_one_line(arguments: tuple[str, ...], says: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "loadgen", *arguments], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert (code, *capsys.readouterr()) == (2, "", says)

@@ -15,7 +15,7 @@ from client.errors import InvalidAnswer
 from loadgen.load.turn_clock import TurnClock
 from loadgen.load.workload import Signals
 from loadgen.targets import TargetSpec, ToolTarget, connect
-from loadgen.targets.base import WITH_TOOLS
+from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 from loadgen.targets.tools import ToolCallDecoder
 from tests.openai.conftest import MODEL
 from tests.openai.reference import save_tiny_model
@@ -33,7 +33,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_target_with_tools_is_told_by_its_model() -> None:
     spec = TargetSpec.parse(f"a=http://host#model{WITH_TOOLS}")
     assert (spec.model, spec.tools) == ("model", True)
+    assert not spec.signals
     assert not TargetSpec.parse("a=http://host#model").tools
+    told = TargetSpec.parse(f"a=http://host#model{WITH_TOOLS}{WITH_SIGNALS}")
+    assert (told.model, told.tools, told.signals) == ("model", True, True)
+    assert TargetSpec.parse(f"a=http://host#model{WITH_SIGNALS}").model == f"model{WITH_SIGNALS}"
 
 
 async def test_its_session_waits_for_each_call_without_a_word(url: str) -> None:
@@ -54,6 +58,19 @@ async def test_its_session_waits_for_each_call_without_a_word(url: str) -> None:
     assert not costs[0].cached_tokens
     for before, after in pairwise(costs):
         assert (after.cached_tokens or 0) > 0.9 * (before.prompt_tokens + before.completion_tokens)
+
+
+async def test_with_signals_its_agents_say_when_they_come_back(url: str) -> None:
+    target = connect(TargetSpec.parse(f"a={url}#{MODEL}{WITH_TOOLS}{WITH_SIGNALS}"), Signals.ETA)
+    agent = target.new_agent()
+    assert await agent.leave(5) is None  # no session yet
+    cost = await agent.run_turn(await target.tokenize("What is that?", False), 90, TurnClock())
+    assert cost.resume_ms is not None
+    assert cost.resume_ms["prefill"] > 0
+    assert await agent.leave(5) == "io_wait"
+    assert await agent.come_back() is None  # the server knows
+    await agent.close()
+    await target.close()
 
 
 def test_an_answer_that_is_no_call_is_an_error() -> None:
