@@ -133,6 +133,22 @@ async def test_a_session_never_gives_way_to_its_own_fork() -> None:
         ]
 
 
+async def test_no_name_makes_a_session_one_that_gives_way(tmp_path: Path) -> None:
+    async with running_services(state_dir=tmp_path, max_sessions=2) as services:
+        unnamed = await spoken(services, [3, 4, 5])
+        named = await spoken(services, [6, 7, 8], name="by-prefix-mine")
+        await services.sessions.keeper.settled(named)
+    async with running_services(state_dir=tmp_path, max_sessions=2) as services:
+        created = services.sessions.create("me")
+        with pytest.raises(SessionLimit):
+            services.sessions.create("me")
+        assert [each.id for each in services.sessions.table.page("me", limit=9)] == [named.id, created.id]
+        assert services.bound_sessions.find("me", unnamed.id) is None
+        back = services.bound_sessions.find("me", "by-prefix-mine")
+        assert back is not None
+        assert services.bound_sessions.find_continued("me", [*back.history, 70]) is None
+
+
 async def test_an_unnamed_session_expires_sooner_than_a_named_one(services: Services) -> None:
     unnamed = services.bound_sessions.open_unnamed("me", metadata={})
     named = services.bound_sessions.open("me", "agent", metadata={})
