@@ -49,6 +49,8 @@ class Session:
     """What was last signalled; a turn makes it `compute`."""
     kv: SessionMemory = field(default_factory=SessionMemory)
     """Where its KV is, by the engine's last word."""
+    requests: int = 0
+    """Requests under way whose path names it."""
     state: SessionState = SessionState.IDLE
     history: array[int] = field(default_factory=lambda: array("I"))
     usage: SessionUsage = field(default_factory=SessionUsage)
@@ -82,11 +84,10 @@ class Session:
 
     @property
     def gives_way(self) -> bool:
-        """Whether the server may close it for another: it is idle, and a call without a name opened it.
-
-        A client may know its id, from the header of an answer.
+        """Whether the server may close it for another: it is idle, a call without a name opened it, and no request is
+        under way. A client may know its id, from the header of an answer.
         """
-        return self.name == UNNAMED and self.state is SessionState.IDLE
+        return self.name == UNNAMED and self.state is SessionState.IDLE and not self.requests
 
     @property
     def pausing(self) -> list[str]:

@@ -72,6 +72,16 @@ class SessionTable:
             raise NotFound(f"no session {session_id[:100]}", param="session_id")
         return session
 
+    @contextlib.contextmanager
+    def using(self, session_id: str, owner: str | None = None) -> Iterator[Session]:
+        """The owner's session of that id, which does not give way meanwhile. Raises `NotFound`."""
+        session = self.get(session_id, owner)
+        session.requests += 1
+        try:
+            yield session
+        finally:
+            session.requests -= 1
+
     def page(
         self,
         owner: str | None = None,
