@@ -119,18 +119,43 @@ async def test_at_the_limit_sessions_that_are_named_or_busy_stay() -> None:
         services.sessions.ends.release(busy, turn)
 
 
-async def test_a_session_never_gives_way_to_its_own_fork() -> None:
-    async with running_services(max_sessions=2) as services:
-        parent = await spoken(services, [3, 4, 5])
-        younger = await spoken(services, [6, 7, 8])
-        child = await services.sessions.fork(parent)
-        assert [each.state for each in (parent, younger)] == [SessionState.IDLE, SessionState.CLOSED]
-        other = await services.sessions.fork(child)
-        assert [each.state for each in (parent, child, other)] == [
-            SessionState.CLOSED,
-            SessionState.IDLE,
-            SessionState.IDLE,
-        ]
+async def test_a_session_stays_while_a_request_is_at_it_and_is_found_all_the_same() -> None:
+    async with running_services(max_sessions=1) as services:
+        session = await spoken(services, list(range(3, 43)))
+        with services.sessions.table.using(session.id, "me"):
+            with pytest.raises(SessionLimit):
+                services.sessions.create()
+            assert services.bound_sessions.find_continued("me", [*session.history, 70]) is session
+        services.sessions.create()
+        assert session.state is SessionState.CLOSED
+
+
+async def test_nobody_gives_way_unless_that_makes_room_enough() -> None:
+    async with running_services(max_sessions=3) as services:
+        named = services.bound_sessions.open("me", "agent", metadata={})
+        unnamed = [services.bound_sessions.open_unnamed("me", metadata={}) for _ in range(2)]
+        with pytest.raises(SessionLimit):
+            services.sessions.make_room(3)
+        assert [each.state for each in (named, *unnamed)] == [SessionState.IDLE] * 3
+        services.sessions.make_room(2)
+        assert services.sessions.table.page("me", limit=9) == [named]
+
+
+@pytest.mark.parametrize("named", [0, 2])
+async def test_sessions_from_before_a_restart_give_way_to_a_lower_limit(tmp_path: Path, named: int) -> None:
+    async with running_services(state_dir=tmp_path) as services:
+        opened = [await spoken(services, [3, 4, 5 + number]) for number in range(5 - named)]
+        opened += [await spoken(services, [6], name=f"agent-{number}") for number in range(named)]
+        await services.sessions.keeper.settled(opened[-1])
+    async with running_services(state_dir=tmp_path, max_sessions=2) as services:
+        if named == 2:
+            with pytest.raises(SessionLimit):
+                services.sessions.create("me")
+            assert len(services.sessions.table.page("me", limit=9)) == 5
+        else:
+            created = services.sessions.create("me")
+            left = services.sessions.table.page("me", limit=9)
+            assert [each.id for each in left] == [opened[-1].id, created.id]
 
 
 async def test_no_name_makes_a_session_one_that_gives_way(tmp_path: Path) -> None:
