@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from app.bridge.turn import Turn
 from app.domain.errors import Draining, FieldOutOfRange, NotFound, SessionLimit
-from app.domain.values import SessionId, SessionState, Tier
+from app.domain.values import Phase, SessionId, SessionState, Tier
 from app.sessions.session import Session
 
 RETRY_AFTER_S = 60
@@ -40,7 +40,7 @@ class SessionTable:
         giving = [session for session in self._open.values() if session.gives_way]
         if len(giving) < excess:
             raise SessionLimit(self._limit, retry_after_s=RETRY_AFTER_S)
-        return heapq.nsmallest(excess, giving, key=lambda session: session.used_at)
+        return heapq.nsmallest(excess, giving, key=_worth)
 
     def require_no_drain(self) -> None:
         """Raise `Draining` if the server shuts down."""
@@ -149,3 +149,8 @@ def new_session_id() -> SessionId:
 def has_expired(session: Session) -> bool:
     """Whether the session's `ttl_s` has run out."""
     return session.expires_at is not None and session.expires_at <= time.time()
+
+
+def _worth(session: Session) -> tuple[bool, float]:
+    """Orders sessions that may give way. A client that waits for a tool is coming back; others may never."""
+    return session.phase in (Phase.IO_WAIT, Phase.READY), session.used_at

@@ -8,7 +8,7 @@ import pytest
 
 from app.domain.breakpoints import Action, Breakpoint
 from app.domain.errors import SessionLimit
-from app.domain.values import SessionState, StopRule
+from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
 from app.sessions.bound.sessions import IDLE_TTL_S, UNNAMED_TTL_S
 from app.sessions.session import Session
@@ -117,6 +117,17 @@ async def test_at_the_limit_sessions_that_are_named_or_busy_stay() -> None:
         assert named.state is SessionState.IDLE
         assert busy.busy
         services.sessions.ends.release(busy, turn)
+
+
+@pytest.mark.parametrize("phase", [Phase.IO_WAIT, Phase.READY])
+async def test_an_agent_that_is_coming_back_gives_way_last(phase: Phase) -> None:
+    async with running_services(max_sessions=3) as services:
+        waiting, younger, gone = [await spoken(services, [3, 4, 5 + number]) for number in range(3)]
+        services.sessions.set_phase(waiting, phase)
+        services.sessions.set_phase(gone, Phase.IDLE)
+        for left in ([waiting, gone], [waiting], []):
+            services.sessions.create()
+            assert [each for each in (waiting, younger, gone) if each.state is SessionState.IDLE] == left
 
 
 async def test_a_session_stays_while_a_request_is_at_it_and_is_found_all_the_same() -> None:
