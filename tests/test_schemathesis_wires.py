@@ -18,7 +18,7 @@ WITHOUT_FIELDS = (
     "GET /v1/models",
     "GET /v1/models/{model}",
 )
-"""Nothing can be wrong about a request to one of them."""
+"""Requests to them have no field that could be invalid. An id may be unknown."""
 WITH_FIELDS = (
     "POST /v1/chat/completions",
     "POST /v1/completions",

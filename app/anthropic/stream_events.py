@@ -12,6 +12,8 @@ from app.anthropic.errors import MessagesErrorBody
 class BegunMessage(MessageHead):
     """An answer before its first block."""
 
+    type: Literal["message"]
+    role: Literal["assistant"]
     content: Annotated[list[TextAnswer], Field(max_length=0)]
     stop_reason: None
     stop_sequence: None

@@ -20,7 +20,9 @@ class FunctionDefinition(OpenBody):
     name: ToolName
     description: str | None = None
     parameters: ToolParameters | None = Field(None, description="a JSON Schema; absent: it takes no arguments")
-    strict: bool = Field(False, description="the arguments follow the schema, whoever chooses the function")
+    strict: bool = Field(
+        False, description="the arguments follow the schema, also where the model chooses the function"
+    )
 
     def to_tool(self) -> Tool:
         """The tool."""

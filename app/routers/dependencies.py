@@ -56,8 +56,9 @@ OwnerDep = Annotated[str | None, Depends(_owner)]
 """Who calls: the API key's fingerprint, or None on a server without keys."""
 
 
-async def _session(session_id: str, services: ServicesDep, owner: OwnerDep) -> Session:
-    return services.sessions.table.get(session_id, owner)
+async def _session(session_id: str, services: ServicesDep, owner: OwnerDep) -> AsyncIterator[Session]:
+    with services.sessions.table.using(session_id, owner) as session:
+        yield session
 
 
 async def _cleanup() -> AsyncIterator[AsyncExitStack]:
@@ -66,7 +67,7 @@ async def _cleanup() -> AsyncIterator[AsyncExitStack]:
 
 
 SessionDep = Annotated[Session, Depends(_session)]
-"""The caller's session that the path names."""
+"""The caller's session that the path names. It gives way to no other before the response is over."""
 
 CleanupDep = Annotated[AsyncExitStack, Depends(_cleanup)]
 """Unwound after the response, streamed or not, has been sent or has failed: where a turn's release belongs."""

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import FieldOutOfRange, SessionLimit
+from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Phase, Residency, SessionState
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
@@ -64,6 +64,14 @@ class SessionRegistry:
         )
         self.paused_copies = PausedCopies(executor, self.turns, self.pauses)
 
+    def make_room(self, count: int = 1) -> None:
+        """Close as many sessions that may give way as must, before `count` more are opened.
+
+        Raises `SessionLimit` if that is not enough, and `Draining`; then none has closed.
+        """
+        for session in self.table.giving_way(count):
+            self.drop(session)
+
     def create(
         self,
         owner: str | None = None,
@@ -74,7 +82,7 @@ class SessionRegistry:
         ephemeral: bool = False,
     ) -> Session:
         """Open an empty session. Raises `SessionLimit` if none gives way, `Draining` during shutdown."""
-        self._admit()
+        self.make_room()
         session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s, name=name, ephemeral=ephemeral)
         self.executor.post(lambda ticket: Open(ticket, session.id, owner or ""))
         self.table.add(session)
@@ -91,12 +99,9 @@ class SessionRegistry:
         return session
 
     @contextlib.asynccontextmanager
-    async def opening(self, session: Session, *, sparing: Session | None = None) -> AsyncIterator[None]:
-        """Count the session while the engine opens it; then it is found. Raises `SessionLimit`, `Draining`.
-
-        `sparing` is a session that never gives way to it.
-        """
-        self._admit(sparing=sparing)
+    async def opening(self, session: Session) -> AsyncIterator[None]:
+        """Count the session while the engine opens it; then it is found. Raises `SessionLimit`, `Draining`."""
+        self.make_room()
         with self.table.opening(session):
             try:
                 yield
@@ -130,7 +135,7 @@ class SessionRegistry:
         child.history = session.history[:]
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         place = self.paused_copies.place(session)
-        async with self.opening(child, sparing=session):
+        async with self.opening(child):
             if place is None:
                 await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
             else:
@@ -175,16 +180,6 @@ class SessionRegistry:
         """The engine's memory map."""
         found: MemoryMap = await self.executor.call(Inspect)
         return found
-
-    def _admit(self, *, sparing: Session | None = None) -> None:
-        """At the limit, close a session that may give way."""
-        try:
-            self.table.admit()
-        except SessionLimit:
-            giving = self.table.next_to_give_way(sparing=sparing)
-            if giving is None:
-                raise
-            self.drop(giving)
 
     def _forget(self, session: Session) -> None:
         session.move(SessionState.CLOSED)

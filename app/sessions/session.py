@@ -16,8 +16,8 @@ from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLim
 from app.sessions.usage import SessionUsage
 from app.text.turn_reader import TurnReader
 
-UNNAMED = "by-prefix-"
-"""Begins the names of sessions whose callers gave none."""
+UNNAMED = ""
+"""The name of every session that a call without a name opened. No header can say it."""
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.IDLE: frozenset({SessionState.QUEUED, SessionState.CLOSED}),
@@ -42,13 +42,15 @@ class Session:
     ttl_s: int | None = None
     residency: Residency = Residency.BEST_EFFORT
     name: str | None = None
-    """What `X-Session-ID` calls it, if it was opened that way."""
+    """What `X-Session-ID` calls it, or `UNNAMED`; None: no such call opened it."""
     ephemeral: bool = False
     """Whether it lives for one call only: it is not journaled."""
     phase: Phase = Phase.COMPUTE
     """What was last signalled; a turn makes it `compute`."""
     kv: SessionMemory = field(default_factory=SessionMemory)
     """Where its KV is, by the engine's last word."""
+    requests: int = 0
+    """Requests under way whose path names it."""
     state: SessionState = SessionState.IDLE
     history: array[int] = field(default_factory=lambda: array("I"))
     usage: SessionUsage = field(default_factory=SessionUsage)
@@ -82,8 +84,10 @@ class Session:
 
     @property
     def gives_way(self) -> bool:
-        """Whether the server may close it for another: it is idle, and its callers have no name for it."""
-        return self.state is SessionState.IDLE and self.name is not None and self.name.startswith(UNNAMED)
+        """Whether the server may close it for another: it is idle, a call without a name opened it, and no request is
+        under way. A client may know its id, from the header of an answer.
+        """
+        return self.name == UNNAMED and self.state is SessionState.IDLE and not self.requests
 
     @property
     def pausing(self) -> list[str]:

@@ -1,6 +1,7 @@
 """The open sessions: found by id and owner, listed in pages, counted against a limit."""
 
 import contextlib
+import heapq
 import secrets
 import time
 from collections import defaultdict
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 
 from app.bridge.turn import Turn
 from app.domain.errors import Draining, FieldOutOfRange, NotFound, SessionLimit
-from app.domain.values import SessionId, SessionState, Tier
+from app.domain.values import Phase, SessionId, SessionState, Tier
 from app.sessions.session import Session
 
 RETRY_AFTER_S = 60
@@ -27,16 +28,19 @@ class SessionTable:
         self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
         """The last sessions of each owner that closed, as many as may be open: still places in the owner's list."""
 
-    def admit(self) -> None:
-        """Raise `SessionLimit` or `Draining` if no more sessions may be opened."""
-        self.require_no_drain()
-        if len(self._open) + len(self._opening) >= self._limit:
-            raise SessionLimit(self._limit, retry_after_s=RETRY_AFTER_S)
+    def giving_way(self, count: int) -> list[Session]:
+        """The sessions that must close before `count` more may be opened, in that order.
 
-    def next_to_give_way(self, *, sparing: Session | None = None) -> Session | None:
-        """Of the sessions that may give way, the one unused for longest. `sparing` names one that must stay."""
-        giving = (session for session in self._open.values() if session.gives_way and session is not sparing)
-        return min(giving, key=lambda session: session.used_at, default=None)
+        Raises `SessionLimit` if too few may close, `Draining`.
+        """
+        self.require_no_drain()
+        excess = len(self._open) + len(self._opening) + count - self._limit
+        if excess <= 0:
+            return []
+        giving = [session for session in self._open.values() if session.gives_way]
+        if len(giving) < excess:
+            raise SessionLimit(self._limit, retry_after_s=RETRY_AFTER_S)
+        return heapq.nsmallest(excess, giving, key=_worth)
 
     def require_no_drain(self) -> None:
         """Raise `Draining` if the server shuts down."""
@@ -71,6 +75,16 @@ class SessionTable:
         if session is None or session.owner != owner or has_expired(session):
             raise NotFound(f"no session {session_id[:100]}", param="session_id")
         return session
+
+    @contextlib.contextmanager
+    def using(self, session_id: str, owner: str | None = None) -> Iterator[Session]:
+        """The owner's session of that id, which does not give way meanwhile. Raises `NotFound`."""
+        session = self.get(session_id, owner)
+        session.requests += 1
+        try:
+            yield session
+        finally:
+            session.requests -= 1
 
     def page(
         self,
@@ -135,3 +149,8 @@ def new_session_id() -> SessionId:
 def has_expired(session: Session) -> bool:
     """Whether the session's `ttl_s` has run out."""
     return session.expires_at is not None and session.expires_at <= time.time()
+
+
+def _worth(session: Session) -> tuple[bool, float]:
+    """Orders sessions that may give way. A client that waits for a tool is coming back; others may never."""
+    return session.phase in (Phase.IO_WAIT, Phase.READY), session.used_at

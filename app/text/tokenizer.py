@@ -101,7 +101,7 @@ class Tokens:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise MalformedRequest(f"the model's chat template: {error}", param="messages") from error
         rendered: str = text
         return rendered

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from app.domain.nesting import is_nested_too_deep
 from app.tools.definitions import Tool
 from app.tools.formats import ToolFormat
 
@@ -42,10 +43,15 @@ def _with_objects(message: Message) -> dict[str, Any]:
 
 
 def _as_object(arguments: str) -> Any:
-    """Arguments as an object; a text that is none stays a text, as the model left it. Clients write none as `""`."""
+    """Arguments as an object; a text that is none stays a text, as the model left it. Clients write none as `""`.
+
+    A text that is nested too deep stays a text too: templates follow an object level by level.
+    """
+    if is_nested_too_deep(arguments):
+        return arguments
     try:
         found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+    except ValueError:
         return arguments
     return found if isinstance(found, dict) else arguments
 

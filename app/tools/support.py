@@ -123,8 +123,6 @@ def _schema_of(content: Grammar) -> dict[str, Any]:
         schema = json.loads(content.text)
     except ValueError as error:
         raise FieldOutOfRange(f"{content.field}: {error}", param=content.field) from None
-    except RecursionError:
-        raise FieldOutOfRange(f"{content.field}: the schema is nested too deep", param=content.field) from None
     if not isinstance(schema, dict):
         raise FieldOutOfRange(f"{content.field}: a JSON schema beside tools must be an object", param=content.field)
     return schema

@@ -1,7 +1,6 @@
 """JSON bodies: read once, and refused in the server's own words where they cannot be read."""
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -11,12 +10,9 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from app.domain.errors import MalformedRequest
+from app.domain.nesting import MAX_NESTING, is_nested_too_deep
 
-MAX_NESTING = 100
-"""No body of the API is nested so deep."""
 SHOWN_CHARACTERS = 20
-# A string that has no end reaches to the end of the body: each byte is read once, whatever is sent.
-_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 class JsonRoute(APIRoute):
@@ -43,7 +39,8 @@ def read_json(body: bytes) -> Any:
     Raises `MalformedRequest` for everything that JSON or this server does not have, and for a name that an object
     gives twice.
     """
-    _check_nesting(body)
+    if is_nested_too_deep(body):
+        raise MalformedRequest(f"the body is nested too deep: at most {MAX_NESTING} levels")
     try:
         return json.loads(body.decode(), object_pairs_hook=_object)  # RFC 8259: UTF-8 and no other
     except UnicodeDecodeError as error:
@@ -57,17 +54,6 @@ def read_json(body: bytes) -> Any:
     except ValueError:
         digits = sys.get_int_max_str_digits()
         raise MalformedRequest(f"the body has an integer that is too long: at most {digits} digits") from None
-
-
-def _check_nesting(body: bytes) -> None:
-    if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
-        return
-    depth = 0
-    for found in _STRING_OR_BRACKET.finditer(body):
-        first = found[0][:1]
-        depth += (first in b"[{") - (first in b"]}")
-        if depth > MAX_NESTING:
-            raise MalformedRequest(f"the body is nested too deep: at most {MAX_NESTING} levels")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
+from app.domain.nesting import MAX_NESTING, is_nested_too_deep
 from app.wire.base import WireModel
 
 ANY_OBJECT = '{"type":"object"}'
@@ -35,6 +36,13 @@ class StructuredOutputs(WireModel):
                 f"structured_outputs: give exactly one of json, regex, choice, grammar and json_object, not {found}",
                 param="structured_outputs",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _schema_of_few_levels(self) -> Self:
+        if isinstance(self.json_schema, str) and is_nested_too_deep(self.json_schema):
+            name = "structured_outputs.json"
+            raise FieldOutOfRange(f"{name}: the schema is nested too deep: at most {MAX_NESTING} levels", param=name)
         return self
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.described_events import DONE, check_stream
+from tests.described_events import DONE, UNNAMED, check_stream
 
 GENERATE = "/v1/sessions/{session_id}/generate"
 RESUME = "/v1/sessions/{session_id}/resume"
@@ -16,7 +16,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 ASKED: Any = [{"role": "user", "content": "a"}]
 PARAMETERS: Any = {"type": "object", "properties": {"x": {"enum": ["a", "b"]}}, "required": ["x"]}
-LAST_NAMES = {CHAT: "message", COMPLETIONS: "message", RESPONSES: "response.failed", MESSAGES: "error"}
+LAST_NAMES = {CHAT: UNNAMED, COMPLETIONS: UNNAMED, RESPONSES: "response.failed", MESSAGES: "error"}
 """How the last event of a failed stream is named; OpenAI's older routes name none."""
 
 
@@ -32,6 +32,12 @@ def send(http: httpx.Client, path: str, body: dict[str, Any], session: str | Non
     answer = http.post(path, json={"model": model, "stream": True, **body}, headers=headers)
     assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
     return answer.content
+
+
+def types_of(data: Any) -> set[str]:
+    """The type of an event's data, and that of its `delta` where it has one."""
+    delta = data.get("delta")
+    return {each["type"] for each in (data, delta) if isinstance(each, dict) and "type" in each}
 
 
 def test_events_of_a_turn(http: httpx.Client, document: Any) -> None:
@@ -56,9 +62,6 @@ def test_chunks(http: httpx.Client, document: Any, path: str, body: dict[str, An
     *chunks, last = check_stream(document, path, send(http, path, asked))
     assert len(chunks) >= 3
     assert last["data"] == DONE
-    name = "ChatCompletionChunk" if "chat" in path else "CompletionChunk"
-    known = document["components"]["schemas"][name]["properties"]
-    assert {field for chunk in chunks for field in json.loads(chunk["data"])} <= known.keys()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_chunks(http: httpx.Client, document: Any, path: str, body: dict[str, An
             },
             "response.function_call_arguments.delta",
         ),
-        (MESSAGES, {"messages": ASKED, "max_tokens": 3}, "content_block_delta"),
+        (MESSAGES, {"messages": ASKED, "max_tokens": 3}, "text_delta"),
         (
             MESSAGES,
             {
@@ -85,15 +88,16 @@ def test_chunks(http: httpx.Client, document: Any, path: str, body: dict[str, An
                 "tools": [{"name": "f", "input_schema": PARAMETERS}],
                 "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
             },
-            "content_block_start",
+            "input_json_delta",
         ),
     ],
     ids=["response", "response with a call", "message", "message with a call"],
 )
 def test_named_events(http: httpx.Client, document: Any, path: str, body: dict[str, Any], expected: str) -> None:
     events = check_stream(document, path, send(http, path, body))
-    assert [json.loads(event["data"])["type"] for event in events] == [event["event"] for event in events]
-    assert expected in {event["event"] for event in events}
+    told = [json.loads(event["data"]) for event in events]
+    assert [data["type"] for data in told] == [event["event"] for event in events]
+    assert expected in set().union(*map(types_of, told))
 
 
 @pytest.mark.parametrize(
@@ -113,4 +117,5 @@ def test_a_stream_that_fails(http: httpx.Client, document: Any, path: str, body:
     assert armed.status_code == 201, armed.text
     events = check_stream(document, path, send(http, path, body, session))
     assert events[-1]["event"] == LAST_NAMES[path]
-    assert "error" in json.loads(events[-1]["data"]).get("response", json.loads(events[-1]["data"]))
+    told = json.loads(events[-1]["data"])
+    assert told.get("response", told)["error"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import socket
@@ -13,12 +14,17 @@ from typing import Any
 import httpx
 import pytest
 from safetensors.numpy import load
+from starlette.types import Message
 
+from app.domain.errors import SessionLimit
+from app.domain.values import SessionState
+from app.main import load_app
+from app.routers.dependencies import Services
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.routers.forging import flipped, with_about, with_kv_of_ones
 from tests.routers.generating import streaming
-from tests.serving import serve
+from tests.serving import serve, tiny_settings
 
 PROMPT = [5 + index * 7 % 200 for index in range(50)]
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -237,3 +243,28 @@ def test_nothing_stays_on_the_way(serve_with: ServeWith, tmp_path: Path) -> None
         half.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\nbegin" % IMPORT.encode())
         time.sleep(0.2)
     until_empty(tmp_path / "tmp")
+
+
+async def test_a_session_gives_way_to_no_other_before_its_export_has_been_sent() -> None:
+    app = load_app(tiny_settings(max_sessions=1))
+    async with app.router.lifespan_context(app):
+        services: Services = app.state.services
+        session = services.bound_sessions.open_unnamed(None, metadata={})
+        sent: list[int] = []
+        asked: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> Message:
+            return asked.pop() if asked else await asyncio.Future()  # the client stays
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                sent.append(message["status"])
+            with pytest.raises(SessionLimit):
+                services.sessions.create()
+
+        path = f"/v1/sessions/{session.id}/export"
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+        await app(scope, receive, send)
+        assert sent == [200]
+        services.sessions.create()
+        assert session.state is SessionState.CLOSED

@@ -181,12 +181,15 @@ def test_too_many_sessions_are_told_when_to_come_back(serve_with: ServeWith) -> 
     create(http)
 
 
+def unnamed_call(http: httpx.Client, prompt: str) -> str:
+    """The session of a call that names none."""
+    answer = http.post("/v1/completions", json={"model": "tiny-llama", "prompt": prompt, "max_tokens": 1})
+    return answer.raise_for_status().headers["x-session-id"]
+
+
 def test_at_the_limit_the_session_of_a_call_without_a_name_gives_way(serve_with: ServeWith) -> None:
     http = serve_with(max_sessions=3, bind_by_prefix=True)
-    called = []
-    for prompt in ("One", "Two"):
-        answer = http.post("/v1/completions", json={"model": "tiny-llama", "prompt": prompt, "max_tokens": 1})
-        called.append(answer.headers["x-session-id"])
+    called = [unnamed_call(http, prompt) for prompt in ("One", "Two")]
     opened = create(http)
     create(http)
     found = [http.get(f"/v1/sessions/{session}").status_code for session in (*called, opened)]
@@ -195,3 +198,24 @@ def test_at_the_limit_the_session_of_a_call_without_a_name_gives_way(serve_with:
     assert forked.status_code == 201
     assert http.get(f"/v1/sessions/{called[1]}").status_code == 404
     assert_error(http.post("/v1/sessions"), 429, "session_limit")
+
+
+def test_a_session_never_gives_way_to_its_own_fork(serve_with: ServeWith) -> None:
+    http = serve_with(max_sessions=2, bind_by_prefix=True)
+    parent, younger = unnamed_call(http, "One"), unnamed_call(http, "Two")
+    child = http.post(f"/v1/sessions/{parent}/fork").raise_for_status().json()["id"]
+    assert [http.get(f"/v1/sessions/{each}").status_code for each in (parent, younger)] == [200, 404]
+    other = http.post(f"/v1/sessions/{child}/fork").raise_for_status().json()["id"]
+    assert [http.get(f"/v1/sessions/{each}").status_code for each in (parent, child, other)] == [404, 200, 200]
+
+
+def test_nobody_gives_way_to_a_call_that_is_refused(serve_with: ServeWith) -> None:
+    http = serve_with(max_sessions=4, bind_by_prefix=True)
+    called = [unnamed_call(http, prompt) for prompt in ("One", "Two")]
+    opened = [create(http), create(http)]
+    asked = {"model": "tiny-llama", "max_tokens": 1}
+    refused = http.post("/v1/completions", json={**asked, "prompt": ["Three", "Four", "Five"]})
+    assert_error(refused, 429, "session_limit")
+    assert [http.get(f"/v1/sessions/{each}").status_code for each in called + opened] == [200] * 4
+    assert http.post("/v1/completions", json={**asked, "prompt": ["Three", "Four"]}).status_code == 200
+    assert [http.get(f"/v1/sessions/{each}").status_code for each in called + opened] == [404, 404, 200, 200]

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app.domain.errors import MalformedRequest
-from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID
+from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID, byte_tokenizer
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from app.model_store.shapes import shape_config
@@ -67,6 +67,14 @@ def test_model_without_a_chat_template() -> None:
     assert MERGING.chat_template is None
     with pytest.raises(MalformedRequest, match="no chat template"):
         MERGING.render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_template_without_end_rejects_the_messages() -> None:
+    tokenizer = byte_tokenizer(300)
+    tokenizer.chat_template = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+    with pytest.raises(MalformedRequest, match="recursion") as caught:
+        Tokens(tokenizer, frozenset()).chat_text([{"role": "user", "content": "hi"}])
+    assert caught.value.param == "messages"
 
 
 def test_lone_surrogate_is_refused() -> None:

@@ -52,7 +52,7 @@ def test_every_union_in_a_list_has_a_name(components: dict[str, Any]) -> None:
     assert [items for items in lists if "oneOf" in items] == []
 
 
-def test_no_default_is_an_object(components: dict[str, Any]) -> None:
+def test_no_union_has_an_object_as_its_default(components: dict[str, Any]) -> None:
     assert [
         schema for schema in objects(components) if isinstance(schema.get("default"), dict) and "anyOf" in schema
     ] == []

@@ -15,7 +15,7 @@ from app.tools.pieces import CallArguments, CallBegun, Content, Piece
 
 Event = dict[str, Any]
 """One event without its `sequence_number`."""
-STREAMED = {"logprob", "token", "top_logprobs"}
+STREAMED: dict[str, Any] = {"logprob": True, "token": True, "top_logprobs": {"__all__": {"logprob", "token"}}}
 """What events tell of a log-probability; the whole part has its bytes too."""
 
 

@@ -110,9 +110,24 @@ StreamedResponse = TypeAliasType(
 
 
 class ResponseEvent(BaseModel):
-    """A server-sent event of a streamed response. `event` is the `type` of the data, the JSON text of a
-    `StreamedResponse`.
+    """A server-sent event of a streamed response.
+
+    `data` is the JSON text of a `StreamedResponse` of the type `event`.
     """
 
-    event: str
+    event: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
     data: Json[StreamedResponse]

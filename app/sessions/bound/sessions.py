@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -27,7 +26,7 @@ class BoundSessions:
     def __init__(self, registry: SessionRegistry, restored: Iterable[Session]) -> None:
         """`restored` are sessions from before a restart; those that have a name keep it."""
         self._registry = registry
-        self._bound = {(session.owner, session.name): session for session in restored if session.name is not None}
+        self._bound = {_key(session): session for session in restored if session.name is not None}
 
     def find(self, owner: str | None, name: str) -> Session | None:
         """The owner's session of that id, or the one opened under that name.
@@ -56,7 +55,9 @@ class BoundSessions:
         tokens = array("I", prompt)
         found, longest = None, 0
         for session in self._bound.values():
-            if not session.gives_way or session.owner != owner or session.pausing or not session.prompt_tokens:
+            if session.name != UNNAMED or session.owner != owner or session.state is not SessionState.IDLE:
+                continue
+            if session.pausing or not session.prompt_tokens:
                 continue
             kept = _kept(session, tokens)
             if kept > longest:
@@ -72,13 +73,18 @@ class BoundSessions:
 
         Raises `SessionLimit` and `Draining`.
         """
-        return self._open(owner, f"{UNNAMED}{secrets.token_hex(8)}", metadata, UNNAMED_TTL_S)
+        return self._open(owner, UNNAMED, metadata, UNNAMED_TTL_S)
 
     def _open(self, owner: str | None, name: str, metadata: dict[str, str], ttl_s: int) -> Session:
         session = self._registry.create(owner, metadata=metadata, ttl_s=ttl_s, name=name)
         living = {key: each for key, each in self._bound.items() if each.state is not SessionState.CLOSED}
-        self._bound = {**living, (owner, name): session}
+        self._bound = {**living, _key(session): session}
         return session
+
+
+def _key(session: Session) -> tuple[str | None, str]:
+    """What finds a bound session. One without a name has its id."""
+    return session.owner, session.name or session.id
 
 
 def _kept(session: Session, tokens: array[int]) -> int:

@@ -14,9 +14,11 @@ SCHEMES: dict[str, dict[str, str]] = {
 
 
 def describe_security(document: dict[str, Any], open_paths: frozenset[str]) -> None:
-    """Say that every route takes a key in each of the `SCHEMES`, and also none; those of `open_paths` never need one.
+    """Document the keys that the routes take.
 
-    A server without keys needs none, so no key is one of the choices.
+    - Every route takes a key in each of the `SCHEMES`.
+    - A request without a key is allowed too, because a server without keys needs none.
+    - The routes of `open_paths` need no key on any server.
     """
     document["components"]["securitySchemes"] = SCHEMES
     document["security"] = [{name: []} for name in SCHEMES] + [{}]

@@ -1,4 +1,4 @@
-/** What @hey-api/openapi-ts makes: a session, a pause, its activation down and up, a resume, and each chat API. */
+/** The client of @hey-api/openapi-ts runs a session, a pause, its activation down and up, a resume, and each chat API. */
 import { deepStrictEqual as equal, ok } from 'node:assert';
 
 import * as djinn from './hey';

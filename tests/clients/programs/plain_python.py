@@ -1,4 +1,4 @@
-"""What openapi-python-client makes: a session, a pause, its activation down and up, a resume, and each chat API."""
+"""The client of openapi-python-client runs a session, a pause with its activation, a resume, and each chat API."""
 
 import sys
 from io import BytesIO

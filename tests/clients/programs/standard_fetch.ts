@@ -1,4 +1,4 @@
-/** What OpenAPI Generator makes for typescript-fetch: a session, a pause, its activation, a resume, and each chat API. */
+/** The typescript-fetch client of OpenAPI Generator runs a session, a pause, its activation, a resume, and each chat API. */
 import { deepStrictEqual as equal, ok } from 'node:assert';
 
 import { AnthropicApi, BreakpointsApi, Configuration, OpenaiApi, SessionsApi } from './fetch';

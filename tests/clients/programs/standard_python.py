@@ -1,4 +1,4 @@
-"""What OpenAPI Generator makes for Python: a session, a pause, its activation, a resume, and each chat API."""
+"""The Python client of OpenAPI Generator runs a session, a pause, its activation, a resume, and each chat API."""
 
 import sys
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.domain.breakpoints import Action, Breakpoint
 from app.domain.errors import SessionLimit
-from app.domain.values import SessionState, StopRule
+from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
 from app.sessions.bound.sessions import IDLE_TTL_S, UNNAMED_TTL_S
 from app.sessions.session import Session
@@ -119,18 +119,70 @@ async def test_at_the_limit_sessions_that_are_named_or_busy_stay() -> None:
         services.sessions.ends.release(busy, turn)
 
 
-async def test_a_session_never_gives_way_to_its_own_fork() -> None:
-    async with running_services(max_sessions=2) as services:
-        parent = await spoken(services, [3, 4, 5])
-        younger = await spoken(services, [6, 7, 8])
-        child = await services.sessions.fork(parent)
-        assert [each.state for each in (parent, younger)] == [SessionState.IDLE, SessionState.CLOSED]
-        other = await services.sessions.fork(child)
-        assert [each.state for each in (parent, child, other)] == [
-            SessionState.CLOSED,
-            SessionState.IDLE,
-            SessionState.IDLE,
-        ]
+@pytest.mark.parametrize("phase", [Phase.IO_WAIT, Phase.READY])
+async def test_an_agent_that_is_coming_back_gives_way_last(phase: Phase) -> None:
+    async with running_services(max_sessions=3) as services:
+        waiting, younger, gone = [await spoken(services, [3, 4, 5 + number]) for number in range(3)]
+        services.sessions.set_phase(waiting, phase)
+        services.sessions.set_phase(gone, Phase.IDLE)
+        for left in ([waiting, gone], [waiting], []):
+            services.sessions.create()
+            assert [each for each in (waiting, younger, gone) if each.state is SessionState.IDLE] == left
+
+
+async def test_a_session_stays_while_a_request_is_at_it_and_is_found_all_the_same() -> None:
+    async with running_services(max_sessions=1) as services:
+        session = await spoken(services, list(range(3, 43)))
+        with services.sessions.table.using(session.id, "me"):
+            with pytest.raises(SessionLimit):
+                services.sessions.create()
+            assert services.bound_sessions.find_continued("me", [*session.history, 70]) is session
+        services.sessions.create()
+        assert session.state is SessionState.CLOSED
+
+
+async def test_nobody_gives_way_unless_that_makes_room_enough() -> None:
+    async with running_services(max_sessions=3) as services:
+        named = services.bound_sessions.open("me", "agent", metadata={})
+        unnamed = [services.bound_sessions.open_unnamed("me", metadata={}) for _ in range(2)]
+        with pytest.raises(SessionLimit):
+            services.sessions.make_room(3)
+        assert [each.state for each in (named, *unnamed)] == [SessionState.IDLE] * 3
+        services.sessions.make_room(2)
+        assert services.sessions.table.page("me", limit=9) == [named]
+
+
+@pytest.mark.parametrize("named", [0, 2])
+async def test_sessions_from_before_a_restart_give_way_to_a_lower_limit(tmp_path: Path, named: int) -> None:
+    async with running_services(state_dir=tmp_path) as services:
+        opened = [await spoken(services, [3, 4, 5 + number]) for number in range(5 - named)]
+        opened += [await spoken(services, [6], name=f"agent-{number}") for number in range(named)]
+        await services.sessions.keeper.settled(opened[-1])
+    async with running_services(state_dir=tmp_path, max_sessions=2) as services:
+        if named == 2:
+            with pytest.raises(SessionLimit):
+                services.sessions.create("me")
+            assert len(services.sessions.table.page("me", limit=9)) == 5
+        else:
+            created = services.sessions.create("me")
+            left = services.sessions.table.page("me", limit=9)
+            assert [each.id for each in left] == [opened[-1].id, created.id]
+
+
+async def test_no_name_makes_a_session_one_that_gives_way(tmp_path: Path) -> None:
+    async with running_services(state_dir=tmp_path, max_sessions=2) as services:
+        unnamed = await spoken(services, [3, 4, 5])
+        named = await spoken(services, [6, 7, 8], name="by-prefix-mine")
+        await services.sessions.keeper.settled(named)
+    async with running_services(state_dir=tmp_path, max_sessions=2) as services:
+        created = services.sessions.create("me")
+        with pytest.raises(SessionLimit):
+            services.sessions.create("me")
+        assert [each.id for each in services.sessions.table.page("me", limit=9)] == [named.id, created.id]
+        assert services.bound_sessions.find("me", unnamed.id) is None
+        back = services.bound_sessions.find("me", "by-prefix-mine")
+        assert back is not None
+        assert services.bound_sessions.find_continued("me", [*back.history, 70]) is None
 
 
 async def test_an_unnamed_session_expires_sooner_than_a_named_one(services: Services) -> None:

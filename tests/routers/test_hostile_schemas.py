@@ -1,8 +1,9 @@
-"""Inputs that are made to break the server, on each API: a refusal in the API's own body, or an answer."""
+"""Schemas that are made to break the server, in each field that takes one: a refusal in the API's own body, or an
+answer.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.errors import assert_messages_error
 from tests.openai.reference import save_tiny_model
+from tests.routers.hostile import ASKED, CHAT, DEEP, MESSAGES, RESPONSES, TIMEOUT_S, assert_refused, send
 from tests.serving import serve
-
-TIMEOUT_S = 20
-"""A refusal takes 2 s at most; a machine that is busy with other tests needs longer."""
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-ASKED: Any = [{"role": "user", "content": "a"}]
 
 
 @pytest.fixture(scope="module")
@@ -120,24 +116,6 @@ PLACES = [
 place = pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 
 
-def send(client: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
-    """As clients do that check nothing: half of a surrogate pair and NaN are in the text as they are."""
-    model = client.get("/v1/models").json()["data"][0]["id"]
-    text = json.dumps({"model": model, **body})
-    return client.post(path, content=text, headers={"content-type": "application/json"})
-
-
-def assert_refused(path: str, answer: httpx.Response) -> str:
-    """The API's own error body, with 400; returns its message."""
-    if path == MESSAGES:
-        return assert_messages_error(answer, 400)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error.keys() == {"message", "type", "code", "param"}
-    message: str = error["message"]
-    return message
-
-
 @place
 @pytest.mark.parametrize("schema", GOOD.values(), ids=GOOD)
 def test_an_unusual_schema_is_followed(client: httpx.Client, place: Any, schema: Any) -> None:
@@ -163,57 +141,16 @@ def test_many_values_are_refused_or_followed(client: httpx.Client, place: Any) -
         assert answer.status_code == 200, answer.text
 
 
-DEEP = "[" * 100_000
-ARGUMENTS = {
-    "nothing": "",
-    "cut off": '{"a": [1, {"b": "c',
-    "null": "null",
-    "a list": "[1]",
-    "not a number": '{"a": NaN}',
-    "infinite": '{"a": 1e999}',
-    "a long number": '{"a": ' + "1" * 5000 + "}",
-    "twice the same name": '{"a": 1, "a": 2}',
-    "control characters": '{"a": "\x00\x1f"}',
-    "nested": '{"a": ' * 80 + "1" + "}" * 80,
-}
+def levels(depth: int) -> str:
+    """The text of a schema whose objects stand in each other so deep."""
+    return '{"a":' * (depth - 1) + "{}" + "}" * (depth - 1)
 
 
-def chat_with(arguments: str) -> tuple[str, dict[str, Any]]:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
-    return CHAT, {"messages": [*ASKED, said, result], "max_tokens": 2}
-
-
-def response_with(arguments: str) -> tuple[str, dict[str, Any]]:
-    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": arguments}
-    result = {"type": "function_call_output", "call_id": "c1", "output": "1"}
-    return RESPONSES, {"input": [*ASKED, call, result], "max_output_tokens": 2}
-
-
-both = pytest.mark.parametrize("sent", [chat_with, response_with], ids=lambda sent: sent.__name__)
-
-
-@both
-@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
-def test_malformed_arguments_may_be_sent_back(client: httpx.Client, sent: Any, arguments: str) -> None:
-    """A model wrote them: a client that cannot send them back is at the end of its conversation."""
-    path, body = sent(arguments)
-    answer = send(client, path, body)
-    if len(arguments) > 4096:
-        assert "context" in assert_refused(path, answer)
-    else:
-        assert answer.status_code == 200, answer.text
-
-
-@both
-@pytest.mark.parametrize("arguments", ["\ud800", DEEP], ids=["half of a surrogate pair", "deep"])
-def test_arguments_that_no_prompt_holds_are_refused(client: httpx.Client, sent: Any, arguments: str) -> None:
-    path, body = sent(arguments)
-    assert assert_refused(path, send(client, path, body))
-
-
-@pytest.mark.parametrize("schema", [DEEP, '{"a": NaN', "3"], ids=["deep", "cut off", "no object"])
+@pytest.mark.parametrize(
+    "schema",
+    [DEEP, levels(101), levels(952), '{"a": NaN', "3"],
+    ids=["deep", "101 levels", "952 levels", "cut off", "no object"],
+)
 @pytest.mark.parametrize("tools", [[], in_chat_tool({"type": "object"})[1]["tools"]], ids=["alone", "beside tools"])
 def test_a_bad_text_of_a_schema_is_refused(client: httpx.Client, schema: str, tools: Any) -> None:
     body = {"messages": ASKED, "max_tokens": 2, "structured_outputs": {"json": schema}, "tools": tools}
