@@ -45,8 +45,10 @@ class AnswerReader(Protocol):
     No text makes it raise, and each character costs the same, however long the answer is.
     """
 
-    calls: int
-    """How many calls have begun."""
+    @property
+    def calls(self) -> int:
+        """How many calls have begun."""
+        ...
 
     @property
     def is_whole(self) -> bool:
@@ -60,6 +62,31 @@ class AnswerReader(Protocol):
     def finish(self) -> Iterator[Piece]:
         """What is left when no more text comes."""
         ...
+
+
+class CallsOnly:
+    """Reads an answer whose grammar allows nothing but calls: if it is cut, its end is markup and no content."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+
+    @property
+    def calls(self) -> int:
+        return self._reader.calls
+
+    @property
+    def is_whole(self) -> bool:
+        return self._reader.is_whole
+
+    def push(self, text: str) -> Iterator[Piece]:
+        return _without_content(self._reader.push(text))
+
+    def finish(self) -> Iterator[Piece]:
+        return _without_content(self._reader.finish())
+
+
+def _without_content(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    return (piece for piece in pieces if not isinstance(piece, Content))
 
 
 class Speech:

@@ -13,7 +13,7 @@ from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import find_format
 from app.tools.grammar import call_grammar, with_spaces
-from app.tools.pieces import AnswerReader
+from app.tools.pieces import AnswerReader, CallsOnly
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
 from app.tools.reader import FamilyReader
 from app.tools.template_reader import TemplateReader
@@ -90,7 +90,8 @@ class ToolSupport:
             return None
         if self._template is not None:
             return TemplateReader(self._form, self._template)
-        return FamilyReader(self._form, only_at_start=has_form)
+        reader = FamilyReader(self._form, only_at_start=has_form)
+        return CallsOnly(reader) if use.mode is ToolMode.REQUIRED else reader
 
 
 def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:

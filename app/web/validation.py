@@ -39,7 +39,8 @@ def describe_body(model: type[BaseModel], error: ValidationError) -> DjinnError:
 
 def _refusal(problems: Iterable[tuple[str, str]]) -> DjinnError:
     described = list(problems)
-    sentences = [f"{field}: {words}" if field else words for field, words in described]
+    # Both forms that a field may have can say the same.
+    sentences = dict.fromkeys(f"{field}: {words}" if field else words for field, words in described)
     return FieldOutOfRange("; ".join(sentences), param=described[0][0] or None)
 
 

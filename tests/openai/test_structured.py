@@ -105,3 +105,10 @@ def test_a_grammar_that_takes_long_to_compile_stalls_no_other_call(sdk: openai.O
         longest = max(longest, time.monotonic() - began)
     assert "structured_outputs.json" in refused[0].message
     assert longest < 5
+
+
+def test_a_fault_of_both_forms_is_told_once(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.chat.completions.create(model=MODEL, messages=CHAT, extra_body={"structured_outputs": {"json": 5}})
+    assert caught.value.param == "structured_outputs.json"
+    assert caught.value.message.count("an object or a string") == 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat
-from app.tools.pieces import CallArguments, CallBegun, Content, Piece
+from app.tools.pieces import CallArguments, CallBegun, CallsOnly, Content, Piece
 from app.tools.reader import FamilyReader
 
 FORMATS = pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA], ids=lambda form: form.name)
@@ -215,3 +215,13 @@ def test_an_answer_of_another_form_has_no_calls() -> None:
     assert put_together([*reader.push(answer), *reader.finish()]) == (answer, [])
     reader = FamilyReader(HERMES, only_at_start=True)
     assert put_together([*reader.push(write([("f", "{}")], HERMES)), *reader.finish()]) == ("", [("f", "{}")])
+
+
+@FORMATS
+def test_calls_that_are_cut_anywhere_leave_no_text_where_only_calls_may_come(form: ToolFormat) -> None:
+    text = write([("add", '{"a": 3}')] * (2 if form.can_repeat else 1), form)
+    for end in range(len(text)):
+        reader = CallsOnly(FamilyReader(form))
+        content, calls = put_together([*reader.push(text[:end]), *reader.finish()])
+        assert content == ""
+        assert len(calls) == reader.calls

@@ -25,6 +25,13 @@ def test_a_required_call_is_one_that_the_tool_takes(sdk: openai.OpenAI, seed: in
     assert len(check_calls(choice.message)) == 1
 
 
+@pytest.mark.parametrize("max_tokens", [3, 14, 20])
+def test_a_required_call_that_is_cut_is_no_text(sdk: openai.OpenAI, max_tokens: int) -> None:
+    answer = sdk.chat.completions.create(**{**CALL, "max_tokens": max_tokens}, tool_choice="required")
+    assert answer.choices[0].finish_reason == "length"
+    assert not answer.choices[0].message.content
+
+
 def test_a_named_tool_is_the_one_that_is_called(sdk: openai.OpenAI) -> None:
     for name in SCHEMAS:
         chosen: Any = {"type": "function", "function": {"name": name}}
