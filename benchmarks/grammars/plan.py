@@ -34,5 +34,5 @@ class Plan:
     steps: int
 
 
-FULL = Plan(rounds=15, steps=40)
+FULL = Plan(rounds=10, steps=40)
 QUICK = Plan(rounds=2, steps=8)
