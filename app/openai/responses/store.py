@@ -72,7 +72,10 @@ class ResponseStore:
         return None if found is None or found[0].conversation.session.owner != owner else found
 
     def find(self, owner: str | None, response_id: str, *, param: str = "response_id") -> StoredResponse:
-        """The owner's response of that id. Raises `NotFound`, also for another owner's."""
+        """The owner's response of that id, which may still run. Raises `NotFound`, also for another owner's."""
+        running = self.find_running(owner, response_id)
+        if running is not None:
+            return running[0]
         found = self._responses.get(response_id)
         if found is None or found.is_deleted or found.conversation.session.owner != owner or found.conversation.is_dead:
             raise NotFound(f"no response {response_id[:100]}", param=param)
