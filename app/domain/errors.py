@@ -104,8 +104,8 @@ class SessionLimit(Busy, code="session_limit"):
 
     def __init__(self, limit: int, *, retry_after_s: int) -> None:
         super().__init__(
-            f"{limit} sessions are open, and no more may be: close some, or create them with ttl_s so that they close "
-            "by themselves",
+            f"{limit} sessions are open, and no more may be: close some with DELETE /v1/sessions/{{id}}, or create "
+            "them with ttl_s so that they close by themselves",
             retry_after_s=retry_after_s,
         )
 

@@ -18,6 +18,8 @@ from app.text.turn_reader import TurnReader
 
 UNNAMED = ""
 """The name of every session that a call without a name opened. No header can say it."""
+OF_RESPONSES = "\n"
+"""The name of every session that was opened for kept responses. No header can say it either."""
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.IDLE: frozenset({SessionState.QUEUED, SessionState.CLOSED}),
@@ -42,7 +44,7 @@ class Session:
     ttl_s: int | None = None
     residency: Residency = Residency.BEST_EFFORT
     name: str | None = None
-    """What `X-Session-ID` calls it, or `UNNAMED`; None: no such call opened it."""
+    """What `X-Session-ID` calls it, `UNNAMED` or `OF_RESPONSES`; None: no such call opened it."""
     ephemeral: bool = False
     """Whether it lives for one call only: it is not journaled."""
     phase: Phase = Phase.COMPUTE
@@ -50,7 +52,7 @@ class Session:
     kv: SessionMemory = field(default_factory=SessionMemory)
     """Where its KV is, by the engine's last word."""
     requests: int = 0
-    """Requests under way whose path names it."""
+    """Requests under way that need it: their path names it, or a response of it."""
     state: SessionState = SessionState.IDLE
     history: array[int] = field(default_factory=lambda: array("I"))
     usage: SessionUsage = field(default_factory=SessionUsage)
@@ -84,10 +86,10 @@ class Session:
 
     @property
     def gives_way(self) -> bool:
-        """Whether the server may close it for another: it is idle, a call without a name opened it, and no request is
-        under way. A client may know its id, from the header of an answer.
+        """Whether the server may close it for another: it is idle, no client named it, and no request is under way.
+        A client may know its id, from the header of an answer.
         """
-        return self.name == UNNAMED and self.state is SessionState.IDLE and not self.requests
+        return self.name in (UNNAMED, OF_RESPONSES) and self.state is SessionState.IDLE and not self.requests
 
     @property
     def pausing(self) -> list[str]:

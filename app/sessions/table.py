@@ -80,11 +80,8 @@ class SessionTable:
     def using(self, session_id: str, owner: str | None = None) -> Iterator[Session]:
         """The owner's session of that id, which does not give way meanwhile. Raises `NotFound`."""
         session = self.get(session_id, owner)
-        session.requests += 1
-        try:
+        with holding(session):
             yield session
-        finally:
-            session.requests -= 1
 
     def page(
         self,
@@ -144,6 +141,16 @@ class SessionTable:
 def new_session_id() -> SessionId:
     """A fresh id: the time in ns, so that ids sort by age, and 80 random bits, so that nobody can guess one."""
     return SessionId(f"ses_{time.time_ns():016x}{secrets.token_hex(10)}")
+
+
+@contextlib.contextmanager
+def holding(session: Session) -> Iterator[None]:
+    """Count a request that is under way: the session does not give way meanwhile."""
+    session.requests += 1
+    try:
+        yield
+    finally:
+        session.requests -= 1
 
 
 def has_expired(session: Session) -> bool:

@@ -31,6 +31,8 @@ class ResponseStore:
     """At most `limit` responses, but for those of the conversation that was used last. Used on the event loop only.
 
     The conversations that were not used for the longest time give way, with the sessions that were opened for them.
+    A session that closes takes its responses along: from then on they are not found, and the next one that is kept
+    frees their memory.
     """
 
     def __init__(self, registry: SessionRegistry, journal: Journal | None, *, limit: int) -> None:
@@ -41,8 +43,8 @@ class ResponseStore:
         """By id; the one that was used last is the last."""
         self._responses: dict[str, StoredResponse] = {}
         self._running: dict[str, tuple[StoredResponse, Turn]] = {}
-        self._items: dict[tuple[str | None, str], AnyItem] = {}
-        """By owner and id."""
+        self._items: dict[tuple[str | None, str], tuple[Conversation, AnyItem]] = {}
+        """By owner and id, with the conversation of each."""
 
     def restore(self, sessions: Iterable[Session]) -> None:
         """Take in what the journal has of these sessions, before the journal is started."""
@@ -72,7 +74,10 @@ class ResponseStore:
         return None if found is None or found[0].conversation.session.owner != owner else found
 
     def find(self, owner: str | None, response_id: str, *, param: str = "response_id") -> StoredResponse:
-        """The owner's response of that id. Raises `NotFound`, also for another owner's."""
+        """The owner's response of that id, which may still run. Raises `NotFound`, also for another owner's."""
+        running = self.find_running(owner, response_id)
+        if running is not None:
+            return running[0]
         found = self._responses.get(response_id)
         if found is None or found.is_deleted or found.conversation.session.owner != owner or found.conversation.is_dead:
             raise NotFound(f"no response {response_id[:100]}", param=param)
@@ -81,9 +86,9 @@ class ResponseStore:
     def find_item(self, owner: str | None, item_id: str) -> AnyItem:
         """The owner's item of that id, of any response that is kept. Raises `NotFound`."""
         found = self._items.get((owner, item_id))
-        if found is None:
+        if found is None or found[0].is_dead:
             raise NotFound(f"no item {item_id[:100]}", param="input")
-        return found
+        return found[1]
 
     def keep(self, response: StoredResponse) -> None:
         """Keep a response that is over, and journal it without waiting. One whose session has closed is not kept."""
@@ -117,8 +122,9 @@ class ResponseStore:
         response.conversation.add(response)
         self._responses[response.answer.id] = response
         if not response.is_deleted:
-            owner = response.conversation.session.owner
-            self._items.update({(owner, item.id): item for item in (*response.input, *response.answer.output)})
+            conversation = response.conversation
+            for item in (*response.input, *response.answer.output):
+                self._items[conversation.session.owner, item.id] = conversation, item
 
     def _note(self, response: StoredResponse, *, with_items_before: bool) -> None:
         if self._journal is None:

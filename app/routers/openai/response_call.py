@@ -19,7 +19,8 @@ from app.routers.dependencies import Services
 from app.routers.openai.call import check_model
 from app.routers.openai.response_run import ResponseRun
 from app.sessions.bound.sessions import IDLE_TTL_S
-from app.sessions.session import Session
+from app.sessions.session import OF_RESPONSES, Session
+from app.sessions.table import holding
 from app.sessions.turns import TurnRequest
 from app.tools.definitions import ToolUse
 from app.tools.support import turn_grammar
@@ -47,13 +48,14 @@ class ResponseCall:
         services = self._services
         ignored.read(body)
         check_model(services, body.model)
-        before, new = self._items(body)
+        before, new = self._items(body, cleanup)
         use, support = body.to_tool_use(), services.tool_support
         token_ids = await asyncio.to_thread(self._prompt, body, [*before, *new], use)
         request = await self._request(body, token_ids, use, cleanup)
         response = ResponseObject.begin(body, new_id("resp"), int(time.time()))
         with ExitStack() as undo:  # from here on nothing waits, so no other call takes the session
             conversation = self._conversation(body, response.id, before, undo)
+            cleanup.enter_context(holding(conversation.session))  # until the response is kept
             reader = services.sessions.turns.start(conversation.session, request, cleanup)
             undo.pop_all()
         if not conversation.is_kept:
@@ -62,9 +64,11 @@ class ResponseCall:
         writer = ResponseWriter(response, services.tokens, support.reader(use, has_form=body.to_grammar() is not None))
         return ResponseRun(services, stored, reader, writer, cleanup)
 
-    def _items(self, body: ResponseBody) -> tuple[list[AnyItem], list[AnyItem]]:
-        """Those of the conversation so far, and those of the request."""
+    def _items(self, body: ResponseBody, cleanup: AsyncExitStack) -> tuple[list[AnyItem], list[AnyItem]]:
+        """Those of the conversation so far, whose session stays until `cleanup` unwinds, and those of the request."""
         previous = self._previous(body)
+        if previous is not None:
+            cleanup.enter_context(holding(previous.conversation.session))
         before = [] if previous is None else previous.context
         new = body.items(lambda item_id: self._services.responses.find_item(self._owner, item_id))
         check_calls(before, new)
@@ -129,7 +133,7 @@ class ResponseCall:
         if self._session_name is not None:
             session = services.bound_sessions.open(self._owner, self._session_name, metadata=labels)
         elif body.store:
-            session = services.sessions.create(self._owner, metadata=labels, ttl_s=IDLE_TTL_S)
+            session = services.sessions.create(self._owner, metadata=labels, ttl_s=IDLE_TTL_S, name=OF_RESPONSES)
         else:
             session = services.sessions.create(self._owner, metadata=labels, ephemeral=True)
         undo.callback(services.sessions.drop, session)

@@ -41,8 +41,7 @@ async def get_response(
     """A response as it is now."""
     if query.stream:
         raise FieldOutOfRange("stream: must be false, the events of a response are not kept", param="stream")
-    running = services.responses.find_running(owner, response_id)
-    return running[0].answer if running is not None else services.responses.find(owner, response_id).answer
+    return services.responses.find(owner, response_id).answer
 
 
 @router.delete("", operation_id="deleteResponse", responses=ERRORS)
@@ -73,9 +72,7 @@ async def list_input_items(
     response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ItemsQuery, Query()]
 ) -> ItemList:
     """The items of a response's own input, in pages. Those of the responses before it are theirs."""
-    running = services.responses.find_running(owner, response_id)
-    stored = running[0] if running is not None else services.responses.find(owner, response_id)
-    items = list(stored.input)
+    items = list(services.responses.find(owner, response_id).input)
     if query.order == "desc":
         items.reverse()
     return ItemList.page(_after(items, query.after), limit=query.limit)

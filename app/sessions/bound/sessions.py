@@ -9,7 +9,7 @@ from app.domain.errors import NotFound
 from app.domain.histories import common_prefix
 from app.domain.values import SessionState
 from app.sessions.registry import SessionRegistry
-from app.sessions.session import UNNAMED, Session
+from app.sessions.session import OF_RESPONSES, UNNAMED, Session
 
 IDLE_TTL_S = 24 * 3600
 """Seconds. Clients make up names and never close their sessions; without a limit they would fill the server."""
@@ -26,7 +26,7 @@ class BoundSessions:
     def __init__(self, registry: SessionRegistry, restored: Iterable[Session]) -> None:
         """`restored` are sessions from before a restart; those that have a name keep it."""
         self._registry = registry
-        self._bound = {_key(session): session for session in restored if session.name is not None}
+        self._bound = {_key(session): session for session in restored if session.name not in (None, OF_RESPONSES)}
 
     def find(self, owner: str | None, name: str) -> Session | None:
         """The owner's session of that id, or the one opened under that name.

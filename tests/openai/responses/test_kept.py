@@ -82,6 +82,18 @@ def test_a_running_response_can_be_cancelled(sdk: openai.OpenAI, http: httpx.Cli
     assert sdk.responses.create(**GREEDY, input="Two", previous_response_id=before.id).status == "incomplete"
 
 
+def test_a_running_response_cannot_be_continued(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    with sdk.responses.create(**LONG, stream=True) as stream:
+        created: Any = next(iter(stream))
+        running = created.response.id
+        body = {"model": MODEL, "input": "x", "previous_response_id": running}
+        for store in (True, False):
+            refused = http.post("/v1/responses", json={**body, "store": store})
+            message = assert_error(refused, 400, "field_out_of_range", param="previous_response_id")
+            assert "in_progress" in message
+        assert sdk.responses.retrieve(running).status == "in_progress"
+
+
 def test_a_client_that_goes_away_cancels_its_response(sdk: openai.OpenAI) -> None:
     with sdk.responses.create(**LONG, stream=True) as stream:
         created: Any = next(iter(stream))

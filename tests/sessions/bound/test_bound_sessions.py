@@ -11,7 +11,7 @@ from app.domain.errors import SessionLimit
 from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
 from app.sessions.bound.sessions import IDLE_TTL_S, UNNAMED_TTL_S
-from app.sessions.session import Session
+from app.sessions.session import OF_RESPONSES, Session
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, finish, start_turn
 
@@ -72,6 +72,12 @@ async def test_a_session_that_a_client_named_is_found_by_that_name_only(services
     named = await spoken(services, list(range(3, 43)), name="agent")
     assert services.bound_sessions.find_continued("me", [*named.history, 70]) is None
     assert services.bound_sessions.find("me", "agent") is named
+
+
+async def test_the_session_of_kept_responses_is_not_found(services: Services) -> None:
+    session = services.sessions.create("me", name=OF_RESPONSES)
+    await finish(start_turn(services.sessions, session, [3, 4, 5], GREEDY, StopRule(max_tokens=8, min_tokens=8)))
+    assert services.bound_sessions.find_continued("me", [*session.history, 70]) is None
 
 
 async def test_a_session_that_would_pause_is_not_found_until_its_breakpoint_is_gone(services: Services) -> None:

@@ -1,0 +1,137 @@
+"""Kept responses at `--max-sessions`: the sessions of idle ones give way, and nothing is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from app.domain.errors import NotFound, SessionLimit
+from app.openai.responses.body import ResponseBody
+from app.openai.responses.memory import UnstoredConversation
+from app.routers.openai.response_call import ResponseCall
+from app.wire.extras.ignored_fields import IgnoredFields
+from tests.errors import assert_error
+from tests.openai.conftest import MODEL
+from tests.openai.reference import Reference
+from tests.openai.responses.asking import CALLING, GREEDY, LONG
+from tests.serving import running_services, serve
+
+ServeSmall = Callable[..., tuple[openai.OpenAI, httpx.Client]]
+
+
+@pytest.fixture
+def serve_small(reference: Reference) -> Iterator[ServeSmall]:
+    """Starts a server with changed settings; returns two clients of it."""
+    with ExitStack() as ends:
+
+        def start(**changed: Any) -> tuple[openai.OpenAI, httpx.Client]:
+            url = ends.enter_context(serve(model=str(reference.folder), **changed))
+            sdk = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
+            return ends.enter_context(sdk), ends.enter_context(httpx.Client(base_url=url, timeout=30))
+
+        yield start
+
+
+def status_of(http: httpx.Client, response: Any) -> int:
+    return http.get(f"/v1/responses/{response.id}").status_code
+
+
+def test_the_response_that_was_unused_for_longest_gives_way(serve_small: ServeSmall) -> None:
+    sdk, http = serve_small(max_sessions=3)
+    first, *others = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(4)]
+    assert_error(http.get(f"/v1/responses/{first.id}"), 404, "not_found", param="response_id")
+    body = {"model": MODEL, "input": "x", "previous_response_id": first.id}
+    assert_error(http.post("/v1/responses", json=body), 404, "not_found", param="previous_response_id")
+    assert [status_of(http, each) for each in others] == [200] * 3
+    sdk.responses.create(**GREEDY, input="Again", previous_response_id=others[0].id)
+    sdk.responses.create(**GREEDY, input="Last")
+    assert [status_of(http, each) for each in others] == [200, 404, 200]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_responses_give_way_to_calls_of_other_routes(serve_small: ServeSmall, path: str) -> None:
+    sdk, http = serve_small(max_sessions=2)
+    first, second = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(2)]
+    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
+    assert http.post(path, json=body).status_code == 200
+    assert [status_of(http, each) for each in (first, second)] == [404, 200]
+    reference = {"model": MODEL, "input": [{"type": "item_reference", "id": first.output[0].id}]}
+    assert_error(http.post("/v1/responses", json=reference), 404, "not_found", param="input")
+
+
+def test_a_running_response_stays(serve_small: ServeSmall) -> None:
+    sdk, http = serve_small(max_sessions=2)
+    idle = sdk.responses.create(**GREEDY, input="Idle")
+    with sdk.responses.create(**LONG, stream=True) as stream:
+        created: Any = next(iter(stream))
+        younger = sdk.responses.create(**GREEDY, input="Younger")
+        assert [status_of(http, each) for each in (idle, younger)] == [404, 200]
+        assert http.post("/v1/sessions").status_code == 201
+        assert_error(http.post("/v1/sessions"), 429, "session_limit")
+        assert sdk.responses.retrieve(created.response.id).status == "in_progress"
+
+
+async def test_a_response_stays_until_it_is_kept() -> None:
+    async with running_services(max_sessions=1) as services, AsyncExitStack() as cleanup:
+        body = ResponseBody.model_validate({"model": services.info.name, "input": "x", "max_output_tokens": 4})
+        call = ResponseCall(services, None, UnstoredConversation(services.sessions))
+        run = await call.start(body, IgnoredFields(strict=False), cleanup)
+        events = run.events()
+        async for event in events:
+            if event["type"] == "response.output_text.done":
+                break
+        with pytest.raises(SessionLimit):
+            services.sessions.create()
+        assert [event["type"] async for event in events][-1] == "response.incomplete"
+        assert services.responses.find(None, run.response.id).answer is run.response
+        services.sessions.create()
+        with pytest.raises(NotFound):
+            services.responses.find(None, run.response.id)
+
+
+def test_a_conversation_never_gives_way_to_its_own_branch(serve_small: ServeSmall) -> None:
+    sdk, http = serve_small(max_sessions=2)
+    first = sdk.responses.create(**GREEDY, input="One")
+    second = sdk.responses.create(**GREEDY, input="Two", previous_response_id=first.id)
+    other = sdk.responses.create(**GREEDY, input="Other")
+    branch = sdk.responses.create(**GREEDY, input="Branch", previous_response_id=first.id)
+    assert [status_of(http, each) for each in (first, second, other, branch)] == [200, 200, 404, 200]
+
+
+def test_a_response_that_waits_for_functions_gives_way_last(serve_small: ServeSmall) -> None:
+    sdk, http = serve_small(max_sessions=2)
+    calling = sdk.responses.create(**CALLING, input="Look it up")
+    younger = [sdk.responses.create(**GREEDY, input=f"Number {number}") for number in range(2)]
+    assert [status_of(http, each) for each in (calling, *younger)] == [200, 404, 200]
+
+
+def test_a_response_in_a_session_that_the_client_named_stays(serve_small: ServeSmall) -> None:
+    sdk, http = serve_small(max_sessions=1)
+    named = sdk.responses.create(**GREEDY, input="One", extra_headers={"X-Session-ID": "mine"})
+    refused = http.post("/v1/responses", json={"model": MODEL, "input": "x"})
+    assert "DELETE /v1/sessions/{id}" in assert_error(refused, 429, "session_limit")
+    assert status_of(http, named) == 200
+
+
+def test_responses_give_way_after_a_restart_and_stay_gone(tmp_path: Path) -> None:
+    state: Any = {"max_sessions": 2, "state_dir": tmp_path}
+    with serve(**state) as url:
+        first, second = [kept(url, f"Number {number}") for number in range(2)]
+    with serve(**state) as url:
+        third = kept(url, "Number 2")
+    with serve(**state) as url, httpx.Client(base_url=url, timeout=30) as http:
+        found = [http.get(f"/v1/responses/{each}").status_code for each in (first, second, third)]
+    assert found == [404, 200, 200]
+
+
+def kept(url: str, text: str) -> str:
+    """The id of a new response."""
+    body = {"model": "tiny-llama", "input": text, "max_output_tokens": 1}
+    answer = httpx.post(f"{url}/v1/responses", json=body, timeout=30).raise_for_status()
+    return str(answer.json()["id"])
