@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import threading
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from app.domain.errors import FieldOutOfRange
-from app.web.server import bind
+from app.main import load_app
+from app.web.server import Server, bind
 from tests.processes import serve_process
+from tests.serving import START_TIMEOUT_S, tiny_settings
 
 
 async def test_small_answers_are_not_held_back() -> None:
@@ -40,3 +45,22 @@ def test_a_server_that_was_killed_under_a_client_comes_back_on_its_port(tmp_path
         with serve_process(tmp_path / "state", "--port", server.url.rpartition(":")[2]) as again:
             assert again.url == server.url
             assert httpx.get(f"{again.url}/health").status_code == 200
+
+
+def test_a_full_collection_of_garbage_passes_over_what_the_server_started_with() -> None:
+    """It stops every turn as long as it lasts, and goes through all objects that are not frozen."""
+    gc.unfreeze()
+    server = Server(load_app(tiny_settings()))
+    with bind("127.0.0.1", 0) as bound:
+        thread = threading.Thread(target=server.run, args=([bound],))
+        before = len(gc.get_objects())
+        thread.start()
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not gc.get_freeze_count() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert len(gc.get_objects()) < before / 10
+        finally:
+            server.should_exit = True
+            thread.join(START_TIMEOUT_S)
+    assert not thread.is_alive()
