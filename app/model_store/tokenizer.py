@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.errors import BrokenModel
+from app.model_store.model_tokenizer import ModelTokenizer
+from app.model_store.saved import is_saved, read_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
     from app.model_store.resolve import ResolvedModel
 
+_GENERATION = "generation_config.json"
 
-def load_tokenizer(model: ResolvedModel) -> PreTrainedTokenizerFast:
+
+def load_tokenizer(model: ResolvedModel) -> ModelTokenizer:
     """The tokenizer in the model's folder, or the byte-level one if its weights are random.
 
     Raises BrokenModel if the folder has no tokenizer that the `tokenizers` library can run.
     """
     if model.folder is None:
-        return byte_tokenizer(model.config.vocab_size)
+        return ModelTokenizer.of(byte_tokenizer(model.config.vocab_size))
+    return _load_stored(model.folder)
+
+
+@lru_cache(maxsize=1)
+def _load_stored(folder: Path) -> ModelTokenizer:
+    """Kept, because those who cut text and those who hold it to a grammar share it: reading it takes a while."""
+    if is_saved(folder):
+        return read_tokenizer(folder)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model.folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise BrokenModel(f"Transformers cannot read the tokenizer in {model.folder}: {error}") from error
+        raise BrokenModel(f"Transformers cannot read the tokenizer in {folder}: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise BrokenModel(f"the tokenizer in {model.folder} is not one of the tokenizers library")
-    return tokenizer
+        raise BrokenModel(f"the tokenizer in {folder} is not one of the tokenizers library")
+    return ModelTokenizer.of(tokenizer)
 
 
-def eos_token_ids(model: ResolvedModel, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """What generation_config.json (or, without one, config.json) and the tokenizer call the end of a turn."""
-    from transformers import GenerationConfig
+def eos_token_ids(model: ResolvedModel, tokenizer: ModelTokenizer) -> frozenset[int]:
+    """What generation_config.json (or, without one, config.json) and the tokenizer call the end of a turn.
 
-    source: Any = model.config
-    if model.folder is not None and (model.folder / "generation_config.json").is_file():
-        source = GenerationConfig.from_pretrained(model.folder, local_files_only=True)
-    listed = source.eos_token_id if isinstance(source.eos_token_id, list) else [source.eos_token_id]
-    return frozenset(token_id for token_id in [*listed, tokenizer.eos_token_id] if token_id is not None)
+    Raises BrokenModel for a generation_config.json that cannot be read.
+    """
+    stored: Any = model.config.eos_token_id
+    if model.folder is not None and (model.folder / _GENERATION).is_file():
+        try:
+            stored = json.loads((model.folder / _GENERATION).read_text()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise BrokenModel(f"cannot read {model.folder / _GENERATION}: {error}") from error
+    listed = stored if isinstance(stored, list) else [stored]
+    return frozenset(token_id for token_id in [*listed, tokenizer.facts.eos_token_id] if token_id is not None)

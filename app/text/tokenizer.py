@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
 
 from app.domain.errors import MalformedRequest
 from app.model_store.byte_tokenizer import byte_alphabet
 from app.model_store.errors import BrokenModel
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.tokenizer import eos_token_ids, load_tokenizer
+from app.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
     from app.model_store.resolve import ResolvedModel
 
 _BYTE_OF = {character: byte for byte, character in enumerate(byte_alphabet())}
@@ -29,9 +28,9 @@ class Tokens:
     Encoding takes about a microsecond per character; a long text goes to `asyncio.to_thread`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, eos_token_ids: frozenset[int]) -> None:
-        self._templates = tokenizer
-        self._backend: Tokenizer = tokenizer.backend_tokenizer
+    def __init__(self, tokenizer: ModelTokenizer, eos_token_ids: frozenset[int]) -> None:
+        facts = tokenizer.facts
+        self._backend = tokenizer.backend
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
@@ -41,12 +40,13 @@ class Tokens:
             raise BrokenModel("the tokenizer is neither byte-level nor of the SentencePiece kind")
         self.drops_first_space = self._decodes(["▁a"], "a")
         self.eos_token_ids = eos_token_ids
-        self.bos_token_id: int | None = tokenizer.bos_token_id
+        self.bos_token_id = facts.bos_token_id
         self.vocab_size: int = self._backend.get_vocab_size()
-        self.chat_template = _template_source(tokenizer)
-        """Source of the model's chat template; None: it has none."""
-        self.response_template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
-        """How the checkpoint says that its answers are read."""
+        plain, self.chat_template = _template_sources(facts.chat_template)
+        """Source of the model's chat template, of several that for tools; None: it has none."""
+        self._plain = None if plain is None else ChatTemplate(plain, facts.special_tokens)
+        self._for_tools = None if self.chat_template is None else ChatTemplate(self.chat_template, facts.special_tokens)
+        self.response_template = facts.response_template
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; `add_special_tokens` puts around it what the model expects (often a BOS).
@@ -89,22 +89,20 @@ class Tokens:
         `continue_final_message` leaves the last message open instead. Raises MalformedRequest if there is no template
         or the template rejects the messages.
         """
-        if self.chat_template is None:
+        template = self._for_tools if tools else self._plain
+        if template is None:
             raise MalformedRequest("this model has no chat template; send a prompt instead", param="messages")
         if not messages:
             raise MalformedRequest("messages must hold at least one message", param="messages")
         try:
-            text: Any = self._templates.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
+            return template.render(
+                messages,
+                tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise MalformedRequest(f"the model's chat template: {error}", param="messages") from error
-        rendered: str = text
-        return rendered
 
     def special_id(self, text: str) -> int | None:
         """The special token that `text` is the name of; None if it is none."""
@@ -137,10 +135,12 @@ class Tokens:
         return decoder is not None and decoder.decode(tokens) == text
 
 
-def _template_source(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Of several templates, the one for tools, as Transformers chooses where a chat has some."""
-    templates: str | dict[str, str] | None = tokenizer.chat_template
-    return templates.get("tool_use", templates.get("default")) if isinstance(templates, dict) else templates
+def _template_sources(templates: str | Mapping[str, str] | None) -> tuple[str | None, str | None]:
+    """The template for chats without tools and that for chats with some, as Transformers chooses them."""
+    if templates is None or isinstance(templates, str):
+        return templates, templates
+    plain = templates.get("default")
+    return plain, templates.get("tool_use", plain)
 
 
 def load_tokens(model: ResolvedModel) -> Tokens:

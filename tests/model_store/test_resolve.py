@@ -10,7 +10,7 @@ import pytest
 
 from app.domain.errors import UnknownModel
 from app.model_store.errors import BrokenModel
-from app.model_store.gguf import convert_gguf
+from app.model_store.gguf.index import weight_files
 from app.model_store.resolve import resolve
 from tests.model_store.conftest import TinyModel
 
@@ -32,7 +32,7 @@ except DjinnError as error:
 def folder(tiny: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("local") / "my-model"
     folder.mkdir()
-    convert_gguf(tiny.gguf, folder)
+    tiny.model.save_pretrained(folder)
     return folder
 
 
@@ -52,7 +52,7 @@ def test_gguf_file(tiny: TinyModel, tmp_path: Path) -> None:
     model = resolve(str(tiny.gguf), cache_dir=tmp_path)
     assert model.name == "tiny"
     assert model.folder is not None
-    assert (model.folder / "model.safetensors").is_file()
+    assert weight_files(model.folder) == [tiny.gguf]
 
 
 @pytest.mark.parametrize("spec", ["smollm", "no/such/folder", "", "random:huge"])

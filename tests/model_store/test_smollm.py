@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from app.model_store.resolve import resolve
+from app.model_store.export import export_model
+from app.settings import Settings
 
 pytestmark = pytest.mark.model
 
 
 def test_it_knows_the_capital_of_france() -> None:
-    cache = Path(os.environ.get("DJINN_CACHE_DIR", "~/.cache/djinn"))
-    folder = str(resolve("smollm2-135m-instruct", cache_dir=cache).folder)
+    folder = export_model("smollm2-135m-instruct", Settings().cache_dir)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]

@@ -1,4 +1,4 @@
-"""A small Llama and the GGUF file that llama.cpp's own converter would make of it."""
+"""Small models and the GGUF files that llama.cpp's own converter would make of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TensorNameMap
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, TensorNameMap
 from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer, models, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -51,6 +51,21 @@ def tiny_llama(vocab_size: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+def tiny_model(model_type: str, vocab_size: int) -> Any:
+    """A model like `tiny_llama`, of another family. Biases and norms are random too."""
+    torch.manual_seed(0)
+    fields: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if model_type != "gpt2":
+        fields |= {"intermediate_size": 96, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    config = AutoConfig.for_model(model_type, vocab_size=vocab_size, tie_word_embeddings=True, **fields)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.normal_()
+    return model.eval()
+
+
 def rounded(model: LlamaForCausalLM, kind: GGMLQuantizationType) -> LlamaForCausalLM:
     """A copy of `model` with the weights that it has after quantisation to `kind` and back."""
     copy = deepcopy(model)
@@ -63,31 +78,42 @@ def rounded(model: LlamaForCausalLM, kind: GGMLQuantizationType) -> LlamaForCaus
 
 def write_gguf(
     path: Path,
-    model: LlamaForCausalLM,
+    model: Any,
     tokenizer: Tokenizer,
     *,
     split: str = "smollm",
     without: str = "",
+    extra: str = "",
     rope_scaling: str | None = None,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
 ) -> None:
-    """Write `model`, its matrices as `kind`. `without` leaves out one tensor; the others go into the metadata."""
+    """Write `model`, its matrices as `kind`. `without` leaves out one tensor and `extra` adds one; the others go into
+    the metadata.
+    """
     config: Any = model.config
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, config.model_type)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    if config.model_type == "gpt2":
+        writer.add_feed_forward_length(4 * config.hidden_size)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(getattr(config, "head_dim", config.hidden_size // config.num_attention_heads))
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "llama":
+        writer.add_rope_dimension_count(config.head_dim)
     if rope_scaling is not None:
         writer.add_string("llama.rope.scaling.type", rope_scaling)
     _add_tokenizer(writer, tokenizer, split)
     _add_tensors(writer, model, without, kind)
+    if extra:
+        writer.add_tensor(extra, np.ones(8, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -108,18 +134,22 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, split: str) -> None
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _add_tensors(writer: GGUFWriter, model: LlamaForCausalLM, without: str, kind: GGMLQuantizationType) -> None:
+def _add_tensors(writer: GGUFWriter, model: Any, without: str, kind: GGMLQuantizationType) -> None:
     config: Any = model.config
-    names = TensorNameMap(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == config.model_type)
+    names = TensorNameMap(arch, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name in ("lm_head.weight", without):
             continue
         values = tensor.numpy()
-        if name.endswith("q_proj.weight"):
+        llama = config.model_type == "llama"
+        if llama and name.endswith("q_proj.weight"):
             values = _interleave(values, config.num_attention_heads)
-        if name.endswith("k_proj.weight"):
+        if llama and name.endswith("k_proj.weight"):
             values = _interleave(values, config.num_key_value_heads)
-        gguf_name = names.get_name(name, try_suffixes=(".weight",))
+        if ".c_" in name and name.endswith(".weight"):  # GPT-2's, stored [in, out]
+            values = np.ascontiguousarray(values.T)
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None
         if values.ndim == 2 and kind != GGMLQuantizationType.F32:
             writer.add_tensor(gguf_name, quantize(values, kind), raw_dtype=kind)

@@ -15,6 +15,7 @@ from app.domain.errors import EngineError, NotDurable
 from app.domain.values import FinishReason, Ticket, TokenLogprobs, TurnUsage
 from app.messages import Failed, Started, Token, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.text.detokenizer import Detokenizer
 from app.text.generation import StopMatcher, TextChunk, TextItem, TextTurn
 from app.text.tokenizer import Tokens
@@ -25,7 +26,7 @@ PROMPT_TOKENS = 7
 
 @pytest.fixture(scope="module")
 def tokens() -> Tokens:
-    return Tokens(byte_tokenizer(512), frozenset({257}))
+    return Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset({257}))
 
 
 def search(text: str, stops: Sequence[str]) -> int | None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
+from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
 from app.routers.prompts import following_token_ids, new_token_ids
 from app.settings import Settings
@@ -91,8 +93,10 @@ def test_a_template_that_drops_earlier_replies_is_no_bug_of_the_server(
     assert refused.value.param == "messages"
 
 
-def test_messages_without_a_chat_template_are_refused(monkeypatch: pytest.MonkeyPatch, byte_tokens: Tokens) -> None:
-    monkeypatch.setattr(byte_tokens, "chat_template", None)
+def test_messages_without_a_chat_template_are_refused() -> None:
+    tokenizer = byte_tokenizer(512)
+    tokenizer.chat_template = None
+    byte_tokens = Tokens(ModelTokenizer.of(tokenizer), frozenset())
     messages = [{"role": "user", "content": "hi"}]
     for history in ([], [1]):
         with pytest.raises(MalformedRequest, match="chat template"):

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from app.domain.errors import MalformedRequest
 from app.model_store.byte_tokenizer import EOS_ID, IM_END_ID, byte_tokenizer
 from app.model_store.errors import BrokenModel
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import ResolvedModel
 from app.model_store.shapes import shape_config
 from app.text.tokenizer import Tokens, load_tokens
@@ -73,7 +74,7 @@ def test_a_template_without_end_rejects_the_messages() -> None:
     tokenizer = byte_tokenizer(300)
     tokenizer.chat_template = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
     with pytest.raises(MalformedRequest, match="recursion") as caught:
-        Tokens(tokenizer, frozenset()).chat_text([{"role": "user", "content": "hi"}])
+        Tokens(ModelTokenizer.of(tokenizer), frozenset()).chat_text([{"role": "user", "content": "hi"}])
     assert caught.value.param == "messages"
 
 
@@ -89,7 +90,7 @@ def test_end_of_turn_tokens_of_a_random_model() -> None:
 def test_decoder_of_another_kind_is_refused() -> None:
     backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(BrokenModel, match="neither byte-level"):
-        Tokens(PreTrainedTokenizerFast(tokenizer_object=backend), frozenset())
+        Tokens(ModelTokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend)), frozenset())
 
 
 def test_folder_without_a_tokenizer(tmp_path: Path) -> None:

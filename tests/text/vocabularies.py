@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import ResolvedModel
 from app.model_store.shapes import shape_config
 from app.text.tokenizer import Tokens, load_tokens
@@ -27,7 +28,7 @@ def _merging() -> Tokens:
     backend.train_from_iterator(CORPUS, trainer)
     backend.add_tokens([AddedToken("<思>", special=False)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    return Tokens(tokenizer, frozenset({0}))
+    return Tokens(ModelTokenizer.of(tokenizer), frozenset({0}))
 
 
 def _byte_fallback() -> Tokens:
@@ -41,7 +42,7 @@ def _byte_fallback() -> Tokens:
     )
     backend.add_special_tokens(["<s>", "</s>"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    return Tokens(tokenizer, frozenset({2}))
+    return Tokens(ModelTokenizer.of(tokenizer), frozenset({2}))
 
 
 MERGING, BYTE_FALLBACK = _merging(), _byte_fallback()

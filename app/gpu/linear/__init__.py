@@ -1,23 +1,32 @@
 """Dense layers: which kind a device multiplies fastest, and keeps a row's bits where that is asked for."""
 
-import torch
+from functools import partial
 
-from app.gpu.linear.base import MakeLinear
-from app.gpu.linear.dense import DenseLinear
+import torch
+from torch import Tensor
+
+from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.dense import DenseLinear, TritonLinear
+from app.gpu.linear.matrix import Matrix, dense_of
 from app.gpu.linear.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from app.gpu.linear.tiled import tiled_maker
-from app.gpu.linear.triton import TritonLinear
+
+
+def sums_rows_alike(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool) -> bool:
+    """Whether layers of `linear_maker` give a row the same bits in any batch: panels do so by themselves."""
+    return batch_invariant or (device.type == "cpu" and dtype is torch.float32)
 
 
 def linear_maker(device: torch.device, dtype: torch.dtype, *, streamed: bool, batch_invariant: bool) -> MakeLinear:
-    """The fastest layers for weights of `dtype` that stay on `device`, or are `streamed` to it. Their results have the
-    same bits in either case.
+    """The fastest layers that compute in `dtype` with weights that stay on `device`, or are `streamed` to it. Their
+    results have the same bits in either case. Weights of another type are multiplied as they are where the layers can,
+    and converted when the layer is made where they cannot.
 
     With `batch_invariant` they give a row the same bits in any batch; making one raises FieldOutOfRange where that
     cannot be.
     """
     if device.type == "cuda":
-        return TritonLinear if batch_invariant else DenseLinear
+        return partial(_convert, TritonLinear if batch_invariant else DenseLinear, dtype)
     if dtype is torch.float32:
         from app.gpu.linear.panels import PanelLinear  # imports Numba, which only a CPU needs
 
@@ -25,4 +34,9 @@ def linear_maker(device: torch.device, dtype: torch.dtype, *, streamed: bool, ba
     fastest: MakeLinear = DenseLinear
     if onednn_multiplies(dtype):
         fastest = StoredLinear if streamed else PackedLinear
-    return tiled_maker(fastest) if batch_invariant else fastest
+    return partial(_convert, tiled_maker(fastest) if batch_invariant else fastest, dtype)
+
+
+def _convert(make: MakeLinear, dtype: torch.dtype, weight: Matrix, bias: Tensor | None = None) -> Linear:
+    """The layer of `weight` as `dtype`, where the bias is."""
+    return make(dense_of(weight).to(dtype), bias)

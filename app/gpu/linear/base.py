@@ -1,9 +1,11 @@
-"""Dense layers `y = x W^T + b`, whichever layout the weight has and wherever it is."""
+"""Dense layers `y = x W^T + b`, whichever type and layout the weight has and wherever it is."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from app.gpu.linear.matrix import Matrix
 from app.gpu.linear.weight import Weight
 
 
@@ -13,21 +15,31 @@ class Linear(Protocol):
     in_features: int
     out_features: int
 
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The tensors that the layer computes with, dense, each in the layout in which it multiplies them: whoever
+        stores or moves a layer's weights, does so with these.
+        """
+        ...
+
     def __call__(self, x: Tensor) -> Tensor:
-        """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype of the weight."""
+        """`[tokens, in_features]` to `[tokens, out_features]`, both in the dtype that the model computes in."""
         ...
 
 
 class MakeLinear(Protocol):
     """How a model's dense layers are made."""
 
-    def __call__(self, weight: Weight, bias: Weight | None = None) -> Linear:
-        """The layer for `weight` `[out, in]` and `bias` `[out]`, which may be on `meta`. Afterwards `weight` holds the
-        tensor in the layout in which the layer multiplies it: whoever stores or moves it, does so with that.
-        """
+    def __call__(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        """The layer for `weight` `[out, in]` and `bias` `[out]`, which may be on `meta`."""
         ...
 
 
-def tensor_of(bias: Weight | None) -> Tensor | None:
-    """The bias, if there is one."""
-    return None if bias is None else bias.tensor
+def cells(weight: Tensor, bias: Tensor | None) -> list[Weight]:
+    """The weight, and the bias if there is one."""
+    return [Weight(weight)] if bias is None else [Weight(weight), Weight(bias)]
+
+
+def bias_of(weights: Sequence[Weight]) -> Tensor | None:
+    """The bias among `cells`, if there is one."""
+    return weights[1].tensor if len(weights) > 1 else None

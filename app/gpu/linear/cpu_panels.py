@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,20 +15,25 @@ from app.gpu.cpu.compile import c_function, inlined
 from app.gpu.cpu.intrinsics import fetch_add, pointer
 from app.gpu.cpu.openmp import run_on_torch_threads
 from app.gpu.cpu.reading import PART_BYTES, read_part
-from app.gpu.linear.cpu_tile import COLUMNS, PANEL, ROWS, make_tile
+from app.gpu.linear.cpu_product import multiply_panel
+from app.gpu.linear.cpu_weights import PANEL
+from app.gpu.linear.packing import PanelFormat
+
+_MakeKernel = Callable[[Any], Callable[[int], None]]
 
 
 class _Arguments(ctypes.Structure):
     """What the kernels read. `x` `[rows, inputs]` has rows `x_bytes` apart; `out` `[rows, panels * PANEL]` is dense.
 
-    `next_part` counts the parts of `part` panels that threads have drawn. `weight` is an address, or an offset in
-    `file`; then each thread reads its parts into memory of its own: `next_thread` counts those that have theirs in
-    `scratch`, where there is room for `threads`. `short` is 1 if the file has ended early.
+    `next_part` counts the parts of `part` panels of `panel_bytes` that threads have drawn. `weight` is an address, or
+    an offset in `file`; then each thread reads its parts into memory of its own: `next_thread` counts those that have
+    theirs in `scratch`, where there is room for `threads`. `short` is 1 if the file has ended early.
     """
 
     _fields_: ClassVar = [
         *((name, ctypes.c_int64) for name in ("next_part", "next_thread", "short", "rows", "inputs", "panels", "part")),
-        *((name, ctypes.c_int64) for name in ("x", "x_bytes", "weight", "out", "file", "scratch", "threads")),
+        *((name, ctypes.c_int64) for name in ("panel_bytes", "x", "x_bytes", "weight", "out", "file", "scratch")),
+        ("threads", ctypes.c_int64),
     ]
 
 
@@ -35,25 +41,24 @@ _ARGUMENTS = np.dtype(_Arguments)
 _NEXT_THREAD = _Arguments.next_thread.offset
 _SHARE = 8
 """A product is cut into so many parts at least, if it has as many panels: threads do not end at the same time."""
-_tile, _tile_of_4, _tile_of_2, _tile_of_1 = map(make_tile, (ROWS, 4, 2, 1))
 
 
 class PanelShape:
-    """Of a weight `[panels, inputs, PANEL]`, float32, and how threads share its product."""
+    """Of a weight in panels, and how threads share its product."""
 
-    def __init__(self, panels: int, inputs: int) -> None:
-        self.panels, self.inputs = panels, inputs
-        panel_bytes = inputs * PANEL * torch.float32.itemsize
-        self.part = max(1, min(PART_BYTES // panel_bytes, panels // _SHARE))
+    def __init__(self, panels: int, inputs: int, format: PanelFormat) -> None:
+        self.panels, self.inputs, self.element = panels, inputs, format.element
+        self.panel_bytes = inputs // format.group * format.group_bytes
+        self.part = max(1, min(PART_BYTES // self.panel_bytes, panels // _SHARE))
         """Panels that a thread draws at a time."""
-        self.part_bytes = self.part * panel_bytes
+        self.part_bytes = self.part * self.panel_bytes
 
 
 def multiply(x: Tensor, weight: Tensor, shape: PanelShape) -> Tensor:
-    """`x` `[rows, inputs]` times a dense `weight` of `shape`, both float32: `[rows, panels * PANEL]`. Raises ValueError
-    for another `x`.
+    """`x` `[rows, inputs]`, float32, times a dense `weight` of `shape`: `[rows, panels * PANEL]`, float32. Raises
+    ValueError for another `x`.
     """
-    return _run(_from_memory, x, shape, weight=weight.data_ptr())[0]
+    return _run(_memory_kernel, x, shape, weight=weight.data_ptr())[0]
 
 
 def multiply_from_file(x: Tensor, file: int, offset: int, shape: PanelShape) -> Tensor | None:
@@ -63,11 +68,11 @@ def multiply_from_file(x: Tensor, file: int, offset: int, shape: PanelShape) -> 
     """
     threads = torch.get_num_threads()
     scratch = _scratch(threads * shape.part_bytes).data_ptr()
-    y, short = _run(_from_file, x, shape, weight=offset, file=file, scratch=scratch, threads=threads)
+    y, short = _run(_file_kernel, x, shape, weight=offset, file=file, scratch=scratch, threads=threads)
     return None if short else y
 
 
-def _run(kernel: Any, x: Tensor, shape: PanelShape, **more: int) -> tuple[Tensor, bool]:
+def _run(kernel: _MakeKernel, x: Tensor, shape: PanelShape, **more: int) -> tuple[Tensor, bool]:
     if x.dtype is not torch.float32 or x.dim() != 2 or x.shape[1] != shape.inputs:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, not float32 [rows, {shape.inputs}]")
     x = x if x.stride(1) == 1 else x.contiguous()
@@ -77,12 +82,13 @@ def _run(kernel: Any, x: Tensor, shape: PanelShape, **more: int) -> tuple[Tensor
         inputs=shape.inputs,
         panels=shape.panels,
         part=shape.part,
+        panel_bytes=shape.panel_bytes,
         x=x.data_ptr(),
         x_bytes=x.stride(0) * x.itemsize,
         out=y.data_ptr(),
         **more,
     )
-    run_on_torch_threads(_compiled(kernel).address, ctypes.addressof(arguments))
+    run_on_torch_threads(_compiled(kernel, shape.element).address, arguments)
     return y, bool(arguments.short)
 
 
@@ -102,27 +108,43 @@ def _scratch(nbytes: int) -> Tensor:
 
 
 @functools.cache
-def _compiled(kernel: Any) -> Any:
-    """The kernel as a C function of the address of an `_Arguments`."""
-    return c_function(kernel)
+def _compiled(kernel: _MakeKernel, element: Any) -> Any:
+    """The kernel for weights of a type, as a C function of the address of an `_Arguments`."""
+    return c_function(kernel(element))
 
 
-def _from_memory(address: int) -> None:
+# Numba's cache knows a kernel by what it closes over.
+def _memory_kernel(element: Any) -> Callable[[int], None]:
+    def kernel(address: int) -> None:
+        _from_memory(address, element)
+
+    return kernel
+
+
+def _file_kernel(element: Any) -> Callable[[int], None]:
+    def kernel(address: int) -> None:
+        _from_file(address, element)
+
+    return kernel
+
+
+@inlined
+def _from_memory(address: int, element: Any) -> None:
     """Draw parts until none is left."""
     a = carray(pointer(address), 1, _ARGUMENTS)[0]
-    panel_bytes = a.inputs * PANEL * 4
     while True:
         first = fetch_add(address) * a.part
         if first >= a.panels:
             return
         for panel in range(first, min(first + a.part, a.panels)):
-            _multiply_panel(a, a.weight + panel * panel_bytes, panel)
+            _multiply(element, a, a.weight + panel * a.panel_bytes, panel)
 
 
-def _from_file(address: int) -> None:
+@inlined
+def _from_file(address: int, element: Any) -> None:
     """Draw parts until none is left, or one is short."""
     a = carray(pointer(address), 1, _ARGUMENTS)
-    panel_bytes = a[0].inputs * PANEL * 4
+    panel_bytes = a[0].panel_bytes
     thread = fetch_add(address + _NEXT_THREAD)
     own = a[0].scratch + thread * a[0].part * panel_bytes
     while a[0].short == 0 and thread < a[0].threads:
@@ -134,24 +156,11 @@ def _from_file(address: int) -> None:
             a[0].short = 1
             return
         for panel in range(first, end):
-            _multiply_panel(a[0], own + (panel - first) * panel_bytes, panel)
+            _multiply(element, a[0], own + (panel - first) * panel_bytes, panel)
 
 
 @inlined
-def _multiply_panel(a: Any, weight: Any, panel: Any) -> None:
+def _multiply(element: Any, a: Any, weight: Any, panel: Any) -> None:
     """All rows with the panel at address `weight`."""
-    out_bytes = a.panels * PANEL * 4
-    for column in range(0, PANEL, COLUMNS):
-        start, out = weight + column * 4, a.out + (panel * PANEL + column) * 4
-        row = 0
-        while row + ROWS <= a.rows:
-            _tile(a.x + row * a.x_bytes, a.x_bytes, start, a.inputs, out + row * out_bytes, out_bytes)
-            row += ROWS
-        while row + 4 <= a.rows:
-            _tile_of_4(a.x + row * a.x_bytes, a.x_bytes, start, a.inputs, out + row * out_bytes, out_bytes)
-            row += 4
-        if row + 2 <= a.rows:
-            _tile_of_2(a.x + row * a.x_bytes, a.x_bytes, start, a.inputs, out + row * out_bytes, out_bytes)
-            row += 2
-        if row < a.rows:
-            _tile_of_1(a.x + row * a.x_bytes, a.x_bytes, start, a.inputs, out + row * out_bytes, out_bytes)
+    out, out_bytes = a.out + panel * PANEL * 4, a.panels * PANEL * 4
+    multiply_panel(element, a.rows, a.x, a.x_bytes, weight, a.inputs, a.panel_bytes, out, out_bytes)

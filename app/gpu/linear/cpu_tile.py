@@ -1,102 +1,192 @@
-"""The innermost loop of the CPU's products as an intrinsic of Numba's functions: a tile of sums that stay in registers.
+"""The innermost loops of the CPU's products as intrinsics of Numba's functions: a tile of sums that stay in registers.
 
 Numba has no vectors. What LLVM makes of scalar loops keeps one sum in many parts, which depend on how it unrolls.
 """
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-PANEL = 32
-"""Outputs whose weights lie beside each other for each input: the cache lines of one load or two."""
+from app.gpu.cpu.compile import compiled_features
+from app.gpu.linear.cpu_blocks import weights_of
+from app.gpu.linear.cpu_weights import INT64, PANEL, Weights
 
-_INT64, _INT32, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+_INT32, _FLOAT = ir.IntType(32), ir.FloatType()
 
 
 def _shape_of_tiles() -> tuple[int, int, int]:
     """Rows of a tile, vectors of a row, lanes of a vector: as many sums as there are registers for."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
+    features = compiled_features()
+    if "avx512f" in features:
         return 12, 2, 16
-    return (6, 2, 8) if features.get("avx2") else (6, 2, 4)
+    return (6, 2, 8) if "avx2" in features else (6, 2, 4)
 
 
-ROWS, _VECTORS, _LANES = _shape_of_tiles()
-COLUMNS = _VECTORS * _LANES
+ROWS, _VECTORS, LANES = _shape_of_tiles()
+COLUMNS = _VECTORS * LANES
 """Outputs of a tile; they divide a panel."""
 
 
-def make_tile(rows: int) -> Any:
-    """`tile(x, x_bytes, weight, inputs, out, out_bytes)`, an intrinsic for `rows` rows.
+def make_tile(rows: int, columns: int) -> Any:
+    """`tile(element, x, x_bytes, weight, column, inputs, out, out_bytes, carry)`, an intrinsic for `rows` rows and
+    `columns` outputs of a panel, from `column` on.
 
-    Addresses are those of `x` `[rows, inputs]`, of a panel from the tile's first column on, and of `out`
-    `[rows, COLUMNS]`, all float32; rows of `x` and `out` are `x_bytes` and `out_bytes` apart. `inputs` is at least 1.
-    Each sum begins with zero and is made with fused multiply-adds from its first term to its last: its bits are those
-    of any other tile.
+    Addresses are those of `x` `[rows, inputs]`, of a panel of weights of the type `element`, and of `out`
+    `[rows, columns]`; rows of `x` and `out`, float32, are `x_bytes` and `out_bytes` apart. Each sum begins with zero if
+    `carry` is 0, else with the number in `out`, and is made with fused multiply-adds from its first term to its last:
+    its bits are those of any other tile, and of any type of weights with the same values.
     """
 
-    def tile(typing: Any, x: Any, x_bytes: Any, weight: Any, inputs: Any, out: Any, out_bytes: Any) -> Any:
+    def tile(
+        typing: Any,
+        element: Any,
+        x: Any,
+        x_bytes: Any,
+        weight: Any,
+        column: Any,
+        inputs: Any,
+        out: Any,
+        out_bytes: Any,
+        carry: Any,
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _generate(builder, rows, *arguments)
+            weights = weights_of(element, builder, LANES, columns // LANES)
+            _Tile(builder, rows, columns // LANES, weights).generate(*arguments[1:])
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), generate
+        return types.void(element, *[types.int64] * 8), generate
 
     return intrinsic(tile)
 
 
-def _generate(
-    builder: Any, rows: int, x: Any, x_bytes: Any, weight: Any, inputs: Any, out: Any, out_bytes: Any
-) -> None:
-    vector = ir.VectorType(_FLOAT, _LANES)
-    multiply_add = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-        builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{_LANES}f32"
-    )
-    lines = [_address(builder, x, x_bytes, row) for row in range(rows)]
-    before, loop = builder.block, builder.append_basic_block("terms")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    term = builder.phi(_INT64)
-    term.add_incoming(ir.Constant(_INT64, 0), before)
-    sums = [[builder.phi(vector) for _ in range(_VECTORS)] for _ in range(rows)]
-    loaded = _load_weights(builder, vector, weight, term)
-    for line, row in zip(lines, sums, strict=True):
-        value = _spread(builder, vector, builder.load(builder.gep(line, [term])))
-        for weights, total in zip(loaded, row, strict=True):
-            total.add_incoming(ir.Constant(vector, [0.0] * _LANES), before)
-            total.add_incoming(builder.call(multiply_add, [value, weights, total]), loop)
-    following = builder.add(term, ir.Constant(_INT64, 1))
-    term.add_incoming(following, loop)
-    after = builder.append_basic_block("stored")
-    builder.cbranch(builder.icmp_signed("<", following, inputs), loop, after)
-    builder.position_at_end(after)
-    for number, row in enumerate(sums):
-        line = _address(builder, out, out_bytes, number)
-        for place, total in enumerate(row):
-            target = builder.gep(line, [ir.Constant(_INT64, place * _LANES)])
-            builder.store(total.incomings[1][0], builder.bitcast(target, vector.as_pointer()), align=4)
+def make_column_tile(rows: int, columns: int) -> Any:
+    """`tile(element, step, x, ...)`: as `make_tile`, of an `x` whose terms are `step` floats apart."""
+
+    def tile(
+        typing: Any,
+        element: Any,
+        step: Any,
+        x: Any,
+        x_bytes: Any,
+        weight: Any,
+        column: Any,
+        inputs: Any,
+        out: Any,
+        out_bytes: Any,
+        carry: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            weights = weights_of(element, builder, LANES, columns // LANES)
+            _Tile(builder, rows, columns // LANES, weights, arguments[1]).generate(*arguments[2:])
+            return context.get_dummy_value()
+
+        return types.void(element, *[types.int64] * 9), generate
+
+    return intrinsic(tile)
 
 
-def _address(builder: Any, start: Any, stride: Any, row: int) -> Any:
-    """Where the row begins, as a pointer to floats."""
-    offset = builder.mul(stride, ir.Constant(_INT64, row))
-    return builder.inttoptr(builder.add(start, offset), _FLOAT.as_pointer())
+class _Tile:
+    """Writes one tile; `step` says how many floats terms of `x` are apart, None: they lie side by side."""
 
+    def __init__(self, builder: Any, rows: int, vectors: int, weights: Weights, step: Any = None) -> None:
+        self._builder, self._rows, self._weights, self._step = builder, rows, weights, step
+        self._vector = ir.VectorType(_FLOAT, LANES)
+        self._vectors = vectors
+        with builder.goto_entry_block():
+            self._sums = [builder.alloca(self._vector) for _ in range(rows * vectors)]
 
-def _load_weights(builder: Any, vector: Any, weight: Any, term: Any) -> list[Any]:
-    """The vectors of weights that one input meets."""
-    first = builder.mul(term, ir.Constant(_INT64, PANEL))
-    start = builder.gep(builder.inttoptr(weight, _FLOAT.as_pointer()), [first])
-    places = [builder.gep(start, [ir.Constant(_INT64, place * _LANES)]) for place in range(_VECTORS)]
-    return [builder.load(builder.bitcast(place, vector.as_pointer()), align=4) for place in places]
+    def generate(
+        self, x: Any, x_bytes: Any, weight: Any, column: Any, inputs: Any, out: Any, out_bytes: Any, carry: Any
+    ) -> None:
+        lines = [self._address(x, x_bytes, row) for row in range(self._rows)]
+        places = self._places(out, out_bytes)
+        self._begin(places, carry)
+        self._weights.each(weight, column, inputs, lambda term, loaded: self._add(lines, term, loaded))
+        for place, total in zip(places, self._sums, strict=True):
+            self._builder.store(self._builder.load(total), place, align=4)
+
+    def _begin(self, places: list[Any], carry: Any) -> None:
+        builder = self._builder
+        zero = ir.Constant(self._vector, [0.0] * LANES)
+        for total in self._sums:
+            builder.store(zero, total)
+        with builder.if_then(builder.icmp_signed("!=", carry, ir.Constant(INT64, 0))):
+            for place, total in zip(places, self._sums, strict=True):
+                builder.store(builder.load(place, align=4), total)
+
+    def _add(self, lines: list[Any], term: Any, loaded: list[Any]) -> None:
+        """To every sum the product of its row's input `term` and its weight."""
+        builder = self._builder
+        place = term if self._step is None else builder.mul(term, self._step)
+        for row, line in enumerate(lines):
+            value = _spread(builder, self._vector, builder.load(builder.gep(line, [place])))
+            sums = self._sums[row * self._vectors : (row + 1) * self._vectors]
+            for weights, total in zip(loaded, sums, strict=True):
+                builder.store(self._weights.multiply_add(value, weights, builder.load(total)), total)
+
+    def _places(self, out: Any, out_bytes: Any) -> list[Any]:
+        """Of the sums' vectors in `out`, row by row."""
+        return [
+            self._builder.bitcast(
+                self._builder.gep(self._address(out, out_bytes, row), [ir.Constant(INT64, place * LANES)]),
+                self._vector.as_pointer(),
+            )
+            for row in range(self._rows)
+            for place in range(self._vectors)
+        ]
+
+    def _address(self, start: Any, stride: Any, row: int) -> Any:
+        """Where the row begins, as a pointer to floats."""
+        offset = self._builder.mul(stride, ir.Constant(INT64, row))
+        return self._builder.inttoptr(self._builder.add(start, offset), _FLOAT.as_pointer())
 
 
 def _spread(builder: Any, vector: Any, value: Any) -> Any:
     """A vector of which every lane is `value`."""
     empty = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(empty, value, ir.Constant(_INT32, 0))
-    return builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(_INT32, _LANES), [0] * _LANES))
+    return builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES))
+
+
+def _unpack(typing: Any, element: Any, weight: Any, inputs: Any, out: Any) -> Any:
+    """`unpack(element, weight, inputs, out)`: the address at which the panel at `weight` is float32 `[inputs, PANEL]`:
+    its own, or else `out`.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if element.dtype == types.float32:
+            return arguments[1]
+        vector = ir.VectorType(_FLOAT, LANES)
+        panel, count, target = arguments[1:]
+        start = builder.inttoptr(target, _FLOAT.as_pointer())
+
+        def store(term: Any, loaded: list[Any]) -> None:
+            line = builder.gep(start, [builder.mul(term, ir.Constant(INT64, PANEL))])
+            for place, values in enumerate(loaded):
+                at = builder.gep(line, [ir.Constant(INT64, place * LANES)])
+                builder.store(values, builder.bitcast(at, vector.as_pointer()), align=4)
+
+        weights_of(element, builder, LANES, PANEL // LANES).each(panel, ir.Constant(INT64, 0), count, store)
+        return target
+
+    return types.int64(element, *[types.int64] * 3), generate
+
+
+def make_scratch(nbytes: int) -> Any:
+    """`scratch()`: the address of `nbytes` bytes on the stack of the function that asks."""
+
+    def scratch(typing: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            with builder.goto_entry_block():
+                memory = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
+            memory.align = 64
+            return builder.ptrtoint(memory, INT64)
+
+        return types.int64(), generate
+
+    return intrinsic(scratch)
+
+
+unpack: Any = intrinsic(_unpack)

@@ -1,19 +1,32 @@
-"""PyTorch's own dense layer."""
+"""Dense layers of PyTorch, and of a kernel in Triton with the same signature."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.linear.base import tensor_of
-from app.gpu.linear.weight import Weight
+from app.gpu.linear.base import bias_of, cells
+from app.gpu.linear.matrix import Matrix, dense_of
 
 
 class DenseLinear:
     """`F.linear` on the weight as it came from the checkpoint."""
 
-    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
-        self.out_features, self.in_features = weight.tensor.shape
-        self._weight = weight
-        self._bias = bias
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.weights = cells(dense_of(weight), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight.tensor, tensor_of(self._bias))
+        return F.linear(x, self.weights[0].tensor, bias_of(self.weights))
+
+
+class TritonLinear:
+    """Our own products on CUDA, in tiles of one size: a row's result has the same bits whatever rows are beside it."""
+
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+        from app.gpu.linear.triton_matmul import matmul  # Triton is where CUDA is
+
+        self._matmul = matmul
+        self.out_features, self.in_features = weight.shape
+        self.weights = cells(dense_of(weight), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._matmul(x, self.weights[0].tensor, bias_of(self.weights))

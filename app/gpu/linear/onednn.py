@@ -10,30 +10,29 @@ run on.
 import torch
 from torch import Tensor
 
-from app.gpu.linear.base import tensor_of
-from app.gpu.linear.weight import Weight
+from app.gpu.linear.base import bias_of, cells
+from app.gpu.linear.matrix import Matrix, dense_of
 
 
 class StoredLinear:
     """oneDNN on a weight in the layout in which it is stored."""
 
-    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
-        self.out_features, self.in_features = weight.tensor.shape
-        self._weight = weight
-        self._bias = bias
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.weights = cells(dense_of(weight), bias)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = self._multiply(x, self._weight.tensor, tensor_of(self._bias), "none", [], "")
+        y: Tensor = self._multiply(x, self.weights[0].tensor, bias_of(self.weights), "none", [], "")
         return y
 
 
 class PackedLinear(StoredLinear):
     """The same bits from a weight in oneDNN's blocked layout; there is no other copy of it."""
 
-    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
-        weight.tensor = torch.ops.mkldnn._reorder_linear_weight.default(weight.tensor)
+        self.weights[0].tensor = torch.ops.mkldnn._reorder_linear_weight.default(self.weights[0].tensor)
 
 
 def onednn_multiplies(dtype: torch.dtype) -> bool:

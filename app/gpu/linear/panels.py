@@ -1,5 +1,8 @@
 """Dense layers of float32 on a CPU, by kernels of our own, from weights that are cut into panels.
 
+The weights keep the type that the checkpoint has them in, and become float32 as they are multiplied: a layer has the
+bits of one whose weights were converted before.
+
 Measured over the linears of a 135M Llama, AVX-512, two cores (`python -m benchmarks.kernels linear`), beside oneDNN on
 weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What oneDNN cannot do is why they are here:
 
@@ -9,46 +12,37 @@ weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What
   company, nor on where the weight is.
 """
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from app.gpu.linear.base import tensor_of
+from app.gpu.cpu.elementwise import add_
+from app.gpu.linear.base import bias_of, cells
 from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
-from app.gpu.linear.cpu_tile import PANEL
+from app.gpu.linear.matrix import Matrix
+from app.gpu.linear.packing import to_panels
 from app.gpu.linear.weight import Weight
 
 
 class PanelLinear:
     """A dense layer of a weight in panels."""
 
-    def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
-        self.out_features, self.in_features = weight.tensor.shape
-        weight.tensor = to_panels(weight.tensor)
-        self._shape = PanelShape(*weight.tensor.shape[:2])
-        self._weight = weight
-        self._bias = bias
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        panels, format = to_panels(weight)
+        self._shape = PanelShape(len(panels), self.in_features, format)
+        self.weights = cells(panels, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self._multiply(x)
+        y = self._multiply(x, self.weights[0])
         if y.shape[1] > self.out_features:
             y = y[:, : self.out_features].contiguous()
-        bias = tensor_of(self._bias)
-        return y if bias is None else y.add_(bias)
+        bias = bias_of(self.weights)
+        return y if bias is None else add_(y, bias)
 
-    def _multiply(self, x: Tensor) -> Tensor:
+    def _multiply(self, x: Tensor, weight: Weight) -> Tensor:
         """`[tokens, in_features]` to `[tokens, outputs of all panels]`."""
-        place = self._weight.place
+        place = weight.place
         if place is not None:
             y = multiply_from_file(x, place.file, place.offset, self._shape)
             if y is not None and place.is_intact():
                 return y
-        return multiply(x, self._weight.tensor, self._shape)
-
-
-def to_panels(weight: Tensor) -> Tensor:
-    """`weight` `[out, in]` as `[panels, in, PANEL]`: `PANEL` outputs each, of the last panel zeros where there are
-    fewer. Also on `meta`.
-    """
-    outputs, inputs = weight.shape
-    padded = F.pad(weight, (0, 0, 0, -outputs % PANEL))
-    return padded.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+        return multiply(x, weight.tensor, self._shape)

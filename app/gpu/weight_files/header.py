@@ -21,6 +21,8 @@ VERSION = "2"
 PAGE_BYTES = 4096
 """Bytes. Every bundle and table begins on a page of the file."""
 
+_TABLE_DTYPES = {**SAFETENSORS_DTYPES, "uint8": ("U8", 1)}
+
 
 class BundleFileUnusable(Exception):
     """The file is not the one that is wanted; the text is a sentence that says why."""
@@ -120,7 +122,7 @@ def _place(contents: BundleContents, start: int) -> list[Section]:
     """The sections, one after the other, from `start` on."""
     sections: list[Section] = []
     for index, table in enumerate(contents.tables):
-        dtype, _ = SAFETENSORS_DTYPES[dtype_name(table.dtype)]
+        dtype, _ = _TABLE_DTYPES[dtype_name(table.dtype)]
         sections.append(Section(f"table.{index}", dtype, table.shape, start, table.nbytes))
         start = sections[-1].end
     for index, layout in enumerate(contents.layouts):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.matrix import Matrix, stored_rows
 from app.gpu.linear.weight import Weight
 
 
@@ -29,8 +30,10 @@ class StreamedBundle:
         self.weights.append(weight)
         return weight
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return self._make(self.hold(weight), None if bias is None else self.hold(bias))
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        linear = self._make(weight, bias)
+        self.weights += linear.weights
+        return linear
 
 
 GIVEN_AWAY = "this model's weights have been given away"
@@ -44,7 +47,7 @@ class Writer(Protocol):
         ...
 
     def table(self, index: int, matrix: Tensor) -> None:
-        """Store table `index`, `[n, width]`. The first table comes first, and none comes twice."""
+        """Store table `index`, rows as the checkpoint has them. The first table comes first, and none comes twice."""
         ...
 
 
@@ -69,8 +72,8 @@ class FillText:
         for weight in bundle.weights:
             del weight.tensor
 
-    def table(self, matrix: Tensor) -> _NoTable:
-        self._writer.table(self._tables, matrix)
+    def table(self, matrix: Matrix) -> _NoTable:
+        self._writer.table(self._tables, stored_rows(matrix))
         self._tables += 1
         return _NoTable()
 

@@ -13,6 +13,7 @@ from app.domain.errors import WeightsLost
 from app.domain.memory_map import TextUse
 from app.gpu.device.streams import PASSED, DeviceStreams, Stream
 from app.gpu.linear.base import MakeLinear
+from app.gpu.linear.matrix import Matrix
 from app.gpu.linear.weight import Weight
 from app.gpu.weight_files.layout import BundleLayout
 from app.gpu.weight_ring.ahead import Flight, LoadAhead
@@ -59,10 +60,10 @@ class StreamedText:
         self._weights.append(bundle.weights)
         self.unbind(len(self._weights) - 1)
 
-    def table(self, matrix: Tensor) -> Table:
+    def table(self, matrix: Matrix) -> Table:
         """See `Text.table`. Rows come from the host: a pass needs so few that keeping them all here would not pay."""
         self._tables += 1
-        return HostTable(self._store, self._tables - 1, self.device)
+        return HostTable(self._store, self._tables - 1, matrix, self.device, self.dtype)
 
     def using(self, index: int) -> AbstractContextManager[None]:
         return _HERE if index in self._kept else self._uses[index]

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from app.gpu.attention.base import Attention
 from app.gpu.linear.base import MakeLinear
+from app.gpu.linear.matrix import Matrix
 from app.gpu.models import build_stack
 from app.gpu.weight_files.layout import BundleLayout, Piece
 from app.gpu.weight_ring.fill import FillText
+from app.gpu.weights.form import nbytes_of
 from app.gpu.weights.source import WeightSource, weights_of
 from app.model_store.resolve import ResolvedModel
 
@@ -32,6 +34,16 @@ class MetaWeights:
         tensor = torch.empty(shape, dtype=self._dtype, device="meta")
         self.nbytes += tensor.nbytes
         return tensor
+
+    def take_matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `WeightSource.take_matrix`."""
+        matrix = self._stored.outline(name, shape)
+        self.nbytes += nbytes_of(matrix)
+        return matrix
+
+    def outline(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `WeightSource.outline`."""
+        return self._stored.outline(name, shape)
 
     def finish(self, ignored: re.Pattern[str]) -> None:
         """See `WeightSource.finish`: what is left over is found when the weights are read."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.matrix import BlockMatrix, Matrix, look_up
 from app.gpu.linear.weight import Weight
 
 _HERE = nullcontext()
@@ -21,13 +21,13 @@ class ResidentText:
     def __init__(self, device: torch.device, dtype: torch.dtype, *, batch_invariant: bool) -> None:
         self.device, self.dtype = device, dtype
         linear = linear_maker(device, dtype, streamed=False, batch_invariant=batch_invariant)
-        self._bundle = nullcontext(_ResidentBundle(linear))
+        self._bundle = nullcontext(_ResidentBundle(linear, device))
 
     def bundle(self) -> AbstractContextManager[_ResidentBundle]:
         return self._bundle
 
-    def table(self, matrix: Tensor) -> _ResidentTable:
-        return _ResidentTable(matrix)
+    def table(self, matrix: Matrix) -> _ResidentTable:
+        return _ResidentTable(_on(self.device, matrix), self.dtype)
 
     def using(self, index: int) -> AbstractContextManager[None]:
         """See `Text.using`: they are always there."""
@@ -37,21 +37,28 @@ class ResidentText:
 class _ResidentBundle:
     """See `Bundle`."""
 
-    def __init__(self, linear: MakeLinear) -> None:
-        self._make = linear
+    def __init__(self, linear: MakeLinear, device: torch.device) -> None:
+        self._make, self._device = linear, device
 
     def hold(self, tensor: Tensor) -> Weight:
         return Weight(tensor)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return self._make(Weight(weight), None if bias is None else Weight(bias))
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        return self._make(_on(self._device, weight), bias)
 
 
 class _ResidentTable:
     """See `Table`."""
 
-    def __init__(self, matrix: Tensor) -> None:
-        self._matrix = matrix
+    def __init__(self, matrix: Matrix, dtype: torch.dtype) -> None:
+        self._matrix, self._dtype = matrix, dtype
 
     def rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self._matrix)
+        return look_up(self._matrix, ids).to(self._dtype)
+
+
+def _on(device: torch.device, matrix: Matrix) -> Matrix:
+    """The matrix on `device`: blocks stay blocks on a CPU alone."""
+    if isinstance(matrix, BlockMatrix) and device.type != "cpu":
+        return matrix.dequantize().to(device)
+    return matrix

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.linear.base import Linear
+from app.gpu.linear.matrix import Matrix
 from app.gpu.linear.weight import Weight
 
 
@@ -22,8 +23,8 @@ class Bundle(Protocol):
         """A dense tensor that the model computes with itself, such as a norm's weight."""
         ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The dense layer of `weight` `[out, in]` and `bias` `[out]`."""
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        """The dense layer of `weight` `[out, in]`, as the checkpoint has it, and `bias` `[out]`."""
         ...
 
 
@@ -31,7 +32,7 @@ class Table(Protocol):
     """A matrix of which a pass needs some rows."""
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows `ids` `[n]` int64, on the device, in a tensor of their own `[n, width]`."""
+        """Rows `ids` `[n]` int64, on the device, in a tensor of their own `[n, width]` of the text's dtype."""
         ...
 
 
@@ -45,8 +46,8 @@ class Text(Protocol):
         """The next bundle; it is complete when the context ends. The first one made has index 0."""
         ...
 
-    def table(self, matrix: Tensor) -> Table:
-        """A table of the rows of `matrix` `[n, width]`."""
+    def table(self, matrix: Matrix) -> Table:
+        """A table of the rows of `matrix` `[n, width]`, which are kept as the checkpoint has them."""
         ...
 
     def using(self, index: int) -> AbstractContextManager[None]:

@@ -10,9 +10,8 @@ from app.domain.errors import FieldOutOfRange
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear
 from app.gpu.linear.dense import DenseLinear
-from app.gpu.linear.panels import to_panels
+from app.gpu.linear.packing import to_panels
 from app.gpu.linear.tiled import tiled_maker
-from app.gpu.linear.weight import Weight
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -26,13 +25,11 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 def make(weight: Tensor, bias: Tensor | None = None, *, streamed: bool = False, invariant: bool = False) -> Linear:
     """The layer of a weight that stays, or of one that has come after the layer was made."""
     maker = linear_maker(CPU, weight.dtype, streamed=streamed, batch_invariant=invariant)
-    cells = [Weight(tensor) for tensor in (weight, bias) if tensor is not None]
-    linear = maker(*cells)
+    made = maker(weight, bias)
     if not streamed:
-        return linear
-    empty = [Weight(tensor.to("meta")) for tensor in (weight, bias) if tensor is not None]
-    linear = maker(*empty)
-    for cell, came in zip(empty, cells, strict=True):
+        return made
+    linear = maker(weight.to("meta"), None if bias is None else bias.to("meta"))
+    for cell, came in zip(linear.weights, made.weights, strict=True):
         assert cell.tensor.shape == came.tensor.shape
         cell.tensor = came.tensor
     return linear
@@ -76,11 +73,12 @@ def test_a_streamed_weight_gives_the_bits_of_one_that_stays(
 
 
 def test_a_streamed_weight_is_that_which_is_there_when_it_multiplies() -> None:
-    weight, x = Weight(torch.empty(24, 16, device="meta")), draw(3, 16, dtype=torch.float32)
-    linear = linear_maker(CPU, torch.float32, streamed=True, batch_invariant=False)(weight)
+    x, maker = draw(3, 16, dtype=torch.float32), linear_maker(CPU, torch.float32, streamed=True, batch_invariant=False)
+    linear = maker(torch.empty(24, 16, device="meta"))
+    [weight] = linear.weights
     for seed in range(3):
         came = torch.randn(24, 16, generator=torch.Generator().manual_seed(seed))
-        weight.tensor = to_panels(came)
+        weight.tensor, _ = to_panels(came)
         torch.testing.assert_close(linear(x), x @ came.T)
     del weight.tensor
     with pytest.raises(AttributeError):
@@ -128,4 +126,4 @@ def test_a_product_in_which_places_differ_is_found_out_when_it_is_made() -> None
             return super().__call__(x) + torch.arange(len(x))[:, None]
 
     with pytest.raises(FieldOutOfRange, match="batch_invariant"):
-        tiled_maker(Uneven)(Weight(torch.empty(3, 4, device="meta")))
+        tiled_maker(Uneven)(torch.empty(3, 4, device="meta"))

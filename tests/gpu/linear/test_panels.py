@@ -17,17 +17,25 @@ from torch import Tensor
 from app.domain.errors import WeightsLost
 from app.gpu.linear import cpu_panels
 from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
-from app.gpu.linear.cpu_tile import PANEL, ROWS
-from app.gpu.linear.panels import PanelLinear, to_panels
+from app.gpu.linear.cpu_tile import ROWS
+from app.gpu.linear.cpu_weights import PANEL
+from app.gpu.linear.packing import DENSE
+from app.gpu.linear.packing import to_panels as pack
+from app.gpu.linear.panels import PanelLinear
 from app.gpu.linear.weight import Weight
+from app.gpu.weight_files.layout import host_bytes
 
 
 def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def to_panels(weight: Tensor) -> Tensor:
+    return pack(weight)[0]
+
+
 def shape_of(panels: Tensor) -> PanelShape:
-    return PanelShape(panels.shape[0], panels.shape[1])
+    return PanelShape(panels.shape[0], panels.shape[1], DENSE[panels.dtype])
 
 
 @given(outputs=st.integers(1, 100), inputs=st.integers(1, 30))
@@ -41,8 +49,11 @@ def test_a_panel_has_the_weights_of_its_outputs_for_each_input(outputs: int, inp
         assert torch.equal(found, weight[output] if output < outputs else torch.zeros(inputs))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_product_from_a_file_has_the_bits_of_one_from_memory(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_from_a_file_has_the_bits_of_one_from_memory(
+    threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @settings(max_examples=60)
     @given(
         rows=st.integers(0, 3 * ROWS),
@@ -53,12 +64,12 @@ def test_a_product_from_a_file_has_the_bits_of_one_from_memory(threads: int, mon
     )
     def agree(rows: int, outputs: int, inputs: int, offset: int, part_bytes: int) -> None:
         monkeypatch.setattr(cpu_panels, "PART_BYTES", part_bytes)
-        x, weight = draw(rows, inputs), draw(outputs, inputs)
+        x, weight = draw(rows, inputs), draw(outputs, inputs).to(dtype)
         panels = to_panels(weight)
         y = multiply(x, panels, shape_of(panels))
         torch.testing.assert_close(y[:, :outputs].double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
         with tempfile.TemporaryFile() as file:
-            file.write(bytes(offset) + panels.numpy().tobytes())
+            file.write(bytes(offset) + host_bytes(panels).tobytes())
             file.flush()
             found = multiply_from_file(x, file.fileno(), offset, shape_of(panels))
             assert found is not None
@@ -74,6 +85,18 @@ def test_a_product_from_a_file_has_the_bits_of_one_from_memory(threads: int, mon
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(70, 33), (32, 1), (200, 1300)])
+def test_weights_of_a_half_type_give_the_bits_of_float32_weights(dtype: torch.dtype, outputs: int, inputs: int) -> None:
+    weight = draw(outputs, inputs).to(dtype)
+    weight[0, 0], weight[1, 0] = torch.finfo(dtype).smallest_normal / 4, -torch.finfo(dtype).max
+    half, whole = PanelLinear(weight), PanelLinear(weight.float())
+    assert half.weights[0].tensor.nbytes * 2 == whole.weights[0].tensor.nbytes
+    for rows in (*range(40), 64, 300):
+        x = draw(rows, inputs)
+        assert torch.equal(half(x), whole(x)), f"{rows} rows"
+
+
 @pytest.mark.parametrize(
     "x",
     [torch.zeros(2, 7), torch.zeros(2, 9), torch.zeros(8), torch.zeros(1, 2, 8), torch.zeros(2, 8).double()],
@@ -81,7 +104,7 @@ def test_a_product_from_a_file_has_the_bits_of_one_from_memory(threads: int, mon
 )
 def test_what_is_not_rows_of_inputs_is_refused(x: Tensor) -> None:
     with pytest.raises(ValueError, match=r"not float32 \[rows, 8\]"):
-        multiply(x, to_panels(draw(5, 8)), PanelShape(1, 8))
+        multiply(x, to_panels(draw(5, 8)), PanelShape(1, 8, DENSE[torch.float32]))
 
 
 @given(rows=st.integers(1, 20), first=st.integers(0, 5))
@@ -103,12 +126,12 @@ def test_another_default_type_changes_nothing() -> None:
 
 
 def test_a_file_that_cannot_be_read_has_no_product() -> None:
-    assert multiply_from_file(draw(1, 8), -1, 0, PanelShape(1, 8)) is None
+    assert multiply_from_file(draw(1, 8), -1, 0, PanelShape(1, 8, DENSE[torch.float32])) is None
 
 
 @given(rows=st.integers(1, 3 * ROWS), first=st.integers(0, 3 * ROWS), count=st.integers(1, 3 * ROWS))
 def test_a_row_has_the_same_bits_in_any_batch(rows: int, first: int, count: int) -> None:
-    x, linear = draw(rows, 200), PanelLinear(Weight(draw(70, 200)))
+    x, linear = draw(rows, 200), PanelLinear(draw(70, 200))
     assert torch.equal(linear(x[first : first + count]), linear(x)[first : first + count])
 
 
@@ -143,8 +166,8 @@ def spoilt(tmp_path: Path) -> Iterator[InFile]:
 
 
 def layer_in(place: InFile) -> tuple[PanelLinear, Weight]:
-    weight = Weight(torch.empty(70, 20, device="meta"))
-    linear = PanelLinear(weight)
+    linear = PanelLinear(torch.empty(70, 20, device="meta"))
+    [weight] = linear.weights
     weight.place = place
     return linear, weight
 
@@ -158,7 +181,7 @@ def test_what_is_read_where_it_is_comes_to_no_memory(spoilt: InFile) -> None:
 def test_a_product_of_what_was_not_stored_is_made_again_from_memory(spoilt: InFile) -> None:
     spoilt.intact = False
     (linear, weight), x = layer_in(spoilt), draw(3, 20)
-    expected = PanelLinear(Weight(draw(70, 20)))(x)
+    expected = PanelLinear(draw(70, 20))(x)
     assert torch.equal(linear(x), expected)
     assert torch.equal(linear(x), expected)
     assert spoilt.brought == 1, "it is in memory now"

@@ -10,6 +10,7 @@ import torch
 from app.gpu.attention import attention_for
 from app.gpu.attention.batch import make_batch
 from app.gpu.kv_pools.device import KVPool
+from app.gpu.programs.run import layer_by_layer
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.step.walk import whole_pass
 from app.settings import Settings
@@ -32,7 +33,11 @@ def logits_of(loaded: LoadedModel, *, lend: bool) -> list[torch.Tensor]:
     pool, found, first = KVPool(stack, BLOCKS, BLOCK, memory), [], 0
     for number, length in enumerate([40, 1, 1, 1, 7, 1, 1]):
         batch = make_batch([(first, length)], [list(range(BLOCKS))], BLOCK, stack.device)
-        found.append(whole_pass(stack, pool, torch.arange(first, first + length, device=stack.device) % 90, batch))
+        found.append(
+            whole_pass(
+                stack, layer_by_layer(stack, pool), torch.arange(first, first + length, device=stack.device) % 90, batch
+            )
+        )
         first += length
         if lend and loaded.streamed is not None and arena is not None:
             for bundle in arena.lendable[:2]:

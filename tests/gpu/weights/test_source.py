@@ -15,7 +15,9 @@ from transformers import LlamaForCausalLM
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.weights.source import RandomWeights, SafetensorsFolder
+from app.gpu.weights.form import Form
+from app.gpu.weights.random_weights import RandomWeights
+from app.gpu.weights.safetensors_folder import SafetensorsFolder
 from app.model_store.errors import BrokenModel
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.models.driving import Drive, assert_agrees
@@ -111,7 +113,7 @@ def test_a_stored_output_projection_wins_over_a_config_that_ties(tmp_path: Path)
 
 def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(BrokenModel, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
-        SafetensorsFolder(tmp_path, CPU, torch.float32)
+        SafetensorsFolder(tmp_path, Form(CPU, torch.float32))
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path, llama: LlamaForCausalLM) -> None:
@@ -132,11 +134,11 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_a_broken_index_is_refused(index: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(BrokenModel):
-        SafetensorsFolder(tmp_path, CPU, torch.float32).take("model.norm.weight", (48,))
+        SafetensorsFolder(tmp_path, Form(CPU, torch.float32)).take("model.norm.weight", (48,))
 
 
 def test_random_weights_have_unit_norms_and_small_biases() -> None:
-    source = RandomWeights(0, tiny_config("llama"), CPU, torch.float32)
+    source = RandomWeights(0, tiny_config("llama"), Form(CPU, torch.float32))
     assert torch.equal(source.take("model.norm.weight", (48,)), torch.ones(48))
     for name, shape in (("q_proj.bias", (5000,)), ("q_proj.weight", (100, 50))):
         tensor = source.take(name, shape)
@@ -146,10 +148,12 @@ def test_random_weights_have_unit_norms_and_small_biases() -> None:
 
 
 def test_random_weights_depend_on_seed_and_name_but_not_on_order() -> None:
-    one, other = (RandomWeights(3, tiny_config("llama"), CPU, torch.bfloat16) for _ in range(2))
+    one, other = (RandomWeights(3, tiny_config("llama"), Form(CPU, torch.bfloat16)) for _ in range(2))
     first = one.take("a.weight", (4, 4))
     second = one.take("b.weight", (4, 4))
     assert torch.equal(other.take("b.weight", (4, 4)), second)
     assert torch.equal(other.take("a.weight", (4, 4)), first)
     assert not torch.equal(first, second)
-    assert not torch.equal(RandomWeights(4, tiny_config("llama"), CPU, torch.bfloat16).take("a.weight", (4, 4)), first)
+    assert not torch.equal(
+        RandomWeights(4, tiny_config("llama"), Form(CPU, torch.bfloat16)).take("a.weight", (4, 4)), first
+    )

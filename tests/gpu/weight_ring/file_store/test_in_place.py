@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import WeightsLost
-from app.gpu.linear.panels import PanelLinear, to_panels
+from app.gpu.linear.packing import to_panels
+from app.gpu.linear.panels import PanelLinear
 from app.gpu.linear.weight import Weight
 from app.gpu.weight_files.file import BundleFile
 from app.gpu.weight_files.header import sections_of
@@ -22,9 +23,9 @@ from app.gpu.weight_ring.file_store import FileStore
 from tests.gpu.weight_files.bundles import Gate, Model, overwrite, same_bits
 
 NORM, WEIGHT = torch.arange(48.0), torch.randn(700, 48, generator=torch.Generator().manual_seed(0))
-MODEL = Model([[NORM, to_panels(WEIGHT)], [NORM + 1]], [])
+MODEL = Model([[NORM, to_panels(WEIGHT)[0]], [NORM + 1]], [])
 X = torch.randn(3, 48, generator=torch.Generator().manual_seed(1))
-EXPECTED = PanelLinear(Weight(WEIGHT))(X)
+EXPECTED = PanelLinear(WEIGHT)(X)
 pytestmark = pytest.mark.parametrize("source", ["memory"], indirect=True)
 
 
@@ -51,8 +52,8 @@ def lend(store: FileStore, target: Tensor, guard: Gate | None = None) -> tuple[C
 
 
 def multiply(weight: Weight) -> Tensor:
-    linear = PanelLinear(empty := Weight(WEIGHT.to("meta")))
-    empty.place = weight.place
+    linear = PanelLinear(WEIGHT.to("meta"))
+    linear.weights[0].place = weight.place
     return linear(X)
 
 

@@ -1,0 +1,137 @@
+"""GGUF files: what is not weights becomes a Transformers folder once; most files' weights are read in place.
+
+Transformers reads config, tokenizer and chat template. What it would drop in silence is put right here (the SmolLM
+pre-tokenizer) or refused (scaled rotary embeddings, missing and unknown tensors).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.domain.errors import UnknownModel
+from app.model_store.errors import ConversionFailed
+from app.model_store.gguf.layout import index_tensors, is_read_in_place
+from app.model_store.gguf.tokenizer import convert_tokenizer
+from app.model_store.install import install_once, require_free_space
+from app.model_store.saved import save
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+_FORM = 4
+"""Of the folders, so that one of another form is never read."""
+
+
+def cached_gguf(path: Path, cache_dir: Path) -> Path:
+    """The folder of the GGUF file at `path`, which refers to it; made if it is not in the cache yet.
+
+    The cache is keyed by place, size and time of change, so that starting again does not read the whole file.
+    Raises UnknownModel if there is no such file, ConversionFailed or StoreFull.
+    """
+    source = path.expanduser().resolve()
+    if not source.is_file():
+        raise UnknownModel(f"there is no GGUF file {path}", param="model")
+    state = source.stat()
+    folder = gguf_folder(cache_dir, source.stem, f"{source}\0{state.st_size}\0{state.st_mtime_ns}")
+    install_once(folder, lambda scratch: convert_gguf(source, scratch))
+    return folder
+
+
+def gguf_folder(cache_dir: Path, name: str, identity: str) -> Path:
+    """Where the folder of a GGUF file is, once it is made. `identity` tells files of the same name apart."""
+    key = hashlib.sha256(f"{_FORM}\0{identity}".encode()).hexdigest()[:12]
+    return cache_dir.expanduser() / "gguf" / f"{name}-{key}"
+
+
+def convert_gguf(source: Path, folder: Path) -> None:
+    """Write config, tokenizer and chat template of `source` into `folder`, and where its tensors are.
+
+    Of a file whose tensors cannot be kept as they are, write float32 safetensors instead: 8 bytes of memory and 4 of
+    disk per parameter. Raises StoreFull if the disk lacks them, and ConversionFailed if the file is broken or of a kind
+    whose model would answer differently.
+    """
+    from gguf import GGUFReader
+    from safetensors import SafetensorError
+
+    try:
+        reader = GGUFReader(source)
+        architecture = _text_field(reader, "general.architecture")
+        _refuse_scaled_rope(reader, architecture)
+        convert_tokenizer(source, _text_field(reader, "tokenizer.ggml.pre"), folder)
+        if not _index_in_place(reader, architecture, source, folder):
+            require_free_space(folder, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
+            _convert_weights(source, folder)
+    except (ValueError, LookupError, RuntimeError, SafetensorError) as error:
+        raise ConversionFailed(f"the conversion of {source.name} failed: {error}") from error
+
+
+def _index_in_place(reader: GGUFReader, architecture: str, source: Path, folder: Path) -> bool:
+    """Write the config, and all that a start needs, if the file's tensors can be kept as they are; returns whether."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config: Any = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+    if not is_read_in_place(reader, architecture, config.model_type):
+        return False
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}  # tied ones once
+    index_tensors(reader, source, config, shapes).write(folder)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    save(folder)
+    return True
+
+
+def _convert_weights(source: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    with _no_progress_bars():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.parent,
+            gguf_file=source.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
+        )
+        model, report = loaded
+        if report["missing_keys"]:
+            raise ValueError(f"it lacks {', '.join(sorted(report['missing_keys'])[:5])}")
+        model.save_pretrained(folder)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Within this context Transformers draws none: the caller has said in words what takes time."""
+    from transformers import modeling_gguf_pytorch_utils
+    from transformers.utils import logging
+
+    reader: Any = modeling_gguf_pytorch_utils
+    shown, draw = logging.is_progress_bar_enabled(), reader.tqdm
+    logging.disable_progress_bar()
+    reader.tqdm = lambda tensors, **_: tensors
+    try:
+        yield
+    finally:
+        reader.tqdm = draw
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _refuse_scaled_rope(reader: GGUFReader, architecture: str) -> None:
+    """Transformers reads no rotary scaling from a GGUF file: a Llama 3.1 would go wrong without a word."""
+    scaled = _text_field(reader, f"{architecture}.rope.scaling.type") not in ("", "none")
+    if scaled or any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
+        raise ValueError("its rotary embedding is scaled, which is lost in conversion; use its Transformers folder")
+
+
+def _text_field(reader: GGUFReader, name: str) -> str:
+    """A string of the file's metadata, or "" if it is not there."""
+    field: Any = reader.get_field(name)
+    return "" if field is None else str(field.contents())

@@ -1,0 +1,75 @@
+"""What a start must know of a model beside its weights, kept so that it is read without Transformers.
+
+Importing Transformers and its configurations takes longer than all the rest of a start. So what it finds in a GGUF file
+is kept as it is found.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from tokenizers import Tokenizer
+
+from app.model_store.errors import BrokenModel
+from app.model_store.model_tokenizer import ModelTokenizer, TokenizerFacts
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+SAVED = "djinn.json"
+_TOKENIZER = "tokenizer.json"
+
+
+class _SavedConfig(SimpleNamespace):
+    """A Transformers configuration with all its entries, as Djinn's own stacks read it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def get_text_config(self) -> _SavedConfig:
+        """Itself: the models of GGUF files read text only."""
+        return self
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether the folder has what `save` writes."""
+    return (folder / SAVED).is_file()
+
+
+def save(folder: Path) -> None:
+    """Keep what Transformers reads from the folder's config and tokenizer."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    found: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = ModelTokenizer.of(found)
+    tokenizer.backend.save(str(folder / _TOKENIZER))
+    entries = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    kept = {"config": entries, "tokenizer": asdict(tokenizer.facts)}
+    (folder / SAVED).write_text(json.dumps(kept, default=str))
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The configuration that was saved. Raises BrokenModel if it cannot be read."""
+    return cast("PretrainedConfig", _SavedConfig(**_read(folder)["config"]))
+
+
+def read_tokenizer(folder: Path) -> ModelTokenizer:
+    """The tokenizer that was saved. Raises BrokenModel if it cannot be read."""
+    facts = TokenizerFacts(**_read(folder)["tokenizer"])
+    try:
+        return ModelTokenizer(Tokenizer.from_file(str(folder / _TOKENIZER)), facts)
+    except Exception as error:  # the library raises nothing narrower
+        raise BrokenModel(f"cannot read {folder / _TOKENIZER}: {error}", param="model") from error
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / SAVED).read_text())
+    except (OSError, ValueError) as error:
+        raise BrokenModel(f"cannot read {folder / SAVED}: {error}", param="model") from error
+    return found
