@@ -1,5 +1,6 @@
 """The attention backends, by name. A backend's module is imported only when it is chosen."""
 
+import sys
 from importlib import import_module
 from typing import cast
 
@@ -35,3 +36,14 @@ def attention_for(device: torch.device, *, batch_invariant: bool = False) -> Att
     """
     name = _FASTEST.get(device.type, "reference")
     return attention_named(_BATCH_INVARIANT.get(name, name) if batch_invariant else name)
+
+
+def tokens_alike(device: torch.device, *, batch_invariant: bool) -> int:
+    """The longest row whose tokens each get the bits that they would get alone, from `attention_for` the same."""
+    if batch_invariant and device.type in _BATCH_INVARIANT:
+        return sys.maxsize
+    if device.type != "cpu":
+        return 1
+    from app.gpu.attention.cpu import PAGED_TOKENS  # imports Numba, which only a CPU needs
+
+    return PAGED_TOKENS

@@ -1,20 +1,22 @@
-"""Attention on CPUs: single queries and short chunks in the paged kernel, prompts in PyTorch's own attention."""
+"""Attention on CPUs: single queries and short chunks in the paged kernel, prompts in a kernel with tiles of queries."""
 
-import ctypes
 import sys
+from itertools import takewhile
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import Batch, RowShape
 from app.gpu.attention.cpu_kernels import PADDING, SPLIT, Arguments, attend_kernel
+from app.gpu.attention.cpu_prompts import attend_prompts
+from app.gpu.attention.cpu_store import store
 from app.gpu.cpu.openmp import run_on_torch_threads
 
 PAGED_TOKENS = 8
-"""Rows of at most so many tokens attend one query at a time in the paged kernel. Measured on contexts of 128 to 2,048:
-at 16 it breaks even with gathering the context for PyTorch's attention, at 4 it takes half the time."""
+"""Rows of at most so many tokens attend one query at a time in the paged kernel, where each has the bits of a single
+one. Chosen when prompts attended in PyTorch: gathering their context broke even at 16 tokens, on contexts of 128 to
+2,048. The prompts' kernel has not been compared with it."""
 TILE_QUERIES = 128
 NO_WINDOW = 1 << 40
 """More keys than any query sees."""
@@ -34,25 +36,44 @@ class PagedCpuAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
-        key, value, decodes = key.to(kv.dtype), value.to(kv.dtype), batch.decodes
-        if decodes == len(batch.rows):
-            return _attend_paged(query, (key, value), kv, batch.block_tables, batch.positions, spec)
+        key, value = key.to(kv.dtype), value.to(kv.dtype)
+        store(_dense_heads(key), _dense_heads(value), kv, batch.slot_blocks, batch.slot_offsets)
+        short = self._count_short(batch)
+        if short == len(batch.rows):
+            return _attend_paged(query, kv, token_tables(batch, short), batch.positions, spec)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        if decodes:
-            new = key[:decodes], value[:decodes]
-            output[:decodes] = _attend_paged(query[:decodes], new, kv, batch.block_tables, batch.positions, spec)
-        blocks, offsets = batch.slot_blocks[decodes:], batch.slot_offsets[decodes:]
-        kv[blocks, 0, :, offsets] = key[decodes:]
-        kv[blocks, 1, :, offsets] = value[decodes:]
-        for row, table in zip(batch.rows[decodes:], batch.block_tables[decodes:], strict=True):
+        first = batch.rows[short].start
+        if first:
+            tables = token_tables(batch, short)
+            output[:first] = _attend_paged(query[:first], kv, tables, batch.positions[:first], spec)
+        prompts = []
+        for index, row in enumerate(batch.rows[short:], short):
             tokens = slice(row.start, row.start + row.length)
-            if row.length <= self._paged_tokens or spec.softcap is not None:
-                tables = table.expand(row.length, -1)
-                output[tokens] = _attend_paged(query[tokens], None, kv, tables, batch.positions[tokens], spec)
+            half = query.dtype is not torch.float32
+            if row.length <= self._paged_tokens or (half and spec.softcap is not None):
+                tables = batch.block_tables[index].expand(row.length, -1)
+                output[tokens] = _attend_paged(query[tokens], kv, tables, batch.positions[tokens], spec)
+            elif not half:
+                prompts.append(index)
             else:
-                keys, values = _context(row, key[tokens], value[tokens], kv, table)
-                output[tokens] = _attend_dense(query[tokens], keys, values, row, spec)
+                keys, values = _context(row, key[tokens], value[tokens], kv, batch.block_tables[index])
+                output[tokens] = _attend_tiles(query[tokens], keys, values, row, spec)
+        if prompts:
+            rows, tables = [batch.rows[index] for index in prompts], batch.block_tables[prompts]
+            attend_prompts(_dense_heads(query), kv, rows, tables, spec, output)
         return output
+
+    def _count_short(self, batch: Batch) -> int:
+        """How many of the first rows attend one query at a time. None after them has one token, few have few."""
+        return sum(1 for _ in takewhile(lambda row: row.length <= self._paged_tokens, batch.rows))
+
+
+def token_tables(batch: Batch, rows: int) -> Tensor:
+    """The block table of each token of the first `rows` rows, `[tokens, blocks]` int32."""
+    if batch.decodes >= rows:
+        return batch.block_tables[:rows] if batch.rows else batch.block_tables
+    lengths = torch.tensor([row.length for row in batch.rows[:rows]])
+    return batch.block_tables[:rows].repeat_interleave(lengths, dim=0)
 
 
 def batch_invariant_attention() -> PagedCpuAttention:
@@ -60,22 +81,11 @@ def batch_invariant_attention() -> PagedCpuAttention:
     return PagedCpuAttention(batch_invariant=True)
 
 
-def _attend_paged(
-    query: Tensor,
-    new: tuple[Tensor, Tensor] | None,
-    kv: Tensor,
-    tables: Tensor,
-    positions: Tensor,
-    spec: AttentionSpec,
-) -> Tensor:
-    """Attend with `query` `[queries, heads, head_dim]` at `positions` over the blocks of `tables` `[queries, blocks]`.
-
-    `new` are the queries' own keys and values if they are not in the pool yet; they are written to it.
-    """
+def _attend_paged(query: Tensor, kv: Tensor, tables: Tensor, positions: Tensor, spec: AttentionSpec) -> Tensor:
+    """Attend with `query` `[queries, heads, head_dim]` at `positions`, over blocks of `tables` `[queries, blocks]`."""
     queries, heads, head_dim = query.shape
     _, _, kv_heads, block_size, _ = kv.shape
     wide = _dense_heads(query.float())
-    key, value = (_dense_heads(new[0]), _dense_heads(new[1])) if new else (None, None)
     output = torch.empty(wide.shape)
     window = spec.window or NO_WINDOW
     splits = -(-min(tables.shape[1] * block_size, window) // SPLIT)
@@ -84,17 +94,12 @@ def _attend_paged(
     block_stride, value_offset, head_stride, *_ = kv.stride()
     arguments = Arguments(
         queries=queries,
-        splits=splits,
         window=window,
         heads=heads,
         kv_heads=kv_heads,
         block_size=block_size,
         query=wide.data_ptr(),
         query_stride=wide.stride(0),
-        key=0 if key is None else key.data_ptr(),
-        key_stride=0 if key is None else key.stride(0),
-        value=0 if value is None else value.data_ptr(),
-        value_stride=0 if value is None else value.stride(0),
         pool=kv.data_ptr(),
         block_stride=block_stride,
         value_offset=value_offset,
@@ -108,7 +113,7 @@ def _attend_paged(
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
     )
-    run_on_torch_threads(attend_kernel(kv.dtype, head_dim).address, ctypes.addressof(arguments))
+    run_on_torch_threads(attend_kernel(kv.dtype, head_dim).address, arguments)
     return output.to(query.dtype)
 
 
@@ -127,29 +132,11 @@ def _context(row: RowShape, key: Tensor, value: Tensor, kv: Tensor, table: Tenso
     return keys, values
 
 
-def _attend_dense(query: Tensor, keys: Tensor, values: Tensor, row: RowShape, spec: AttentionSpec) -> Tensor:
-    """`[length, heads, head_dim]` queries over `[kv_heads, context, head_dim]` keys and values."""
-    keys, values = keys.to(query.dtype), values.to(query.dtype)
-    if query.dtype != torch.float32:
-        return _attend_tiles(query, keys, values, row, spec)
-    mask = None
-    if row.length < row.context or (spec.window or NO_WINDOW) < row.context:
-        mask = _visible(row.context - row.length, row.length, 0, row.context, spec)
-    attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        keys[None],
-        values[None],
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=spec.scale,
-        enable_gqa=True,
-    )
-    return attended[0].transpose(0, 1)
-
-
 def _attend_tiles(query: Tensor, keys: Tensor, values: Tensor, row: RowShape, spec: AttentionSpec) -> Tensor:
-    """The same for half types, `TILE_QUERIES` at a time, as oneDNN multiplies these faster than PyTorch's fused
-    attention on CPU: a prompt of 1,000 tokens of a 135M model took 0.80 s in all this way, and 1.02 s the other."""
+    """`[length, heads, head_dim]` queries of half types over `[kv_heads, context, head_dim]` keys and values,
+    `TILE_QUERIES` at a time: oneDNN multiplies these faster than PyTorch's fused attention on CPU. A prompt of 1,000
+    tokens of a 135M model took 0.80 s in all this way, and 1.02 s the other.
+    """
     length, heads, head_dim = query.shape
     kv_heads = keys.shape[0]
     output = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numba.np.numpy_support import carray
 
+from app.gpu.attention.cpu_scores import LEAST_EXPONENT, LOWEST, ZERO, bounded, query_scale
 from app.gpu.cpu.compile import ELEMENTS, c_function, exp2, inlined
 from app.gpu.cpu.intrinsics import fetch_add, pointer, prefetch, widen
 
@@ -32,18 +33,17 @@ TILE = 16
 class Arguments(ctypes.Structure):
     """What a kernel reads. Tensors are given by address; strides and offsets count elements.
 
-    query: `[queries, heads, head_dim]` float32. key, value: `[queries, kv_heads, head_dim]` in the pool's dtype, to be
-    stored at the queries' positions first (address 0: they are there already). pool: one layer's `[blocks, 2, kv_heads,
-    block_size, head_dim]`. tables: `[queries, blocks]` int32 (stride 0: one for all). positions: `[queries]` int64.
-    output: `[queries, heads, head_dim]` float32. workspace: `[queries, splits, heads, head_dim + PADDING]` float32.
-    finished: `[queries]` int64 zeros. `window` is at least 1, `softcap` 0 is off, `next_item` starts at 0.
+    query: `[queries, heads, head_dim]` float32. pool: one layer's `[blocks, 2, kv_heads, block_size, head_dim]`, which
+    has the queries' own keys and values. tables: `[queries, blocks]` int32 (stride 0: one for all). positions:
+    `[queries]` int64. output: `[queries, heads, head_dim]` float32. workspace: `[queries, splits, heads, head_dim +
+    PADDING]` float32, for as many splits as the longest context has at least. finished: `[queries]` int64 zeros, which
+    the kernel leaves so. `window` is at least 1, `softcap` 0 is off, `next_item` starts at 0.
     """
 
     _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("next_item", "queries", "splits", "window")),
+        *((name, ctypes.c_int64) for name in ("next_item", "queries", "window")),
         *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "block_size")),
         *((name, ctypes.c_int64) for name in ("query", "query_stride")),
-        *((name, ctypes.c_int64) for name in ("key", "key_stride", "value", "value_stride")),
         *((name, ctypes.c_int64) for name in ("pool", "block_stride", "value_offset", "head_stride")),
         *((name, ctypes.c_int64) for name in ("tables", "table_stride", "positions")),
         *((name, ctypes.c_int64) for name in ("workspace", "finished", "output")),
@@ -54,10 +54,6 @@ class Arguments(ctypes.Structure):
 _ARGUMENTS = np.dtype(Arguments)
 _UNBOUNDED = 1 << 60
 _CACHE_LINE = 64
-_LOG2_E = np.float32(1.4426950408889634)
-_LOWEST = np.float32(-3e38)
-_LEAST_EXPONENT = np.float32(-126)
-_ZERO, _ONE, _TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
 @functools.cache
@@ -83,16 +79,18 @@ def _attend(arguments: int, element: Any, head_dim: int) -> None:
     tables = carray(pointer(a.tables), _UNBOUNDED, np.int32)
     queries = carray(pointer(a.query), _UNBOUNDED, np.float32)
     positions = carray(pointer(a.positions), a.queries, np.int64)
-    workspace = carray(pointer(a.workspace), (a.queries, a.splits, a.heads, head_dim + PADDING), np.float32)
+    splits = _most_splits(positions, a.window)
+    workspace = carray(pointer(a.workspace), (a.queries, splits, a.heads, head_dim + PADDING), np.float32)
+    finished = carray(pointer(a.finished), a.queries, np.int64)
     output = carray(pointer(a.output), (a.queries, a.heads, head_dim), np.float32)
     query = np.empty((a.heads, head_dim), np.float32)
     scores = np.empty(TILE, np.float32)
-    scale = a.scale * _LOG2_E if a.softcap == 0 else a.scale / a.softcap
+    scale = query_scale(a.scale, a.softcap)
     while True:
         item = fetch_add(arguments)
-        if item >= a.queries * a.splits:
+        if item >= a.queries * splits:
             break
-        row, split = item // a.splits, item % a.splits
+        row, split = item % a.queries, item // a.queries  # queries of one context find its split in the cache
         context = positions[row] + 1
         oldest = max(0, context - a.window)
         first = oldest + split * SPLIT
@@ -100,28 +98,27 @@ def _attend(arguments: int, element: Any, head_dim: int) -> None:
             continue
         end = min(first + SPLIT, context)
         table = tables[row * a.table_stride :]
-        if end == context and a.key != 0:
-            _store(a, pool, table, row, positions[row], head_dim)
         for head in range(a.heads):
             for i in range(head_dim):
                 query[head, i] = queries[row * a.query_stride + head * head_dim + i] * scale
         _attend_split(a, pool, table, first, end, query, scores, workspace[row, split], head_dim)
-        splits = -(-(context - oldest) // SPLIT)
-        if fetch_add(a.finished + row * 8) == splits - 1:
-            _merge(workspace[row], splits, output[row], head_dim)
+        own_splits = _splits(context, a.window)
+        if fetch_add(a.finished + row * 8) == own_splits - 1:
+            _merge(workspace[row], own_splits, output[row], head_dim)
+            finished[row] = 0
 
 
 @inlined
-def _store(a: Any, pool: Any, table: Any, row: int, position: int, head_dim: int) -> None:
-    """Write the row's key and value into their slot."""
-    keys = carray(pointer(a.key), _UNBOUNDED, pool.dtype)
-    values = carray(pointer(a.value), _UNBOUNDED, pool.dtype)
-    slot = table[position // a.block_size] * a.block_stride + position % a.block_size * head_dim
-    for head in range(a.kv_heads):
-        at = slot + head * a.head_stride
-        for i in range(head_dim):
-            pool[at + i] = keys[row * a.key_stride + head * head_dim + i]
-            pool[at + a.value_offset + i] = values[row * a.value_stride + head * head_dim + i]
+def _splits(context: int, window: int) -> Any:
+    return -(-min(context, window) // SPLIT)
+
+
+@inlined
+def _most_splits(positions: Any, window: int) -> Any:
+    most = 1
+    for row in range(len(positions)):
+        most = max(most, _splits(positions[row] + 1, window))
+    return most
 
 
 @inlined
@@ -131,8 +128,8 @@ def _attend_split(
     """Attend over the keys at positions `[first, end)`; leaves each head's accumulator, peak and total in `state`."""
     for head in range(a.heads):
         for i in range(head_dim + 2):
-            state[head, i] = _ZERO
-        state[head, head_dim] = _LOWEST
+            state[head, i] = ZERO
+        state[head, head_dim] = LOWEST
     position = first
     while position < end:
         offset = position % a.block_size
@@ -163,7 +160,7 @@ def _attend_tile(
         _prefetch_run(pool, ahead + values + share, length)
         peak = max(own[head_dim], block_peak)
         if peak > own[head_dim]:
-            shrink = exp2(max(own[head_dim] - peak, _LEAST_EXPONENT))
+            shrink = exp2(max(own[head_dim] - peak, LEAST_EXPONENT))
             for i in range(head_dim):
                 own[i] *= shrink
             own[head_dim] = peak
@@ -180,47 +177,38 @@ def _prefetch_run(pool: Any, start: int, length: int) -> None:
 
 @inlined
 def _score(query: Any, keys: Any, count: int, softcap: Any, scores: Any, head_dim: int) -> Any:
-    """Scores of a tile's `count` keys; the rest of `scores` becomes `_LOWEST`. Returns the peak."""
-    peak = _LOWEST
+    """Scores of a tile's `count` keys; the rest of `scores` becomes `LOWEST`. Returns the peak."""
+    peak = LOWEST
     whole = count - count % 4
     for token in range(0, whole, 4):  # four at a time share each load of the query
-        a = b = c = d = _ZERO
+        a = b = c = d = ZERO
         four = keys[token * head_dim :]
         for i in range(head_dim):
             a += query[i] * widen(four[i])
             b += query[i] * widen(four[head_dim + i])
             c += query[i] * widen(four[2 * head_dim + i])
             d += query[i] * widen(four[3 * head_dim + i])
-        a, b, c, d = _bounded(a, softcap), _bounded(b, softcap), _bounded(c, softcap), _bounded(d, softcap)
+        a, b, c, d = bounded(a, softcap), bounded(b, softcap), bounded(c, softcap), bounded(d, softcap)
         scores[token], scores[token + 1], scores[token + 2], scores[token + 3] = a, b, c, d
         peak = max(peak, max(max(a, b), max(c, d)))
     for token in range(whole, count):
-        a = _ZERO
+        a = ZERO
         one = keys[token * head_dim :]
         for i in range(head_dim):
             a += query[i] * widen(one[i])
-        scores[token] = _bounded(a, softcap)
+        scores[token] = bounded(a, softcap)
         peak = max(peak, scores[token])
     for token in range(count, TILE):
-        scores[token] = _LOWEST
+        scores[token] = LOWEST
     return peak
-
-
-@inlined
-def _bounded(score: Any, softcap: Any) -> Any:
-    """`softcap * tanh(score)` as a power of 2, or the score as it is if there is no cap."""
-    if softcap == 0:
-        return score
-    power = min(max(_TWO * _LOG2_E * score, _LEAST_EXPONENT), -_LEAST_EXPONENT)
-    return softcap * _LOG2_E * (_ONE - _TWO / (_ONE + exp2(power)))
 
 
 @inlined
 def _exponentiate(scores: Any, peak: Any) -> Any:
     """Turn a tile's scores into weights; returns their sum."""
-    total = _ZERO
+    total = ZERO
     for token in range(TILE):
-        scores[token] = exp2(max(scores[token] - peak, _LEAST_EXPONENT))
+        scores[token] = exp2(max(scores[token] - peak, LEAST_EXPONENT))
         total += scores[token]
     return total
 
@@ -246,14 +234,14 @@ def _weigh(weights: Any, values: Any, count: int, output: Any, head_dim: int) ->
 def _merge(states: Any, splits: int, output: Any, head_dim: int) -> None:
     """Join the splits of one query, `[splits, heads, head_dim + PADDING]`, into `[heads, head_dim]`."""
     for head in range(output.shape[0]):
-        peak = _LOWEST
+        peak = LOWEST
         for split in range(splits):
             peak = max(peak, states[split, head, head_dim])
-        total = _ZERO
+        total = ZERO
         for i in range(head_dim):
-            output[head, i] = _ZERO
+            output[head, i] = ZERO
         for split in range(splits):
-            factor = exp2(max(states[split, head, head_dim] - peak, _LEAST_EXPONENT))
+            factor = exp2(max(states[split, head, head_dim] - peak, LEAST_EXPONENT))
             total += factor * states[split, head, head_dim + 1]
             for i in range(head_dim):
                 output[head, i] += factor * states[split, head, i]

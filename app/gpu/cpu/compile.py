@@ -7,11 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
+import llvmlite.binding as llvm
 import numpy as np
 import torch
 from numba import njit, types
+from numba.core import config
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.runtime.nrt import rtsys
 
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
 """What stands for a tensor's dtype inside a kernel; see `cpu_intrinsics.widen`."""
@@ -22,6 +25,16 @@ _OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "boundsche
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def compiled_features() -> frozenset[str]:
+    """Instruction sets that kernels are compiled for, in LLVM's words: the processor's, or those that Numba is told in
+    NUMBA_CPU_FEATURES. Numba's cache keeps the machine code of each apart.
+    """
+    told: Any = vars(config)["CPU_FEATURES"]
+    if told is not None:
+        return frozenset(word[1:] for word in told.split(",") if word.startswith("+"))
+    return frozenset(name for name, is_there in llvm.get_host_cpu_features().items() if is_there)
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
@@ -47,6 +60,16 @@ class _KernelCache(FunctionCache):
     """Numba's knows a kernel by its own file and by what it closes over. What others of our files give to be compiled
     into it could change, and the old machine code run on data that is laid out in another way.
     """
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Numba's own begins with all that a compilation may use: half a second of a start. A compiled kernel needs its
+        runtime alone.
+        """
+        runtime: Any = rtsys
+        runtime.initialize(target_context)
+        untyped: Any = super()
+        with untyped._guard_against_spurious_io_errors():
+            return untyped._load_overload(signature, target_context)
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
         return *super()._index_key(signature, codegen), kernel_sources()  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
 """Machine instructions that Numba has no function for, as intrinsics of its compiled functions."""
 
+import platform
 from typing import Any
 
 from llvmlite import ir
@@ -27,6 +28,50 @@ def _fetch_add(typing: Any, address: Any) -> Any:
         return builder.atomic_rmw("add", pointer, ir.Constant(_INT64, 1), "acq_rel")
 
     return types.int64(types.int64), generate
+
+
+def _load(typing: Any, address: Any) -> Any:
+    """`load(address)`: the int64 there, as other threads have left it; what they wrote before is seen after it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], _INT64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+def _call(typing: Any, function: Any, argument: Any) -> Any:
+    """`call(function, argument)`: call the C function `void f(void *)` at that address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function_type = ir.FunctionType(ir.VoidType(), [_INT64])
+        builder.call(builder.inttoptr(arguments[0], function_type.as_pointer()), [arguments[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _call_for_number(typing: Any, function: Any) -> Any:
+    """`call_for_number(function)`: what the C function `int f(void)` at that address returns."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.FunctionType(_INT32, []).as_pointer())
+        return builder.sext(builder.call(pointer, []), _INT64)
+
+    return types.int64(types.int64), generate
+
+
+def _relax(typing: Any) -> Any:
+    """`relax()`: tell an x86 core that it spins, which saves power and leaves more to its other thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if platform.machine() in ("x86_64", "AMD64"):
+            pause = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+                builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
+            )
+            builder.call(pause, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 def _prefetch(typing: Any, array: Any, index: Any) -> Any:
@@ -85,6 +130,10 @@ def _narrow(typing: Any, value: Any, like: Any) -> Any:
 
 pointer: Any = intrinsic(_pointer)
 fetch_add: Any = intrinsic(_fetch_add)
+load: Any = intrinsic(_load)
+call: Any = intrinsic(_call)
+call_for_number: Any = intrinsic(_call_for_number)
+relax: Any = intrinsic(_relax)
 prefetch: Any = intrinsic(_prefetch)
 widen: Any = intrinsic(_widen)
 narrow: Any = intrinsic(_narrow)

@@ -48,7 +48,7 @@ def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         logits=logits.data_ptr(),
         vocab_size=logits.shape[1],
     )
-    run_on_torch_threads(_compiled().address, ctypes.addressof(arguments))
+    run_on_torch_threads(_compiled().address, arguments)
 
 
 @functools.cache

@@ -6,6 +6,10 @@ calls, part of libgomp's ABI and offered by LLVM's and Intel's OpenMP too; `impo
 """
 
 import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -30,13 +34,49 @@ def release_threads() -> None:
         pause(_SOFT_PAUSE)
 
 
-def run_on_torch_threads(function: int, argument: int) -> None:
-    """Call the C function `void f(void *)` at address `function` with `argument`, once on each of PyTorch's threads.
+class Recorder(Protocol):
+    """Takes launches of a thread, which are then not run."""
+
+    def launched(self, function: int, arguments: ctypes.Structure) -> None:
+        """See `run_on_torch_threads`."""
+        ...
+
+
+class _Recorders(threading.local):
+    current: Recorder | None = None
+
+
+_recorders = _Recorders()
+
+
+@contextmanager
+def recorded_by(recorder: Recorder) -> Iterator[None]:
+    """Give `recorder` what this thread launches within the context."""
+    _recorders.current = recorder
+    try:
+        yield
+    finally:
+        _recorders.current = None
+
+
+def run_on_torch_threads(function: int, arguments: ctypes.Structure) -> None:
+    """Call the C function `void f(void *)` at address `function` with `arguments`, once on each of PyTorch's threads.
 
     Returns when every call has; the GIL is released meanwhile. The calls share the work among themselves, by an atomic
     counter for instance: where PyTorch was built without such an OpenMP there is one call, on the calling thread.
     """
-    if _parallel is None:
-        _Function(function)(argument)
+    if _recorders.current is not None:
+        _recorders.current.launched(function, arguments)
+    elif _parallel is None:
+        _Function(function)(ctypes.addressof(arguments))
     else:
-        _parallel(function, argument, torch.get_num_threads(), 0)
+        _parallel(function, ctypes.addressof(arguments), torch.get_num_threads(), 0)
+
+
+def team_size_function() -> int:
+    """The address of a C function `int f(void)` that tells a thread of a launch how many there are; 0: there is one."""
+    if _parallel is None:
+        return 0
+    address = ctypes.cast(ctypes.CDLL(None).omp_get_num_threads, ctypes.c_void_p).value
+    assert address is not None
+    return address

@@ -41,7 +41,7 @@ def read_on_torch_threads(file: int, offset: int, target: Tensor) -> bool:
     arguments = _Arguments(
         file=file, offset=offset, target=target.data_ptr(), nbytes=target.numel(), part_bytes=PART_BYTES
     )
-    run_on_torch_threads(_compiled().address, ctypes.addressof(arguments))
+    run_on_torch_threads(_compiled().address, arguments)
     return not arguments.short
 
 

@@ -7,7 +7,6 @@ from app.gpu.attention.base import Attention
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack
 from app.gpu.models.llama import LlamaStack
-from app.gpu.models.transformers_modules import load_transformers_stack
 from app.gpu.weights.resident import ResidentText
 from app.gpu.weights.source import WeightSource, weights_of
 from app.gpu.weights.text import Text
@@ -21,6 +20,9 @@ _STACKS: dict[str, type[LlamaStack | Gpt2Stack]] = {
     "smollm3": LlamaStack,
     "gpt2": Gpt2Stack,
 }
+
+_OWN_ACTIVATIONS = {"silu", "gelu_new"}
+"""Those that have a kernel of ours on a CPU."""
 
 
 def load_stack(
@@ -45,6 +47,8 @@ def load_stack(
     if model.config.model_type in _STACKS:
         text = ResidentText(device, dtype, batch_invariant=batch_invariant)
         return build_stack(model, weights_of(model, device, dtype), text, attention, max_model_len)
+    from app.gpu.models.transformers_modules import load_transformers_stack  # imports much of Transformers
+
     try:
         return load_transformers_stack(model, device, dtype, attention, _length(model, max_model_len))
     except DjinnError:
@@ -91,15 +95,22 @@ def _length(model: ResolvedModel, wanted: int | None) -> int:
 
 
 def require_row_by_row(model: ResolvedModel, device: torch.device) -> None:
-    """Raise FieldOutOfRange unless what lies between matrix products and attention treats every row by itself.
+    """Raise FieldOutOfRange unless what lies between matrix products and attention treats every row by itself."""
+    reason = why_not_row_by_row(model, device)
+    if reason is not None:
+        raise FieldOutOfRange(f"batch_invariant: {reason}; models of the Llama family can be", param="batch_invariant")
 
-    PyTorch's activations on a CPU do not: the last few values of each thread's share take other instructions.
+
+def why_not_row_by_row(model: ResolvedModel, device: torch.device) -> str | None:
+    """Why what lies between matrix products and attention treats rows by their company; None: it does not.
+
+    PyTorch's activations on a CPU do: the last few values of each thread's share take other instructions. Those that
+    have a kernel of ours do not.
     """
     kind = model.config.model_type
     if kind not in _STACKS:
-        wrong = f"{kind!r} runs on Transformers' modules, whose products depend on the batch"
-    elif device.type == "cpu" and getattr(model.config, "hidden_act", None) != "silu":
-        wrong = f"the activation of {kind!r} depends on the batch on a CPU"
-    else:
-        return
-    raise FieldOutOfRange(f"batch_invariant: {wrong}; models of the Llama family can be", param="batch_invariant")
+        return f"{kind!r} runs on Transformers' modules, whose products depend on the batch"
+    activation = model.config.activation_function if kind == "gpt2" else model.config.hidden_act
+    if device.type == "cpu" and activation not in _OWN_ACTIVATIONS:
+        return f"the activation of {kind!r} depends on the batch on a CPU"
+    return None

@@ -9,14 +9,38 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) of `x` `[tokens, width]` times `weight`
-    `[width]`.
+    """Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) of `x` `[tokens, width]` times `weight` `[width]`.
+
+    Or of each head of `x` `[tokens, heads, width]`, heads dense, times `weight` `[heads, width]`. Returns a new
+    contiguous tensor.
     """
     if x.device.type == "cpu":
         from app.gpu.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.rms_norm(x, weight, eps)
-    return F.rms_norm(x, weight.shape, weight, eps)
+    if weight.dim() == 1:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x, weight.shape[-1:], None, eps).mul_(weight)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm (Ba et al., arXiv:1607.06450) of `x` `[tokens, width]`, with `weight` and `bias` `[width]`."""
+    if x.device.type == "cpu":
+        from app.gpu.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.layer_norm(x, weight, bias, eps)
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def gelu_(x: Tensor) -> Tensor:
+    """`x` `[tokens, width]`, dense, of which each value has become its GELU as GPT-2 approximates it, with a tanh
+    (Hendrycks and Gimpel, arXiv:1606.08415).
+    """
+    if x.device.type == "cpu":
+        from app.gpu.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.gelu_(x)
+    return F.gelu(x, approximate="tanh")
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -27,6 +51,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return cpu_elementwise.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def add_(x: Tensor, other: Tensor) -> Tensor:
+    """`x` `[tokens, width]`, dense, to which `other` has been added: one row for each token, or one for all."""
+    if x.device.type == "cpu":
+        from app.gpu.cpu import elementwise as cpu_elementwise
+
+        return cpu_elementwise.add_(x, other)
+    return x.add_(other)
 
 
 def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:

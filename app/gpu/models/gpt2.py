@@ -1,20 +1,24 @@
 """GPT-2: learned positions, LayerNorm, fused qkv as the checkpoint has it."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
-from functools import partial
+from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor
-from transformers import PretrainedConfig
-from transformers.activations import ACT2FN
 
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import Batch
 from app.gpu.linear.base import Linear
+from app.gpu.linear.matrix import dense_of
+from app.gpu.models.elementwise import add_, gelu_, layer_norm
 from app.gpu.models.head import Head
 from app.gpu.weights.source import WeightSource, take_output_weight
 from app.gpu.weights.text import Bundle, Text
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Old checkpoints store the causal mask.
 _NOT_NEEDED = re.compile(r"\.attn\.(masked_)?bias$")
@@ -24,13 +28,12 @@ class _Norm:
     """LayerNorm with weight and bias over the last axis."""
 
     def __init__(self, name: str, config: PretrainedConfig, source: WeightSource, bundle: Bundle) -> None:
-        self._shape = (config.hidden_size,)
         self._eps = config.layer_norm_epsilon
-        self._weight = bundle.hold(source.take(f"{name}.weight", self._shape))
-        self._bias = bundle.hold(source.take(f"{name}.bias", self._shape))
+        self._weight = bundle.hold(source.take(f"{name}.weight", (config.hidden_size,)))
+        self._bias = bundle.hold(source.take(f"{name}.bias", (config.hidden_size,)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self._shape, self._weight.tensor, self._bias.tensor, self._eps)
+        return layer_norm(x, self._weight.tensor, self._bias.tensor, self._eps)
 
 
 class _Gpt2Layer:
@@ -57,13 +60,13 @@ class _Gpt2Layer:
         qkv = self._qkv(self._input_norm(hidden))
         query, key, value = qkv.view(hidden.shape[0], 3, self._heads, -1).unbind(1)
         attended = self._attention(query, key, value, kv, batch, self._spec)
-        hidden = self._output(attended.view(hidden.shape)).add_(hidden)
-        return self._down(self._activation(self._up(self._mlp_norm(hidden)))).add_(hidden)
+        hidden = add_(self._output(attended.view(hidden.shape)), hidden)
+        return add_(self._down(self._activation(self._up(self._mlp_norm(hidden)))), hidden)
 
 
 def _conv1d(source: WeightSource, name: str, inputs: int, outputs: int, bundle: Bundle) -> Linear:
     """GPT-2 stores `[in, out]` (Transformers' `Conv1D`)."""
-    weight = source.take(f"{name}.weight", (inputs, outputs)).t().contiguous()
+    weight = dense_of(source.take_matrix(f"{name}.weight", (inputs, outputs))).t().contiguous()
     return bundle.linear(weight, source.take(f"{name}.bias", (outputs,)))
 
 
@@ -75,7 +78,9 @@ def _scale(index: int, config: PretrainedConfig) -> float:
 
 def _activation(name: str) -> Callable[[Tensor], Tensor]:
     if name == "gelu_new":
-        return partial(F.gelu, approximate="tanh")
+        return gelu_
+    from transformers.activations import ACT2FN  # imports much of Transformers
+
     activation: Callable[[Tensor], Tensor] = ACT2FN[name]
     return activation
 
@@ -103,15 +108,15 @@ class Gpt2Stack:
         for index in range(self.num_layers):
             with text.bundle() as bundle:
                 self._layers.append(_Gpt2Layer(index, config, source, attention, bundle))
-        layer_elements = source.nbytes // self.num_layers // self.dtype.itemsize
-        positions = source.take("transformer.wpe.weight", (config.max_position_embeddings, self.hidden_size))
+        layer_bytes = source.nbytes // self.num_layers
+        positions = source.take_matrix("transformer.wpe.weight", (config.max_position_embeddings, self.hidden_size))
         self._positions = text.table(positions)
-        tokens = source.take("transformer.wte.weight", (self.vocab_size, self.hidden_size))
+        tokens = source.take_matrix("transformer.wte.weight", (self.vocab_size, self.hidden_size))
         self._tokens = text.table(tokens)
         with text.bundle() as bundle:
             norm = _Norm("transformer.ln_f", config, source, bundle)
         output = take_output_weight(source, config, tokens)
-        self._head = Head(norm, output, layer_elements, text, self.num_layers)
+        self._head = Head(norm, output, layer_bytes, text, self.num_layers)
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 

@@ -1,8 +1,8 @@
 """What turns the residual stream into logits: the final norm, then the output projection in chunks of its rows.
 
 The output projection is a model's largest matrix, often larger than a layer. In chunks it does not decide how much of a
-device a model takes whose weights are streamed. Chunks follow from the model's shape alone, so that logits are the same
-wherever its weights are.
+device a model takes whose weights are streamed. Chunks follow from the model's shape and types, so that logits are the
+same wherever its weights are.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from app.gpu.linear.matrix import Matrix, split, stored_rows
 from app.gpu.weights.text import Text
 
 Norm = Callable[[Tensor], Tensor]
@@ -22,15 +23,17 @@ _TILE = 64
 class Head:
     """The last bundles of a model: the norm is one, and so is every chunk."""
 
-    def __init__(self, norm: Norm, weight: Tensor, layer_elements: int, text: Text, norm_index: int) -> None:
+    def __init__(self, norm: Norm, weight: Matrix, layer_bytes: int, text: Text, norm_index: int) -> None:
         """`norm` is the bundle that has just been made, `norm_index`; `weight` is `[vocab, hidden]`. A chunk of it has
-        at most as many elements as a layer, which has `layer_elements`, but never less than 64 rows.
+        at most as many bytes as a layer, which has `layer_bytes` in the types of the checkpoint, but not less than 64
+        rows.
         """
         self._text = text
         self._norm, self._norm_index = norm, norm_index
-        self._vocab, hidden = weight.shape
+        self._vocab = weight.shape[0]
+        row_bytes = stored_rows(weight).nbytes // self._vocab
         self._chunks = []
-        for rows in weight.split(max(_TILE, layer_elements // hidden // _TILE * _TILE)):
+        for rows in split(weight, max(_TILE, layer_bytes // row_bytes // _TILE * _TILE)):
             with text.bundle() as bundle:
                 self._chunks.append(bundle.linear(rows))
 

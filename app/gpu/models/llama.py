@@ -1,9 +1,11 @@
 """Llama and the families that differ from it in details: Mistral, Qwen2, Qwen3, SmolLM, TinyLlama."""
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING
 
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from app.gpu.attention.base import Attention
 from app.gpu.attention.batch import Batch
@@ -13,6 +15,9 @@ from app.gpu.models.llama_variant import variant_of
 from app.gpu.models.rotary import Rotary
 from app.gpu.weights.source import WeightSource, take_output_weight
 from app.gpu.weights.text import Text
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Old checkpoints store the rotary frequencies.
 _NOT_NEEDED = re.compile(r"rotary_emb\.inv_freq$")
@@ -43,13 +48,13 @@ class LlamaStack:
         for index in range(self.num_layers):
             with text.bundle() as bundle:
                 self._layers.append(LlamaLayer(index, config, variant, source, rotary, attention, bundle))
-        layer_elements = source.nbytes // self.num_layers // self.dtype.itemsize
-        embedding = source.take("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
+        layer_bytes = source.nbytes // self.num_layers
+        embedding = source.take_matrix("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
         self._embedding = text.table(embedding)
         with text.bundle() as bundle:
             norm = RmsNorm("model.norm", config, source, bundle)
         output = take_output_weight(source, config, embedding)
-        self._head = Head(norm, output, layer_elements, text, self.num_layers)
+        self._head = Head(norm, output, layer_bytes, text, self.num_layers)
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 

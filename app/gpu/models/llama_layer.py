@@ -1,19 +1,25 @@
 """One layer of a Llama-like model, with fused qkv and gate-up projections."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from transformers import PretrainedConfig
-from transformers.activations import ACT2FN
 
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import Batch
 from app.gpu.linear.base import Linear
-from app.gpu.models.elementwise import rms_norm, silu_mul
+from app.gpu.linear.matrix import stack
+from app.gpu.models.elementwise import add_, rms_norm, silu_mul
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary
 from app.gpu.weights.source import WeightSource
 from app.gpu.weights.text import Bundle
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class _SelfAttention:
@@ -55,7 +61,7 @@ class _SelfAttention:
         qkv = self._qkv(normed).view(-1, rotated + self._kv_heads, self._head_dim)
         qk, value = torch.split(qkv, [rotated, self._kv_heads], dim=1)
         if self._qk_norm is not None:
-            qk = F.rms_norm(qk, (self._head_dim,), None, self._eps).mul_(self._qk_norm.tensor)
+            qk = rms_norm(qk, self._qk_norm.tensor, self._eps)
         if self._rotary is not None:
             qk = self._rotary(qk, batch.positions)
         query, key = torch.split(qk, [self._heads, self._kv_heads], dim=1)
@@ -70,7 +76,7 @@ class _Mlp:
         self, index: int, config: PretrainedConfig, variant: LlamaVariant, source: WeightSource, bundle: Bundle
     ) -> None:
         name, hidden, inner = f"model.layers.{index}.mlp", config.hidden_size, config.intermediate_size
-        self._activation = None if config.hidden_act == "silu" else ACT2FN[config.hidden_act]
+        self._activation = None if config.hidden_act == "silu" else _activation(config.hidden_act)
         gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
         self._gate_up = _fused(source, gate_up, hidden, variant.mlp_bias, bundle)
         self._down = _fused(source, {f"{name}.down_proj": hidden}, inner, variant.mlp_bias, bundle)
@@ -84,9 +90,16 @@ class _Mlp:
         return self._down(self._activation(gate).mul_(up))
 
 
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    from transformers.activations import ACT2FN  # imports much of Transformers
+
+    activation: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return activation
+
+
 def _fused(source: WeightSource, parts: dict[str, int], inputs: int, bias: bool, bundle: Bundle) -> Linear:
     """One layer over the stacked rows of `parts`: module name to output features."""
-    weight = torch.cat([source.take(f"{name}.weight", (rows, inputs)) for name, rows in parts.items()])
+    weight = stack([source.take_matrix(f"{name}.weight", (rows, inputs)) for name, rows in parts.items()])
     if not bias:
         return bundle.linear(weight)
     return bundle.linear(weight, torch.cat([source.take(f"{name}.bias", (rows,)) for name, rows in parts.items()]))
@@ -125,5 +138,5 @@ class LlamaLayer:
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`. Each sum goes into the tensor that the projection has just made."""
-        hidden = self._attention(self._input_norm(hidden), batch, kv).add_(hidden)
-        return self._mlp(self._mlp_norm(hidden)).add_(hidden)
+        hidden = add_(self._attention(self._input_norm(hidden), batch, kv), hidden)
+        return add_(self._mlp(self._mlp_norm(hidden)), hidden)

@@ -1,8 +1,13 @@
 """What sets one Llama-like family apart from another, read off the Transformers configuration."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from transformers import PretrainedConfig
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 _READS_ATTENTION_BIAS = {"llama", "qwen3", "smollm3"}
 _READS_MLP_BIAS = {"llama", "smollm3"}

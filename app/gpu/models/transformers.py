@@ -13,12 +13,11 @@ from transformers import PreTrainedModel
 
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import Batch, make_batch
+from app.gpu.models.base import TOLERANCE
 from app.gpu.models.transformers_attention import NAME, Paged
 
 _PROOF_TOKENS = 8
 _PREFILL = 4
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""Relative L2 error of the logits that rounding may cause; a misread architecture is far above it."""
 
 
 class _Recorder(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from app.gpu.attention import cpu_kernels
+from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import make_batch
 from app.gpu.attention.cpu import PagedCpuAttention
 from tests.gpu.attention.drawing import DEVICES, MIXED, Inputs, Shape, any_shape, assert_agrees, draw_inputs
@@ -58,3 +59,13 @@ def test_a_machine_without_a_writable_cache_compiles_anew(monkeypatch: pytest.Mo
         assert_agrees("cpu", Shape([(40, 1)]))
     finally:
         cpu_kernels.attend_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("window", [None, 37])
+def test_where_a_prompt_is_cut_does_not_change_a_bit(window: int | None) -> None:
+    whole = draw_inputs(Shape([(0, 200)], spec=AttentionSpec(scale=0.3, window=window)))
+    expected = whole.run(PagedCpuAttention())
+    table, pool = whole.batch.block_tables[0].tolist(), whole.pool
+    for first, end in ((0, 60), (60, 133), (133, 200)):
+        batch = make_batch([(first, end - first)], [table], 16, DEVICES["cpu"])
+        assert torch.equal(whole.narrowed(slice(first, end), pool, batch).run(PagedCpuAttention()), expected[first:end])

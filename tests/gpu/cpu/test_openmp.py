@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,17 +12,23 @@ import torch
 from app.gpu.cpu import openmp
 
 
-def record_calls(argument: int) -> list[tuple[int, int | None]]:
+class _Arguments(ctypes.Structure):
+    _fields_: ClassVar = [("number", ctypes.c_int64)]
+
+
+def record_calls(argument: int) -> list[tuple[int, int]]:
     """Run a callback on PyTorch's threads; returns the thread and the argument of each call."""
-    calls: list[tuple[int, int | None]] = []
+    calls: list[tuple[int, int]] = []
+    arguments = _Arguments(argument)
 
     def record(address: int | None) -> None:
-        calls.append((threading.get_native_id(), address))
+        assert address is not None
+        calls.append((threading.get_native_id(), _Arguments.from_address(address).number))
 
     callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(record)
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
-    openmp.run_on_torch_threads(address, argument)
+    openmp.run_on_torch_threads(address, arguments)
     return calls
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.attention.reference import ReferenceAttention
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.matrix import Matrix, numbers_of
 from app.gpu.linear.weight import Weight
 from app.gpu.models import build_stack
 from app.gpu.models.base import LayerStack
@@ -67,14 +67,14 @@ class LendingText:
 
     @contextmanager
     def bundle(self) -> Iterator[_Bundle]:
-        bundle = _Bundle(self)
+        bundle = _Bundle(self._linear)
         yield bundle
         self._weights.append(bundle.weights)
         for weight in bundle.weights:
             del weight.tensor
 
-    def table(self, matrix: Tensor) -> _Table:
-        return _Table(next(self._tables))
+    def table(self, matrix: Matrix) -> _Table:
+        return _Table(matrix, next(self._tables), self.dtype)
 
     @contextmanager
     def using(self, index: int) -> Iterator[None]:
@@ -90,30 +90,30 @@ class LendingText:
         memory.fill_(0xFF)  # as numbers: not a number
         self._lent = False
 
-    def make(self, weight: Weight, bias: Weight | None) -> Linear:
-        return self._linear(weight, bias)
-
 
 class _Bundle:
-    def __init__(self, text: LendingText) -> None:
+    def __init__(self, make: MakeLinear) -> None:
         self.weights: list[Weight] = []
-        self._text = text
+        self._make = make
 
     def hold(self, tensor: Tensor) -> Weight:
         assert tensor.is_meta
         self.weights.append(Weight(tensor))
         return self.weights[-1]
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return self._text.make(self.hold(weight), None if bias is None else self.hold(bias))
+    def linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        linear = self._make(weight, bias)
+        assert all(weight.tensor.is_meta for weight in linear.weights)
+        self.weights += linear.weights
+        return linear
 
 
 class _Table:
-    def __init__(self, matrix: Tensor) -> None:
-        self._matrix = matrix
+    def __init__(self, matrix: Matrix, stored: Tensor, dtype: torch.dtype) -> None:
+        self._matrix, self._stored, self._dtype = matrix, stored, dtype
 
     def rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self._matrix)
+        return numbers_of(self._matrix, self._stored[ids]).to(self._dtype)
 
 
 def fill(model: ResolvedModel, dtype: torch.dtype, *, batch_invariant: bool = False) -> Shelf:

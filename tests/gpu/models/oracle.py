@@ -60,6 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", **_GQA, "head_dim": 16},
     "smollm3": {"model_type": "smollm3", **_GQA, "no_rope_layer_interval": 2},
     "gpt2": {"model_type": "gpt2", **_GPT2},
+    "gpt2-relu": {"model_type": "gpt2", **_GPT2, "activation_function": "relu"},
     "gpt2-scaled-by-layer": {"model_type": "gpt2", **_GPT2, "scale_attn_by_inverse_layer_idx": True, "n_inner": 72},
     "gpt_neox": {"model_type": "gpt_neox", **_GQA, "rotary_pct": 0.5},
     "gemma": {"model_type": "gemma", **_GQA, "head_dim": 16},

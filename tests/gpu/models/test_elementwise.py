@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.gpu.models.elementwise import rms_norm, rotate, silu_mul
+from app.gpu.models.elementwise import add_, gelu_, layer_norm, rms_norm, rotate, silu_mul
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 dtypes = st.sampled_from(list(TOLERANCE))
@@ -31,6 +31,39 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 def test_rms_norm(dtype: torch.dtype, rows: int, width: int) -> None:
     x, weight = random(dtype, rows, width), random(dtype, width)
     assert_same(rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (width,), weight.double(), 1e-5))
+
+
+@settings(max_examples=30)
+@given(dtype=dtypes, rows=rows, heads=st.integers(1, 5), width=st.sampled_from([8, 64]))
+def test_rms_norm_of_heads_in_a_slice_of_the_fused_projection(
+    dtype: torch.dtype, rows: int, heads: int, width: int
+) -> None:
+    x, weight = random(dtype, rows, heads + 2, width)[:, :heads], random(dtype, heads, width)
+    assert_same(rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (width,), None, 1e-5) * weight.double())
+
+
+@settings(max_examples=30)
+@given(dtype=dtypes, rows=rows, width=st.sampled_from([2, 5, 64, 768]))
+def test_layer_norm(dtype: torch.dtype, rows: int, width: int) -> None:
+    x, weight, bias = random(dtype, rows, width) + 7, random(dtype, width), random(dtype, 1, width)[0]
+    expected = F.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-5)
+    assert_same(layer_norm(x, weight, bias, 1e-5), expected)
+
+
+@settings(max_examples=30)
+@given(dtype=dtypes, rows=rows, width=st.sampled_from([1, 7, 3072]))
+def test_gelu(dtype: torch.dtype, rows: int, width: int) -> None:
+    x = random(dtype, rows, width)
+    expected = F.gelu(x.double(), approximate="tanh")
+    assert_same(gelu_(x), expected)
+
+
+@settings(max_examples=30)
+@given(dtype=dtypes, rows=rows, width=st.sampled_from([1, 7, 576]), bias=st.booleans())
+def test_add(dtype: torch.dtype, rows: int, width: int, bias: bool) -> None:
+    x, other = random(dtype, rows, width), random(dtype, 1 if bias else rows, width)
+    expected = x.double() + other.double()
+    assert_same(add_(x, other[0] if bias else other), expected)
 
 
 @settings(max_examples=30)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.gpu.startup.loader import load_engine
+from app.model_store.export import export_model
 from app.model_store.resolve import resolve
 from app.settings import Settings
 from tests.gpu.breakpoints.breaking_models import FULL
@@ -36,9 +37,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def folder() -> Path:
     settings = Settings()
-    resolved = resolve(settings.model, cache_dir=settings.cache_dir.expanduser())
-    assert resolved.folder is not None
-    return resolved.folder
+    return export_model(settings.model, settings.cache_dir)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,26 @@
+"""Running layers of a model over a pool of KV."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from app.gpu.attention.batch import Batch
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.models.base import LayerStack
+
+RunLayers = Callable[[int, int, Tensor, Batch], Tensor]
+"""Runs layers `[lo, hi)`, at least one, on `hidden` `[tokens, hidden_size]` of a batch. Returns the same shape, in
+memory that may be written to again by the next call.
+"""
+
+
+def layer_by_layer(stack: LayerStack, pool: KVPool) -> RunLayers:
+    """Each layer by a call of its own, on any device, for any model and batch."""
+    return partial(_run_layers, stack, pool)
+
+
+def _run_layers(stack: LayerStack, pool: KVPool, lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
+    for layer in range(lo, hi):
+        hidden = stack.layer(layer, hidden, batch, pool.layer(layer))
+    return hidden

@@ -1,0 +1,119 @@
+"""Recorded layers give the bits of layers that are called one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoConfig
+
+from app.gpu.attention.batch import Batch, make_batch
+from app.gpu.attention.cpu import PAGED_TOKENS, PagedCpuAttention
+from app.gpu.cpu.program import Program
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.models import load_stack
+from app.gpu.models.base import LayerStack
+from app.gpu.programs.layers import RecordedLayers
+from app.gpu.programs.recording import Arena, NotRecordable, Recording
+from app.gpu.programs.run import layer_by_layer
+from app.model_store.resolve import resolve
+from tests.gpu.models.oracle import CASES
+
+BLOCK_SIZE, BLOCKS, POSITIONS = 16, 80, 600
+CPU = torch.device("cpu")
+Span = tuple[int, int]
+
+
+WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "n_embd": 64, "max_position_embeddings": 700}
+"""Whole panels."""
+RECORDED = ["llama", "llama-tied-biased-wide-heads", "mistral-window", "qwen2", "qwen3", "smollm3", "gpt2"]
+
+
+def load(case: str, dtype: torch.dtype = torch.float32) -> LayerStack:
+    fields = {**CASES[case], **WIDTHS, "n_positions": 700}
+    model = replace(resolve("random:tiny-llama", cache_dir=Path()), config=AutoConfig.for_model(**fields))
+    return load_stack(model, device=CPU, dtype=dtype, attention=PagedCpuAttention(), max_model_len=POSITIONS)
+
+
+@pytest.fixture(scope="module", params=RECORDED)
+def stack(request: pytest.FixtureRequest) -> LayerStack:
+    return load(request.param)
+
+
+def make_step(stack: LayerStack, spans: Sequence[Span], seed: int) -> tuple[Tensor, Batch]:
+    """Rows over blocks of their own, in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randperm(BLOCKS, generator=generator).tolist()
+    tables = [[blocks.pop() for _ in range(-(-(first + count) // BLOCK_SIZE))] for first, count in spans]
+    tokens = sum(count for _, count in spans)
+    hidden = torch.randn(tokens, stack.hidden_size, generator=generator).to(stack.dtype)
+    return hidden, make_batch(spans, tables, BLOCK_SIZE, CPU)
+
+
+def pools(stack: LayerStack) -> tuple[KVPool, KVPool]:
+    """Two of the same contents."""
+    one, other = (KVPool(stack, BLOCKS, BLOCK_SIZE) for _ in range(2))
+    one.data.normal_(generator=torch.Generator().manual_seed(0))
+    other.data.copy_(one.data)
+    return one, other
+
+
+spans = st.lists(st.tuples(st.integers(0, 300), st.integers(1, PAGED_TOKENS + 2)), min_size=1, max_size=3).map(
+    lambda rows: sorted(rows, key=lambda row: row[1] != 1)
+)
+
+
+@torch.inference_mode()
+@settings(max_examples=15, deadline=None)
+@given(steps=st.lists(st.tuples(spans, st.integers(0, 1), st.integers(0, 99)), min_size=1, max_size=4))
+def test_any_steps_give_the_same_bits(stack: LayerStack, steps: list[tuple[list[Span], int, int]]) -> None:
+    one, other = pools(stack)
+    recorded, plain = RecordedLayers(stack, one, POSITIONS), layer_by_layer(stack, other)
+    for rows, lo, seed in steps:
+        hidden, batch = make_step(stack, rows, seed)
+        found = recorded(lo, stack.num_layers, hidden, batch)
+        assert torch.equal(found, plain(lo, stack.num_layers, hidden, batch))
+        assert torch.equal(one.data, other.data)
+
+
+@torch.inference_mode()
+def test_decode_steps_run_as_a_program(stack: LayerStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[tuple[int, int]] = []
+    run = Program.run
+
+    def counting(program: Program, first: int, end: int) -> None:
+        runs.append((first, end))
+        run(program, first, end)
+
+    monkeypatch.setattr(Program, "run", counting)
+    recorded = RecordedLayers(stack, pools(stack)[0], POSITIONS)
+    for length in (1, 5, PAGED_TOKENS + 1):
+        recorded(0, stack.num_layers, *make_step(stack, [(20, 1), (40, length)], seed=1))
+    assert len(runs) == 2  # the third row is a prompt
+
+
+def test_an_operator_that_computes_is_never_recorded() -> None:
+    columns = torch.ones(4, 8)[:, :5]
+    computing: list[Callable[[], Tensor]] = [columns.contiguous, columns.double, columns.neg, columns.neg_]
+    for compute in computing:
+        with pytest.raises(NotRecordable), torch.inference_mode(), Recording().within(Arena()):
+            compute()
+    with torch.inference_mode(), Recording().within(Arena()):
+        assert columns.view(2, 2, 5).float().shape == (2, 2, 5)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("gpt2-relu", torch.float32), ("llama", torch.bfloat16)])
+@torch.inference_mode()
+def test_a_model_that_needs_other_kernels_runs_without(name: str, dtype: torch.dtype) -> None:
+    stack = load(name, dtype)
+    one, other = pools(stack)
+    hidden, batch = make_step(stack, [(20, 1), (40, 3)], seed=1)
+    found = RecordedLayers(stack, one, POSITIONS)(0, stack.num_layers, hidden, batch)
+    assert torch.equal(found, layer_by_layer(stack, other)(0, stack.num_layers, hidden, batch))
+    assert torch.equal(one.data, other.data)
