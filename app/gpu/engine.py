@@ -16,7 +16,7 @@ from app.gpu.kv_tiers.phases import Phases
 from app.gpu.passes.segments import Row
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.planning.turns import Turns, sample_request
+from app.gpu.planning.turns import Turns, sample_requests
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.step.accounting import Accounting
 from app.gpu.step.launched import LaunchedStep
@@ -200,6 +200,7 @@ class Engine:
         self._outdated |= any(isinstance(event, TurnFinished | Paused | Failed) for event in events)
         now = time.perf_counter()
         self._placement.note_step(now - self._began_at)
+        self._scheduler.drafting.note_step(step.rows, now - self._began_at)
         self._began_at = now
         return events
 
@@ -251,4 +252,4 @@ class Engine:
 
 
 def _requests(rows: Sequence[Row]) -> list[SampleRequest]:
-    return [sample_request(row) for row in rows if row.samples]
+    return [request for row in rows for request in sample_requests(row)]

@@ -54,6 +54,7 @@ class Inspector:
             running=len(self._scheduler.queue.running),
             waiting=len(self._scheduler.queue.waiting),
             steps=self._steps(),
+            drafts=self._scheduler.drafting.counts(),
             stack=_stack(sequences),
         )
 

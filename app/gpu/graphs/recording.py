@@ -11,8 +11,8 @@ from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.device.memory import DeviceMemory
 from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits, Recorder, batch_buckets
 from app.gpu.kv_pools.device import KVPool
-from app.gpu.models.base import LayerStack
-from app.gpu.models.transformers import TOLERANCE
+from app.gpu.models.base import TOLERANCE, LayerStack
+from app.gpu.programs.run import layer_by_layer
 from app.gpu.step.runner import Decode
 from app.gpu.step.walk import whole_pass
 
@@ -32,7 +32,7 @@ def estimate_graph_bytes(
     their tensors' memory in what the largest has taken. 0 if the model cannot be recorded.
     """
     free, buckets = [memory.free()], batch_buckets(limits.rows)
-    decode, graphs = partial(whole_pass, stack, KVPool(stack, 1, block_size)), DecodeGraphs(limits, stack.device)
+    decode, graphs = _decode(stack, KVPool(stack, 1, block_size)), DecodeGraphs(limits, stack.device)
     try:
         for bucket in (buckets[-1], buckets[0]):
             graphs.record(bucket, decode, recorder)
@@ -51,7 +51,7 @@ def record_graphs(stack: LayerStack, pool: KVPool, limits: DecodeLimits, recorde
 
     None, and a warning that says why, if the model cannot be recorded.
     """
-    decode, graphs = partial(whole_pass, stack, pool), DecodeGraphs(limits, stack.device)
+    decode, graphs = _decode(stack, pool), DecodeGraphs(limits, stack.device)
     began = time.perf_counter()
     logger.info("recording decode steps of up to %d sessions as %d graphs", limits.rows, len(graphs.buckets))
     try:
@@ -65,6 +65,10 @@ def record_graphs(stack: LayerStack, pool: KVPool, limits: DecodeLimits, recorde
         return None
     logger.info("recorded and checked %d graphs in %.1f s", len(graphs.buckets), time.perf_counter() - began)
     return graphs
+
+
+def _decode(stack: LayerStack, pool: KVPool) -> Decode:
+    return partial(whole_pass, stack, layer_by_layer(stack, pool))
 
 
 def _record_all(graphs: DecodeGraphs, decode: Decode, recorder: Recorder) -> None:

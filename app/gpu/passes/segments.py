@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from app.gpu.drafts.drafter import Drafted
 from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
@@ -20,7 +21,8 @@ class Row:
     """One sequence's part of a step, for its `turn`: `length` tokens from position `first`, through the layers that
     `way` says.
 
-    `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted.
+    `samples` if its last token's logits choose the next token, `scores_prompt` if every token's logits are wanted. The
+    last tokens may be a `draft`, which the history does not have; then the logits before each of them choose too.
     Where memory is too short for a row it is split; the row is accounted for when the last of its cuts has run.
     """
 
@@ -31,6 +33,7 @@ class Row:
     way: PassPlan
     samples: bool
     scores_prompt: bool
+    draft: tuple[Drafted, ...] = ()
     split_from: Row | None = None
     """The planned row that this one was cut from."""
 
@@ -55,9 +58,19 @@ class Row:
         return self.length == 1 and self.samples and whole and not self.way.marks
 
     @property
+    def token_ids(self) -> list[int]:
+        """The tokens that the row computes."""
+        return self.sequence.tokens[self.first : self.end] + [drafted.token_id for drafted in self.draft]
+
+    @property
+    def choices(self) -> int:
+        """How many of the row's last tokens' logits choose a token."""
+        return 1 + len(self.draft) if self.samples else 0
+
+    @property
     def outputs(self) -> int:
         """How many of the row's last tokens need logits."""
-        return self.length if self.scores_prompt else int(self.samples)
+        return self.length if self.scores_prompt else self.choices
 
 
 @dataclass(frozen=True, slots=True)

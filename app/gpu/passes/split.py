@@ -48,6 +48,11 @@ def split_off(rows: deque[Row], limit: int) -> list[Row]:
     return piece
 
 
+def without_draft(row: Row) -> Row:
+    """The row's part that has to be computed."""
+    return replace(row, length=row.length - len(row.draft), draft=(), split_from=row.whole) if row.draft else row
+
+
 def _cut(row: Row, first: int, end: int) -> Row:
     """Positions `[first, end)` of a row."""
     return replace(

@@ -20,8 +20,11 @@ def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: in
     are reserved. Rows that sample their turn's last token have none.
 
     No rows if the step has to be planned when the tokens are known: one of the rows is not a plain one, would not be
-    one next time, or is sampled from by way of its history; or blocks are short.
+    one next time, or is sampled from by way of its history; blocks are short; or there are drafts, which follow the
+    tokens.
     """
+    if scheduler.drafting.max_tokens:
+        return []
     if not all(row.is_plain(scheduler.num_layers) and not row.scores_prompt for row in rows):
         return []
     going_on = [row for row in rows if not row.turn.is_full(len(row.sequence.tokens) + 1, max_model_len)]

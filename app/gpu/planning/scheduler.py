@@ -1,8 +1,8 @@
 """Which rows run in the next step. Pure planning: no tensors.
 
 A step takes the next token of every sequence that decodes, then as much of the prompts as the token budget allows, then
-admits from the queue. A sequence whose KV is on its way back to the device is passed by those behind it. When blocks
-run short, KV gives way in this order:
+admits from the queue. What is left of the budget may go to drafts (`Drafting`). A sequence whose KV is on its way back
+to the device is passed by those behind it. When blocks run short, KV gives way in this order:
 
 - KV of sessions without a turn, which `Placement` has;
 - KV of the last in the queue;
@@ -21,6 +21,7 @@ from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import plan_pass, row_limit
 from app.gpu.planning.admission import Admission, Admitted
+from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
@@ -28,7 +29,7 @@ from app.gpu.state.turn import TurnState
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: its rows, those of one token first, and the block copies (source, target) to make before it."""
+    """One step: its rows, the shortest first, and the block copies (source, target) to make before it."""
 
     rows: list[Row] = field(default_factory=list)
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
@@ -41,8 +42,11 @@ class StepPlan:
 class Scheduler:
     """Owns the queue of turns, and plans their steps."""
 
-    def __init__(self, placement: Placement, *, num_layers: int, max_step_tokens: int, max_running: int) -> None:
+    def __init__(
+        self, placement: Placement, drafting: Drafting, *, num_layers: int, max_step_tokens: int, max_running: int
+    ) -> None:
         self.placement = placement
+        self.drafting = drafting
         self.cache = placement.tiers.cache
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
@@ -89,9 +93,9 @@ class Scheduler:
         plan = StepPlan()
         budget = self._plan_running(plan, self.max_step_tokens)
         if not plan.gave_way:
-            self._plan_waiting(plan, budget)
+            budget = self._plan_waiting(plan, budget)
         live = [row for row in plan.rows if row.sequence.session in self.queue.running]
-        plan.rows[:] = sorted(live, key=lambda row: row.length > 1)
+        plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=lambda row: row.length)
         return plan
 
     def give_up(self, rows: Iterable[Row]) -> None:
@@ -114,8 +118,8 @@ class Scheduler:
         plan.gave_way = len(self.queue.waiting) > queued
         return budget
 
-    def _plan_waiting(self, plan: StepPlan, budget: int) -> None:
-        """Admit turns from the queue, and plan their rows."""
+    def _plan_waiting(self, plan: StepPlan, budget: int) -> int:
+        """Admit turns from the queue, and plan their rows; returns the tokens that are left of `budget`."""
         for active in list(self.queue.waiting.values()):
             if budget <= 0 or len(self.queue.running) >= self.max_running:
                 break
@@ -125,6 +129,7 @@ class Scheduler:
             if admitted is Admitted.YES:
                 self._note_start(plan, active)
                 budget -= self._add_row(plan, active, budget)
+        return budget
 
     def _add_row(self, plan: StepPlan, active: ActiveTurn, budget: int) -> int:
         """Plan the turn's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.

@@ -9,7 +9,7 @@ from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, Ticket, TokenLogprobs
 from app.gpu.passes.segments import Row
 from app.gpu.planning.scheduler import Scheduler
-from app.gpu.sampling.requests import Sampled, SampleRequest
+from app.gpu.sampling.requests import Sampled, SampleRequest, looks_back
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
@@ -61,26 +61,46 @@ class Turns:
         if len(turn.prompt_logprobs) == turn.prompt_tokens - 1:
             yield PromptScored(turn.ticket, tuple(turn.prompt_logprobs))
 
-    def advance(self, row: Row, sampled: Sampled | None) -> Iterator[Event]:
-        """Account for a row that has run all layers; `sampled` is its next token, None while its prompt goes on."""
-        sequence, turn = row.sequence, row.turn
+    def advance(self, row: Row, sampled: Sequence[Sampled]) -> Iterator[Event]:
+        """Account for a row that has run all layers. `sampled` is its next token, and those after its drafted tokens;
+        empty while its prompt goes on. A drafted token counts if it was chosen, and the one after it with it.
+        """
+        sequence, turn, cache = row.sequence, row.turn, self._scheduler.cache
         yield from self._note_pass(row)
         resumed = sequence.paused_pass
         if resumed is not None:
             turn.resumed = resumed.cost()
             sequence.checkpoint = None
-        self._scheduler.cache.commit(sequence, row.first + row.length)
-        if sampled is not None:
-            sequence.tokens.append(sampled.token_id)
-            yield Token(turn.ticket, sampled.token_id, sampled.logprobs)
-            if turn.matcher is not None and not turn.matcher.consume((sampled.token_id,)):
-                yield self.fail(sequence, turn, _too_complex(sequence, turn, turn.matcher))
-                return
-        if not sequence.pending or sampled is not None:
-            reason = turn.finish_reason(sequence.tokens, self.max_model_len)
-            if reason is not None:
-                self._scheduler.cache.trim(sequence)
-                yield self.end(sequence, turn, reason)
+        cache.commit(sequence, row.end - len(row.draft))
+        if not sampled:
+            if not sequence.pending:
+                yield from self._end_if_complete(sequence, turn)
+            return
+        accepted = 0
+        for chosen, drafted in zip(sampled, (*row.draft[: len(sampled) - 1], None), strict=True):
+            yield from self._append(sequence, turn, chosen)
+            if sequence.turn is not turn or drafted is None or drafted.token_id != chosen.token_id:
+                break
+            cache.commit(sequence, len(sequence.tokens))
+            turn.matcher, accepted = drafted.matcher, accepted + 1
+        if row.draft:
+            cache.trim(sequence)
+            self._scheduler.drafting.note_accepted(row, accepted)
+
+    def _append(self, sequence: TokenSequence, turn: TurnState, sampled: Sampled) -> Iterator[Event]:
+        """Take the turn's next token, which may be its last."""
+        sequence.tokens.append(sampled.token_id)
+        yield Token(turn.ticket, sampled.token_id, sampled.logprobs)
+        if turn.matcher is not None and not turn.matcher.consume((sampled.token_id,)):
+            yield self.fail(sequence, turn, _too_complex(sequence, turn, turn.matcher))
+        else:
+            yield from self._end_if_complete(sequence, turn)
+
+    def _end_if_complete(self, sequence: TokenSequence, turn: TurnState) -> Iterator[Event]:
+        reason = turn.finish_reason(sequence.tokens, self.max_model_len)
+        if reason is not None:
+            self._scheduler.cache.trim(sequence)
+            yield self.end(sequence, turn, reason)
 
     def pause(self, row: Row, hidden: StoredTensor) -> Iterator[Event]:
         """Stop the turn where its row has stopped, with the residual stream that it had there."""
@@ -96,7 +116,7 @@ class Turns:
             breakpoint=row.way.breakpoint,
             created_at=time.time(),
         )
-        turn.paused, turn.pause_at, turn.announced = True, None, False
+        turn.paused, turn.pause_at, turn.announced, turn.drafter = True, None, False, None
         self._scheduler.retire(sequence)
         yield Paused(turn.ticket, sequence.checkpoint.info(), turn.usage(len(sequence.tokens)), resumed or turn.resumed)
         turn.resumed = None
@@ -160,12 +180,17 @@ class Turns:
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
 
 
-def sample_request(row: Row) -> SampleRequest:
-    """What the sampler needs to choose the token after the row's last."""
-    turn, position = row.turn, row.end
-    too_short = position + 1 - turn.prompt_tokens < turn.stop.min_tokens
-    forbidden = turn.stop.stop_token_ids if too_short else frozenset[int]()
-    return SampleRequest(turn.sampling, row.sequence.tokens, turn.prompt_tokens, forbidden, position, turn.matcher)
+def sample_requests(row: Row) -> Iterator[SampleRequest]:
+    """What the sampler needs to make each of the row's choices, as if the drafted tokens before it had been chosen."""
+    turn, first = row.turn, row.end - len(row.draft)
+    matchers = (turn.matcher, *(drafted.matcher for drafted in row.draft))
+    for number in range(row.choices):
+        position, tokens = first + number, row.sequence.tokens
+        if number and looks_back(turn.sampling):
+            tokens = tokens + [drafted.token_id for drafted in row.draft[:number]]
+        too_short = position + 1 - turn.prompt_tokens < turn.stop.min_tokens
+        forbidden = turn.stop.stop_token_ids if too_short else frozenset[int]()
+        yield SampleRequest(turn.sampling, tokens, turn.prompt_tokens, forbidden, position, matchers[number])
 
 
 def _too_complex(sequence: TokenSequence, turn: TurnState, matcher: Matcher) -> GrammarTooComplex:

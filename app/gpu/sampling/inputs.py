@@ -11,10 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from app.gpu.device.staging import Put
-from app.gpu.sampling.requests import SampleRequest
-
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow float32."""
+from app.gpu.sampling.philox import uniform
+from app.gpu.sampling.requests import SampleRequest, draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class SamplingInputs:
 
 def place_requests(requests: Sequence[SampleRequest], vocab_size: int, put: Put) -> SamplingInputs:
     """Lay out the requests of the rows of logits, in their order."""
-    drawing = [i for i, request in enumerate(requests) if request.params.temperature >= GREEDY_BELOW]
+    drawing = [i for i, request in enumerate(requests) if draws(request.params)]
     truncates = [p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in (request.params for request in requests)]
 
     def place(changes: Iterable[Mapping[int, float]]) -> Change | None:
@@ -104,14 +102,9 @@ def _place_draws(requests: Sequence[SampleRequest], rows: list[int], vocab_size:
 
     return Draws(
         put(np.array(rows, np.int64)),
-        column((_uniform(request) for request in chosen), np.float64),
+        column((uniform(request.params.seed, request.position) for request in chosen), np.float64),
         column((request.params.temperature for request in chosen), np.float32),
         column((min(request.params.top_k or vocab_size, vocab_size) for request in chosen), np.int64),
         column((request.params.top_p for request in chosen), np.float32),
         column((request.params.min_p for request in chosen), np.float32),
     )
-
-
-def _uniform(request: SampleRequest) -> float:
-    """The random number of the request's seed at the position of its new token."""
-    return np.random.Generator(np.random.Philox(key=request.params.seed, counter=request.position)).random()

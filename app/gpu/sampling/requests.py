@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from app.domain.values import SamplingParams, TokenLogprobs
 from app.grammars.matcher import Matcher
 
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
@@ -21,6 +24,11 @@ class SampleRequest:
     position: int
     matcher: Matcher | None = None
     """Tells which tokens the grammar allows."""
+
+
+def draws(params: SamplingParams) -> bool:
+    """Whether a token is drawn, rather than the most likely one."""
+    return params.temperature >= GREEDY_BELOW
 
 
 def looks_back(params: SamplingParams) -> bool:

@@ -2,17 +2,20 @@
 
 import shutil
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from app.domain.errors import FieldOutOfRange
-from app.domain.values import KVBudget, KVPolicy
+from app.domain.values import KVBudget, KVPolicy, WeightsDtype
 from app.gpu.device.dtypes import dtype_name
+from app.gpu.models import can_be_streamed
+from app.gpu.weights.form import Form
 from app.machine.memory import read_host_memory
 from app.machine.units import size
 from app.model_store.resolve import ResolvedModel
+from app.model_store.sizes import stored_sizes
 from app.settings import EngineSettings
 
 HOST_SHARE = 0.25
@@ -74,14 +77,25 @@ def _free_disk(folder: Path) -> int:
 
 
 def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> int:
-    """Bytes of all parameters on `device` as `dtype`. On a CPU an output projection that is tied to the embedding is a
-    second copy, in the layout in which it is multiplied.
+    """Bytes of all parameters on `device`, matrices as the model keeps them there, all others as `dtype`. On a CPU an
+    output projection that is tied to the embedding is a second copy, in the layout in which it is multiplied.
     """
-    with torch.device("meta"):
-        parameters: int = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model.config).parameters())
     text = model.config.get_text_config()
-    tied = text.vocab_size * text.hidden_size if text.tie_word_embeddings and device.type == "cpu" else 0
-    return (parameters + tied) * dtype.itemsize
+    table: tuple[int, int] = (text.vocab_size, text.hidden_size)
+    tied = bool(text.tie_word_embeddings) and device.type == "cpu"
+    if model.folder is None:
+        return (_count_random(model) + (prod(table) if tied else 0)) * dtype.itemsize
+    form = Form(device, dtype, model.weights_dtype if can_be_streamed(model) else WeightsDtype.FLOAT32)
+    stored = stored_sizes(model.folder)
+    tables = [form.nbytes(each) for each in stored.values() if each.shape == table]
+    return sum(map(form.nbytes, stored.values())) + (max(tables, default=0) if tied else 0)
+
+
+def _count_random(model: ResolvedModel) -> int:
+    from transformers import AutoModelForCausalLM  # imports much of Transformers
+
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model.config).parameters())
 
 
 def free_bytes(device: torch.device) -> int:
@@ -94,7 +108,7 @@ def check_weights_fit(model: ResolvedModel, needed: int, device: torch.device, d
     free = free_bytes(device)
     if needed > free:
         raise FieldOutOfRange(
-            f"the weights of {model.name} need {size(needed)} as {dtype_name(dtype)}; "
+            f"the weights of {model.name} need {size(needed)} for {dtype_name(dtype)}; "
             f"{size(free)} are free on {device}. Llama-like models and GPT-2 need less: see weights_device",
             param="weights_device",
         )

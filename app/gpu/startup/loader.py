@@ -32,10 +32,13 @@ from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.models.base import LayerStack
+from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
+from app.gpu.programs.run import RunLayers, layer_by_layer
 from app.gpu.sampling.masks import WORD, apply_mask
 from app.gpu.startup.budgets import TierBlocks, budget_blocks
+from app.gpu.startup.drafts import choose_draft_tokens
 from app.gpu.startup.profile import MemoryPlan, plan_memory
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.step.activations import HostTensor
@@ -89,12 +92,15 @@ def build_engine(
     disk = DiskStore(settings.kv_dir, identity) if settings.kv_dir is not None and budgets.disk else None
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
     _log_budgets(budgets, layout, limit, stack.max_model_len)
-    scheduler = _make_scheduler(stack, settings, budgets, layout.block_bytes, borrower)
+    draft_tokens = choose_draft_tokens(model, settings, stack.device, stack.dtype)
+    scheduler = _make_scheduler(stack, settings, budgets, layout.block_bytes, borrower, limit, draft_tokens)
     phases = Phases(scheduler.placement, scheduler.headroom)
     rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
     graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
     grammars = Grammars(model, stack.vocab_size)
-    turns, runner = Turns(scheduler, limit, grammars.match), Runner(stack, pool, loaded.streams, graphs)
+    turns = Turns(scheduler, limit, grammars.match)
+    run_layers = layer_by_layer(stack, pool) if recorder is not None else _choose_layers(loaded, pool, limit)
+    runner = Runner(stack, pool, loaded.streams, run_layers, graphs)
     to_host = partial(HostTensor.of, streams=loaded.streams)
     checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match)
     inspector = Inspector(scheduler, loaded.text, runner.counts)
@@ -112,6 +118,15 @@ def build_engine(
     )
 
 
+def _choose_layers(loaded: LoadedModel, pool: KVPool, max_model_len: int) -> RunLayers:
+    """How layers run: recorded where that saves time and their weights stay where they are."""
+    if loaded.streams.on_host and loaded.streamed is None:
+        from app.gpu.programs.layers import RecordedLayers  # imports Numba, which only a CPU needs
+
+        return RecordedLayers(loaded.stack, pool, max_model_len)
+    return layer_by_layer(loaded.stack, pool)
+
+
 def _allocate_device(
     loaded: LoadedModel, blocks: int, block_size: int, block_bytes: int
 ) -> tuple[KVPool, Borrower | None]:
@@ -125,13 +140,27 @@ def _allocate_device(
 
 
 def _make_scheduler(
-    stack: LayerStack, settings: EngineSettings, budgets: TierBlocks, block_bytes: int, borrower: Borrower | None
+    stack: LayerStack,
+    settings: EngineSettings,
+    budgets: TierBlocks,
+    block_bytes: int,
+    borrower: Borrower | None,
+    max_model_len: int,
+    draft_tokens: int,
 ) -> Scheduler:
     """The scheduler, with the placement and the block pools that it plans with."""
     cache = KVCache(BlockPool(budgets.device, settings.block_size), BlockPool(budgets.host, settings.block_size))
     borrow = lend_nothing if borrower is None else borrower.borrow
+    drafting = Drafting(
+        cache,
+        max_tokens=draft_tokens,
+        num_layers=stack.num_layers,
+        max_model_len=max_model_len,
+        exact_draws=stack.device.type == "cpu",
+    )
     return Scheduler(
         Placement(KVTiers(cache, block_bytes), settings.kv_policy, budgets.disk, time.monotonic, borrow),
+        drafting,
         num_layers=stack.num_layers,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,

@@ -14,6 +14,7 @@ from app.gpu.device.memory import DeviceMemory
 from app.gpu.device.staging import put_each
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
+from app.gpu.programs.run import layer_by_layer
 from app.gpu.sampling.inputs import place_requests
 from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.requests import SampleRequest
@@ -131,4 +132,4 @@ def _peak(memory: DeviceMemory, step: Callable[[], None]) -> int:
 def _run(stack: LayerStack, pool: KVPool, spans: list[Span]) -> Tensor:
     tables = [[0] * -(-(first + length) // pool.block_size) for first, length in spans]
     batch = make_batch(spans, tables, pool.block_size, stack.device)
-    return whole_pass(stack, pool, torch.zeros_like(batch.positions), batch)
+    return whole_pass(stack, layer_by_layer(stack, pool), torch.zeros_like(batch.positions), batch)

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import TextUse
+from app.domain.values import WeightsDtype
 from app.gpu.attention.base import Attention
 from app.gpu.device.choice import streams_of
+from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import allocating, zeroed
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.linear import linear_maker
@@ -22,6 +25,7 @@ from app.gpu.weight_ring.host_copy import make_host_copy
 from app.gpu.weight_ring.residency import WeightPlan, plan_weights
 from app.gpu.weight_ring.streamed import StreamedText
 from app.gpu.weight_ring.survey import MetaWeights, survey
+from app.gpu.weights.form import Form
 from app.gpu.weights.source import weights_of
 from app.machine.units import size
 from app.model_store.resolve import ResolvedModel
@@ -80,9 +84,10 @@ class Streamed:
 def load_model(
     model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype, attention: Attention
 ) -> LoadedModel:
-    """Load the weights as `settings.weights_device` says. Takes seconds; raises FieldOutOfRange if they do not fit,
-    BrokenModel and `WeightsLost` if they cannot be read.
+    """Load the weights as `settings.weights_device` says. Takes seconds; raises FieldOutOfRange if they do not fit or
+    cannot be kept as the model says, BrokenModel and `WeightsLost` if they cannot be read.
     """
+    _require_weights_dtype(model, device, dtype)
     needed, free = weight_bytes(model, device, dtype), free_bytes(device)
     budget = settings.weights_device
     if budget is None:
@@ -132,6 +137,22 @@ def _stream(
         raise
     _log_plan(plan)
     return LoadedModel(stack, streams, loaded)
+
+
+def _require_weights_dtype(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise FieldOutOfRange unless matrices are multiplied as the model's `weights_dtype`."""
+    asked = model.weights_dtype
+    if asked in (WeightsDtype.CHECKPOINT, dtype_name(dtype)):
+        return
+    if not Form(device, dtype, asked).keeps_matrices:
+        why = f"{device} multiplies matrices as {dtype_name(dtype)}"
+    elif not can_be_streamed(model):
+        why = f"{model.config.model_type!r} runs on Transformers' modules, which multiply as {dtype_name(dtype)}"
+    else:
+        return
+    raise FieldOutOfRange(
+        f"weights_dtype must be checkpoint or {dtype_name(dtype)}; got {asked}: {why}", param="weights_dtype"
+    )
 
 
 def _log_plan(plan: WeightPlan) -> None:

@@ -7,6 +7,7 @@ from typing import Self
 from app.domain.activations import ResumeCost
 from app.domain.breakpoints import Intervention
 from app.domain.values import FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
+from app.gpu.drafts.drafter import Drafter
 from app.grammars.matcher import Matcher
 
 
@@ -28,6 +29,8 @@ class TurnState:
     """The session's when the turn began."""
     matcher: Matcher | None = None
     """Where the generated tokens are in the grammar, if the turn has one."""
+    drafter: Drafter | None = None
+    """Guesses the next tokens, once it has been asked to."""
     pausable: bool = True
     paused: bool = False
     pause_at: tuple[int, int] | None = None
@@ -50,7 +53,7 @@ class TurnState:
     def fork(self, ticket: Ticket) -> Self:
         """The same turn for another session."""
         matcher = None if self.matcher is None else self.matcher.copy()
-        return replace(self, ticket=ticket, prompt_logprobs=list(self.prompt_logprobs), matcher=matcher)
+        return replace(self, ticket=ticket, prompt_logprobs=list(self.prompt_logprobs), matcher=matcher, drafter=None)
 
     def generated(self, history_tokens: int) -> int:
         """Tokens generated so far, given the history's length."""

@@ -56,4 +56,4 @@ class Accounting:
         elif stopped is not None:
             yield from self._turns.pause(row, stopped)
         else:
-            yield from self._turns.advance(row, result.sampled.get(row))
+            yield from self._turns.advance(row, result.sampled.get(row, ()))

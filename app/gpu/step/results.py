@@ -5,6 +5,7 @@ They are computed on the device of the logits, and read on the host when the ste
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ from app.gpu.step.activations import HostTensor
 class StepResult:
     """Results of a step's rows. A row whose logits are not finite is `broken`, whatever else it has."""
 
-    sampled: dict[Row, Sampled] = field(default_factory=dict)
+    sampled: dict[Row, list[Sampled]] = field(default_factory=dict)
+    """Each row's next token, and those that were chosen after its drafted tokens."""
     scores: dict[Row, list[TokenLogprobs]] = field(default_factory=dict)
     """Log-probabilities of the prompt tokens that follow each of the row's tokens."""
     stopped: dict[Row, HostTensor] = field(default_factory=dict)
@@ -103,8 +105,8 @@ class PendingResult:
         self._done: Event = PASSED
         ends = np.cumsum([row.outputs for row in rows]).tolist()
         self._spans = {row: slice(end - row.outputs, end) for row, end in zip(rows, ends, strict=True)}
-        last = [self._spans[row].stop - 1 for row in rows if row.samples]
-        index = None if len(last) == ends[-1] else last
+        chosen = [at for row in rows for at in range(self._spans[row].stop - row.choices, self._spans[row].stop)]
+        index = None if len(chosen) == ends[-1] else chosen
         mask = masks.begin(requests, vocab_size, streams, put)
         self._sampling = Sampling(requests, index, vocab_size, put, mask)
         self._edited = [row for row in rows if row.outputs and (row.way.new_edits or row.sequence.interventions)]
@@ -147,8 +149,8 @@ class PendingResult:
             result.broken.update(row for row, fine in finite if not fine)
         result.scores.update((row, [] if report is None else report.read()) for row, report in self._scores.items())
         if self._requests:
-            sampling = (row for row in self._rows if row.samples)
-            result.sampled.update(zip(sampling, self._sampling.read(), strict=True))
+            sampled = iter(self._sampling.read())
+            result.sampled.update((row, list(islice(sampled, row.choices))) for row in self._rows if row.samples)
         return result
 
 

@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from app.gpu.device.streams import DeviceStreams
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.passes.segments import Row
-from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off
+from app.gpu.passes.split import GROW_AFTER, SplitSize, split_off, without_draft
+from app.gpu.programs.run import RunLayers
 from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import SampleRequest
@@ -38,14 +40,23 @@ float32 logits `[rows, vocab_size]`, which the caller may write to until the nex
 class Runner:
     """Owns the model and the KV pool's tensor. Called from the engine thread, in inference mode."""
 
-    def __init__(self, stack: LayerStack, pool: KVPool, streams: DeviceStreams, decode: Decode | None = None) -> None:
+    def __init__(
+        self,
+        stack: LayerStack,
+        pool: KVPool,
+        streams: DeviceStreams,
+        run_layers: RunLayers,
+        replay: Decode | None = None,
+    ) -> None:
+        """`replay` repeats whole decode steps that have been recorded; None: none has been."""
         self.stack = stack
         self.pool = pool
         self._streams = streams
         self._staging = Staging(streams, stack.device)
         self._vectors = DeviceVectors(streams, stack.device)
-        self._decode = decode or partial(whole_pass, stack, pool)
-        self._replays = decode is not None
+        self._run_layers = run_layers
+        self._decode = replay or partial(whole_pass, stack, run_layers)
+        self._replays = replay is not None
         self._replayed = self._eager = self._followed = 0
         self._split_size = SplitSize()
         self._masks = MaskThread()
@@ -70,26 +81,31 @@ class Runner:
         return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
     def launch(self, rows: list[Row], requests: Sequence[SampleRequest]) -> LaunchedStep:
-        """Launch the layers of at least one row, and then the sampling of those that sample, as `requests` has them.
+        """Launch the layers of at least one row, and then the sampling of those that sample: `requests` are for the
+        `choices` of each row in order.
 
         Out of memory is a queue: a step that does not fit is split, and its pieces run one after the other. An attempt
         that is given up half-way has left nothing but KV in its rows' own slots. The next one writes the same values
         there before it reads them, and nobody else reads them: blocks are hashed and shared only once their row has
-        been accounted for.
+        been accounted for. Drafts are the first to give way.
         """
         self._alone = max(0, self._alone - 1)
-        wanted = dict(zip((row for row in rows if row.samples), requests, strict=True))
-        waiting, pieces, unfit = deque(rows), list[WholeStep](), set[Row]()
+        left = iter(requests)
+        wanted = {row: list(islice(left, row.choices)) for row in rows}
+        fits = sum(row.length for row in rows) <= self._split_size.limit
+        waiting, pieces, unfit = deque(rows if fits else map(without_draft, rows)), list[WholeStep](), set[Row]()
         while waiting:
             piece = split_off(waiting, self._split_size.limit)
-            launched = self._try(piece, [wanted[row.whole] for row in piece if row.samples])
+            launched = self._try(piece, [each for row in piece for each in wanted[row.whole][: row.choices]])
             if launched is not None:
                 pieces.append(launched)
                 self._split_size.note_fit()
                 continue
             torch.cuda.empty_cache()  # nothing of the attempt is referred to any more
             tokens = sum(row.length for row in piece)
-            if tokens > 1:
+            if any(row.draft for row in piece):
+                waiting.extendleft(map(without_draft, reversed(piece)))
+            elif tokens > 1:
                 self._split_size.shrink(tokens)
                 logger.warning("out of memory in %d tokens at once; going on with %d", tokens, self._split_size.limit)
                 waiting.extendleft(reversed(piece))
@@ -97,7 +113,7 @@ class Runner:
                 unfit.add(piece[0].whole)
                 while waiting and waiting[0].whole is piece[0].whole:
                     waiting.popleft()
-        return pieces[0] if len(pieces) == 1 and not unfit else SplitStep(rows, pieces, unfit)
+        return pieces[0] if len(pieces) == 1 and pieces[0].rows == rows else SplitStep(rows, pieces, unfit)
 
     def launch_overlapped(
         self, before: LaunchedStep, rows: list[Row], requests: Sequence[SampleRequest]
@@ -142,7 +158,7 @@ class Runner:
             pending.launch(compute())
             self._count(replayed=self._replays, followed=before is not None)
             return WholeStep(rows, pending)
-        walk = Walk(self.stack, self.pool, self._streams, rows, put, self._vectors)
+        walk = Walk(self.stack, self._run_layers, self.pool.block_size, self._streams, rows, put, self._vectors)
         self._staging.send()
         pending.launch(walk.run())
         self._count(replayed=False, followed=False)

@@ -11,10 +11,10 @@ from app.domain.breakpoints import Intervention
 from app.gpu.attention.batch import Batch, place_batch
 from app.gpu.device.staging import Put
 from app.gpu.device.streams import DeviceStreams
-from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
 from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, Record
 from app.gpu.passes.segments import Row, Segment, cut_segments
+from app.gpu.programs.run import RunLayers
 from app.gpu.state.checkpoints import Captured
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.edits import DeviceVectors, apply_edit
@@ -36,13 +36,15 @@ class Walk:
     def __init__(
         self,
         stack: LayerStack,
-        pool: KVPool,
+        run_layers: RunLayers,
+        block_size: int,
         streams: DeviceStreams,
         rows: list[Row],
         put: Put,
         vectors: DeviceVectors,
     ) -> None:
-        self._stack, self._pool, self._streams, self._rows, self._vectors = stack, pool, streams, rows, vectors
+        self._stack, self._run_layers, self._block_size = stack, run_layers, block_size
+        self._streams, self._rows, self._vectors = streams, rows, vectors
         self._starts: dict[Row, int] = {}
         total = 0
         for row in rows:
@@ -79,10 +81,7 @@ class Walk:
         """Take the segment's rows through its layers, and do what is marked at its upper end. A row that pauses there
         is saved before the others go on: nothing changes its part of `hidden` any more.
         """
-        part = self.hidden[index]
-        for layer in range(segment.lo, segment.hi):
-            part = self._stack.layer(layer, part, batch, self._pool.layer(layer))
-        self.hidden[index] = part
+        self.hidden[index] = self._run_layers(segment.lo, segment.hi, self.hidden[index], batch)
         for row in (self._rows[number] for number in segment.rows):
             for mark in row.way.marks:
                 if mark.boundary == segment.hi:
@@ -99,7 +98,7 @@ class Walk:
                 members = [self._rows[number] for number in segment.rows]
                 spans = [(row.first, row.length) for row in members]
                 tables = [row.sequence.blocks for row in members]
-                batch = place_batch(spans, tables, self._pool.block_size, put)
+                batch = place_batch(spans, tables, self._block_size, put)
                 placed[segment.rows] = batch, self._tokens(members, put)
         return [(segment, *placed[segment.rows]) for segment in segments]
 
@@ -147,17 +146,15 @@ class Walk:
         )
 
 
-def whole_pass(stack: LayerStack, pool: KVPool, token_ids: Tensor, batch: Batch) -> Tensor:
+def whole_pass(stack: LayerStack, run_layers: RunLayers, token_ids: Tensor, batch: Batch) -> Tensor:
     """Every layer and the head over a batch of which every token needs logits.
 
     `token_ids` is `[tokens]` int64; returns float32 logits `[tokens, vocab_size]`.
     """
     hidden = stack.embed(token_ids, batch.positions)
-    for layer in range(stack.num_layers):
-        hidden = stack.layer(layer, hidden, batch, pool.layer(layer))
-    return stack.head(hidden)
+    return stack.head(run_layers(0, stack.num_layers, hidden, batch))
 
 
 def token_ids_of(rows: list[Row]) -> np.ndarray[Any, Any]:
     """The tokens that the rows compute, packed, `[tokens]` int64."""
-    return np.array([t for row in rows for t in row.sequence.tokens[row.first : row.first + row.length]], np.int64)
+    return np.array([token_id for row in rows for token_id in row.token_ids], np.int64)

@@ -191,7 +191,7 @@ def test_what_never_fits_fails_alone_and_says_why(tiny_llama: TinyModel, short: 
 
 
 def test_steps_grow_again_when_there_is_room(tiny_llama: TinyModel, short: ShortOfMemory) -> None:
-    driver = drive(tiny_llama, short)
+    driver = drive(tiny_llama, short, max_draft_tokens=0)
     short.most, short.sizes = 4, []
     driver.settle(driver.begin(driver.open(), prompt(1, 3 * STEP_TOKENS), 2))
     assert max(short.sizes) == 4

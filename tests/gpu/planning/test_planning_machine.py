@@ -32,6 +32,7 @@ from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.segments import Row
+from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler, StepPlan
 from app.gpu.planning.turns import Turns
@@ -72,6 +73,7 @@ class PlanningMachine(RuleBasedStateMachine):
     DEVICE_BLOCKS = 12
     HOST_BLOCKS = 0
     DISK_BLOCKS = 0
+    DRAFT_TOKENS = 0
     POLICY = KVPolicy.NONE
     MAX_LEN = DEVICE_BLOCKS * BLOCK_SIZE
     sessions = Bundle("sessions")
@@ -81,11 +83,13 @@ class PlanningMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.pool = BlockPool(self.DEVICE_BLOCKS, BLOCK_SIZE)
         self.host = BlockPool(self.HOST_BLOCKS, BLOCK_SIZE)
-        tiers = KVTiers(KVCache(self.pool, self.host), 1)
+        cache = KVCache(self.pool, self.host)
+        tiers = KVTiers(cache, 1)
         self.placement = Placement(tiers, self.POLICY, self.DISK_BLOCKS, lambda: self.now, self.borrow)
         self.ledger = tiers.ledger
+        drafting = Drafting(cache, max_tokens=self.DRAFT_TOKENS, num_layers=2, max_model_len=self.MAX_LEN)
         self.scheduler = Scheduler(
-            self.placement, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
+            self.placement, drafting, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks)
@@ -186,7 +190,7 @@ class PlanningMachine(RuleBasedStateMachine):
         assert len({row.sequence.session for row in plan.rows}) == len(plan.rows), "a sequence has two rows"
         assert sum(row.length for row in plan.rows) <= MAX_STEP_TOKENS
         assert len(plan.rows) <= MAX_RUNNING
-        assert [row.length > 1 for row in plan.rows] == sorted(row.length > 1 for row in plan.rows)
+        assert [row.length for row in plan.rows] == sorted(row.length for row in plan.rows)
         self.model.run(plan)
         rows = plan.rows
         while rows:
@@ -211,7 +215,7 @@ class PlanningMachine(RuleBasedStateMachine):
             if row.scores_prompt:
                 predicted = row.sequence.tokens[row.first + 1 : row.first + row.length + 1]
                 self.take(self.turns.score(row, [TokenLogprobs(token_id, 0.0) for token_id in predicted]))
-            self.take(self.turns.advance(row, Sampled(token, None) if row.samples else None))
+            self.take(self.turns.advance(row, [Sampled(token, None)] * row.choices))
 
     @rule(session=sessions, keep=st.none() | st.integers(0, 2))
     def cancel(self, session: SessionId, keep: int | None) -> None:
@@ -280,3 +284,24 @@ class PlanningMachine(RuleBasedStateMachine):
 
 TestPlanning = PlanningMachine.TestCase
 TestPlanning.settings = settings(max_examples=400, stateful_step_count=80)
+
+
+class DraftingMachine(PlanningMachine):
+    """The same with drafts, of which histories like these have many."""
+
+    DRAFT_TOKENS = 3
+
+    @rule(token=st.sampled_from([0, 1]), session=PlanningMachine.sessions)
+    def step_in_a_rut(self, token: int, session: SessionId) -> None:
+        """A turn that repeats itself: its drafts are accepted."""
+        self.submit(session, [token] * 4, 8, replace=False, scored=False)
+        before = self.scheduler.drafting.counts()
+        for _ in range(6):
+            self.step(token)
+            self.every_block_is_accounted_for()
+        after = self.scheduler.drafting.counts()
+        assert 0 <= after.accepted - before.accepted <= after.drafted - before.drafted
+
+
+TestDrafting = DraftingMachine.TestCase
+TestDrafting.settings = settings(max_examples=150, stateful_step_count=60)

@@ -1,0 +1,1 @@
+"""Conversations of agents, generated with and without drafts."""

@@ -1,0 +1,289 @@
+"""Drafts: more tokens a step, and each of them is what it would be without, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.domain.breakpoints import Action, When
+from app.domain.values import KVPolicy, Phase, SamplingParams, StopRule
+from app.gpu.engine import Engine
+from app.grammars.matcher import Matcher
+from app.messages import Event, Failed, Submit, Token, TurnFinished
+from app.model_store.resolve import resolve
+from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
+from tests.gpu.driving import GREEDY
+from tests.gpu.models.oracle import VOCAB
+from tests.gpu.oracle import greedy_tokens
+from tests.gpu.planning.shortage import ShortOfMemory
+from tests.gpu.tiny_engine import make_engine
+from tests.grammars.schemas import json_grammar, random_schema, regex
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
+
+COLD = SamplingParams(seed=1, temperature=0.02, logprobs=2)
+"""Draws that repeat themselves nearly as often as greedy ones."""
+
+
+class Free:
+    """Costs under which every guess is worth a try: what is drafted does not depend on the machine's load."""
+
+    per_token = 0.0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        pass
+
+    def seconds(self, tokens: int) -> float:
+        return 1.0
+
+
+def drive(engine: Engine) -> BreakDriver:
+    engine._scheduler.drafting._costs = Free()  # type: ignore[assignment]
+    return BreakDriver(engine)
+
+
+def accepted(driver: BreakDriver) -> int:
+    return driver.memory().drafts.accepted
+
+
+def said(turn: Turn) -> list[object]:
+    """Everything that the client was told of the turn's tokens and of its end."""
+    told = list[object]()
+    for event in (event for ticket in turn.tickets for event in turn.events.get(ticket, [])):
+        match event:
+            case Token():
+                told.append((event.token_id, event.logprobs))
+            case TurnFinished():
+                told.append((event.reason, event.usage.completion_tokens, event.history_tokens))
+    return told
+
+
+def repetitive(seed: int, length: int) -> list[int]:
+    """A few tokens again and again, and some others between them."""
+    return [*prompt(seed, 5), *(prompt(seed, 4) * length)[:length], *prompt(seed + 1, 2), *prompt(seed, 4)[:3]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One turn that a client wants."""
+
+    token_ids: list[int]
+    sampling: SamplingParams
+    stop: StopRule
+
+
+samplings = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 9),
+    temperature=st.sampled_from([0, 0, 0.02, 0.1, 1]),
+    top_p=st.sampled_from([1, 1, 0.9]),
+    top_k=st.sampled_from([0, 0, 5]),
+    min_p=st.sampled_from([0, 0, 0.05]),
+    presence_penalty=st.sampled_from([0, 0, 0.3]),
+    frequency_penalty=st.sampled_from([0, 0, 0.01]),
+    repetition_penalty=st.sampled_from([1, 1, 1.02]),
+    logit_bias=st.sampled_from([{}, {7: 0.5}, {7: 100.0}]),
+    logprobs=st.sampled_from([None, 0, 3]),
+    prompt_logprobs=st.sampled_from([None, None, None, 1]),
+)
+stops = st.builds(
+    StopRule,
+    max_tokens=st.integers(0, 30),
+    min_tokens=st.integers(0, 12),
+    stop_token_ids=st.sampled_from([frozenset(), frozenset(range(0, VOCAB, 9)), frozenset({7})]),
+)
+turns_asked = st.builds(Asked, st.builds(repetitive, st.integers(0, 5), st.integers(0, 20)), samplings, stops)
+
+
+def converse(driver: BreakDriver, asked: list[list[Asked]]) -> list[list[object]]:
+    """Each client has a session of its own and speaks when its last turn has ended; what each of them is told."""
+    sessions = [driver.open() for _ in asked]
+    told: list[list[object]] = [[] for _ in asked]
+    for number in range(max(map(len, asked))):
+        going = [(at, turns[number]) for at, turns in enumerate(asked) if number < len(turns)]
+        begun = [
+            (at, driver.begin(sessions[at], each.token_ids, 0, each.sampling, stop=each.stop)) for at, each in going
+        ]
+        driver.settle(*(turn for _, turn in begun))
+        for at, turn in begun:
+            told[at] += said(turn)
+    for session in sessions:
+        driver.close(session)
+    return told
+
+
+@pytest.mark.parametrize("room", [{"blocks": 400}, {"blocks": 46, "host_blocks": 60, "policy": KVPolicy.SIGNAL}])
+def test_clients_are_told_the_same(invariant_llama: TinyModel, room: dict[str, Any]) -> None:
+    """Also where some have to give way to others. Then drafts change when a context is computed again, and in which
+    parts: so nothing may depend on that.
+    """
+    drafting = drive(invariant_llama.engine(**room))
+    plain = BreakDriver(invariant_llama.engine(**room, max_draft_tokens=0))
+
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.lists(turns_asked, min_size=1, max_size=2), min_size=1, max_size=4))
+    def check(asked: list[list[Asked]]) -> None:
+        assert converse(drafting, asked) == converse(plain, asked)
+
+    check()
+    assert accepted(drafting) > 100
+    assert drafting.memory().drafts.drafted > accepted(drafting)
+    assert not plain.memory().drafts.drafted
+    assert drafting.memory().kv_owned_bytes == 0
+
+
+def test_greedy_answers_are_transformers_and_need_fewer_steps(tiny_llama: TinyModel) -> None:
+    driver = drive(tiny_llama.engine())
+    for seed in range(4):
+        turn = driver.begin(driver.open(), repetitive(seed, 12), 40)
+        driver.settle(turn)
+        assert turn.tokens == greedy_tokens(tiny_llama.oracle, repetitive(seed, 12), 40)
+    steps = sum(bool(plan.rows) for plan in driver.plans)
+    assert steps + accepted(driver) >= 160
+    assert accepted(driver) > 20
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COLD])
+def test_every_length_of_draft_tells_the_same(tiny_llama: TinyModel, sampling: SamplingParams) -> None:
+    told = []
+    for length in range(8):
+        driver = drive(tiny_llama.engine(max_draft_tokens=length))
+        turns = [driver.begin(driver.open(), repetitive(seed, 9), 30, sampling) for seed in range(3)]
+        driver.settle(*turns)
+        told.append([said(turn) for turn in turns])
+        assert all(len(row.draft) <= length for plan in driver.plans for row in plan.rows)
+        assert max(len(row.draft) for plan in driver.plans for row in plan.rows) == length
+    assert all(each == told[0] for each in told)
+
+
+def test_a_step_has_no_more_tokens_than_it_may_and_no_draft_takes_a_block_from_anyone(tiny_llama: TinyModel) -> None:
+    driver = drive(tiny_llama.engine(blocks=24, max_step_tokens=18))
+    turns = [driver.begin(driver.open(), repetitive(seed, 9), 14) for seed in range(4)]
+    driver.settle(*turns)
+    assert all(sum(row.length for row in plan.rows) <= 18 for plan in driver.plans)
+    calm = BreakDriver(tiny_llama.engine(blocks=24, max_step_tokens=18, max_draft_tokens=0))
+    others = [calm.begin(calm.open(), repetitive(seed, 9), 14) for seed in range(4)]
+    calm.settle(*others)
+    assert [turn.tokens for turn in turns] == [turn.tokens for turn in others]
+    assert sum(plan.gave_way for plan in driver.plans) <= sum(plan.gave_way for plan in calm.plans)
+    assert accepted(driver)
+
+
+GRAMMARS = {
+    "a regex with much that is forced": regex("(abcabc|xyz){12}(c|d)"),
+    "any of a few letters": regex("[ab]{30}"),
+    "an end that comes early": regex("(ab){9}"),
+    "a schema": json_grammar(random_schema(3)),
+}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_grammars_hold_and_answers_are_the_same(name: str) -> None:
+    model = resolve("random:tiny-llama", cache_dir=Path())
+    told = []
+    for length in (7, 0):
+        driver = drive(make_engine(model, blocks=400, max_draft_tokens=length))
+        sampling = SamplingParams(seed=2, temperature=0.3, logprobs=1, grammar=GRAMMARS[name])
+        history = [token % 250 for token in repetitive(3, 20)]
+        turns = [driver.begin(driver.open(), history, 60, replace(sampling, seed=seed)) for seed in range(3)]
+        driver.settle(*turns)
+        told.append([said(turn) for turn in turns])
+        assert bool(accepted(driver)) == bool(length)
+        driver.engine.close()
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("when", [When(every=7), When(position=60), When(token_id=9)])
+@pytest.mark.parametrize("action", [Action.PAUSE, Action.CAPTURE])
+def test_breakpoints_see_each_position_as_they_would(tiny_llama: TinyModel, when: When, action: Action) -> None:
+    """Paused turns leave the device, and are forked there; both go on alike."""
+    told = []
+    for length in (7, 0):
+        driver = drive(tiny_llama.engine(host_blocks=200, policy=KVPolicy.SIGNAL, max_draft_tokens=length))
+        session = driver.open()
+        driver.arm(session, 1, 2, action=action, when=when)
+        turn = driver.begin(session, repetitive(1, 20), 50, COLD)
+        driver.settle(turn)
+        found: list[object] = []
+        while turn.paused:
+            found.append((turn.checkpoint.layer, turn.checkpoint.first, driver.read(turn).tolist()))
+            child = driver.fork(turn)
+            driver.signal(session, Phase.IO_WAIT)
+            driver.resume(turn)
+            driver.resume(child)
+            driver.settle(turn, child)
+            assert said(child)[-1:] == said(turn)[-1:]
+        captures = driver.captures(session)
+        found += [(each.layer, each.positions, each.token_ids, each.tensor.data) for each in captures.records]
+        told.append([found, said(turn)])
+        assert bool(accepted(driver)) == (bool(length) and when.token_id is None)
+    assert told[0] == told[1]
+
+
+def test_sessions_that_are_steered_draft_nothing(tiny_llama: TinyModel) -> None:
+    driver = drive(tiny_llama.engine())
+    session = driver.open()
+    driver.arm(session, 1, action=Action.CAPTURE)
+    driver.settle(driver.begin(session, repetitive(1, 20), 30))
+    assert not driver.memory().drafts.drafted
+
+
+def test_memory_that_is_too_short_costs_drafts_first(tiny_llama: TinyModel) -> None:
+    short = ShortOfMemory(tiny_llama.stack)
+    driver = drive(replace(tiny_llama, stack=short).engine())
+    plain = BreakDriver(tiny_llama.engine(max_draft_tokens=0))
+    told = []
+    for each in (driver, plain):
+        turns = [each.begin(each.open(), repetitive(seed, 9), 30, COLD) for seed in range(3)]
+        for _ in range(4):
+            each.advance()
+        short.active, short.most = True, 6
+        each.settle(*turns)
+        told.append([said(turn) for turn in turns])
+    assert short.failures
+    assert told[0] == told[1]
+    assert any(row.draft for plan in driver.plans[6:] for row in plan.rows)
+
+
+def test_a_grammar_that_becomes_too_complex_fails_at_the_same_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that shows at the row's first position, or behind drafted tokens that were chosen."""
+    fill, model = Matcher.fill, resolve("random:tiny-llama", cache_dir=Path())
+
+    def fill_or_give_up(matcher: Matcher, address: int, size: int) -> None:
+        fill(matcher, address, size)
+        if matcher._matcher.is_accepting():
+            matcher._error = "enough"
+
+    monkeypatch.setattr(Matcher, "fill", fill_or_give_up)
+    told = []
+    for length in (7, 0):
+        driver = drive(make_engine(model, blocks=400, max_draft_tokens=length))
+        sampling = SamplingParams(0, 0, grammar=regex("(ab){9}(ab)*"))
+        ticket, session, events = driver.ticket(), driver.open(), list[Event]()
+        driver.engine.handle(Submit(ticket, session, tuple([97, 98] * 20), sampling, StopRule(60)))
+        while not any(isinstance(event, Failed) for event in events):
+            events += driver.engine.step()
+        told.append([event.error.message for event in events if isinstance(event, Failed)])
+        assert sum(isinstance(event, Token) for event in events) == 19
+        assert bool(accepted(driver)) == bool(length)
+        driver.engine.close()
+    assert told[0] == told[1]
+    assert "became too complex at token 19 of the answer: enough" in told[0][0]
+
+
+def test_drafts_follow_what_they_are_worth(tiny_llama: TinyModel) -> None:
+    """Where a token more costs as much as a step, none is drafted; where it costs nothing, all are."""
+    drafted = []
+    for per_token in (0.0, 1.0):
+        driver = drive(tiny_llama.engine())
+        driver.engine._scheduler.drafting._costs.per_token = per_token  # type: ignore[misc]
+        driver.settle(driver.begin(driver.open(), repetitive(1, 20), 30))
+        drafted.append(driver.memory().drafts.drafted)
+    assert drafted[0] > 0
+    assert drafted[1] == 0
