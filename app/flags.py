@@ -33,6 +33,7 @@ METAVARS = {
     "block_size": "TOKENS",
     "max_step_tokens": "TOKENS",
     "max_running": "COUNT",
+    "max_draft_tokens": "TOKENS",
     "max_queue": "COUNT",
     "max_model_len": "TOKENS",
     "max_sessions": "COUNT",

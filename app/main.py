@@ -11,8 +11,10 @@ from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from app.bridge.executor import Engine, EngineExecutor
+from app.domain.values import WeightsDtype
 from app.exports.spool import Spool
 from app.gpu.startup.loader import load_engine
+from app.grammars.compiler import Grammars
 from app.journal.journal import Journal
 from app.metrics.turns import Metrics
 from app.model_store.resolve import resolve
@@ -38,6 +40,9 @@ from app.web.openapi.document import DescribedAPI
 from app.web.request_id import RequestIdMiddleware
 from app.web.strict_requests import refuse_unread
 
+QUIET_S = 1.0
+"""Between the start, or the last look at turns that run, and the preparation of grammars."""
+
 ROUTERS = (
     sessions,
     generate,
@@ -60,7 +65,12 @@ ROUTERS = (
 
 def load_app(settings: Settings) -> FastAPI:
     """Find and load the model, which takes seconds, and build the application around it. Raises `DjinnError`."""
-    model = resolve(settings.model, cache_dir=settings.cache_dir.expanduser(), seed=settings.seed)
+    model = resolve(
+        settings.model,
+        cache_dir=settings.cache_dir.expanduser(),
+        seed=settings.seed,
+        weights_dtype=WeightsDtype(settings.weights_dtype),
+    )
     served = replace(model, name=settings.served_name or model.name)
     with ExitStack() as undo:
         # Before the engine: it locks the folder, where the engine keeps files too.
@@ -70,7 +80,6 @@ def load_app(settings: Settings) -> FastAPI:
         tokens = load_tokens(model)
         engine = load_engine(served, settings.engine())
         undo.callback(engine.close)
-        engine.grammars.prepare()
         app = create_app(settings, engine, tokens, journal)
         undo.pop_all()
     return app
@@ -102,6 +111,7 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
             ends.push_async_callback(executor.stop)
             await restore(registry, restored)
             ends.push_async_callback(_end, asyncio.create_task(sweep(registry)))
+            ends.push_async_callback(_end, asyncio.create_task(_prepare_grammars(engine.grammars, table)))
             yield
 
     app = DescribedAPI(
@@ -144,6 +154,15 @@ def _middleware(settings: Settings) -> list[Middleware]:
             routes={("POST", export.IMPORT_PATH): int(settings.max_import_bytes)},
         ),
     ]
+
+
+async def _prepare_grammars(grammars: Grammars, table: SessionTable) -> None:
+    """Have the vocabulary read while nobody waits for anything else."""
+    while True:
+        await asyncio.sleep(QUIET_S)
+        if not table.busy:
+            break
+    grammars.prepare()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

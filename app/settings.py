@@ -21,6 +21,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.domain.values import KVBudget, KVPolicy
 
+DRAFT_TOKENS = 7
+"""Most drafted tokens of one row: it has eight then, which attention on a CPU still takes one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -47,6 +50,8 @@ class EngineSettings:
     block_size: int
     max_step_tokens: int
     max_running: int
+    max_draft_tokens: int | None
+    """None: `DRAFT_TOKENS` where drafts change no token, and help."""
     max_model_len: int | None
 
 
@@ -104,6 +109,9 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: float32 on CPU, bfloat16 on CUDA"
     )
+    weights_dtype: Literal["checkpoint", "float32", "bfloat16", "int8"] = Field(
+        "checkpoint", description="as what matrices are kept on a CPU that computes in float32"
+    )
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
     cache_dir: Annotated[Path, BeforeValidator(_not_empty)] = Field(
         Path("~/.cache/djinn"), description="where pulled models are kept"
@@ -144,6 +152,13 @@ class Settings(BaseSettings):
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
     max_step_tokens: int = Field(512, ge=1, description="most tokens computed in one step, over all sessions")
     max_running: int = Field(256, ge=1, description="most sessions in one step")
+    max_draft_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=DRAFT_TOKENS,
+        description="most tokens that a session computes ahead in one step, on a guess from its own history; 0 for "
+        "none (default: 7 on a CPU where that changes no token)",
+    )
     max_queue: int = Field(1024, ge=1, description="turns that may wait; one more gets 429")
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
@@ -220,5 +235,6 @@ class Settings(BaseSettings):
             block_size=self.block_size,
             max_step_tokens=self.max_step_tokens,
             max_running=self.max_running,
+            max_draft_tokens=self.max_draft_tokens,
             max_model_len=self.max_model_len,
         )

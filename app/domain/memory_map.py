@@ -97,6 +97,14 @@ class StepCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Tokens since the start that were `drafted`, and those of them that were `accepted`: a step each less."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryMap:
     """The engine's memory, in bytes, and how busy it is.
 
@@ -119,4 +127,5 @@ class MemoryMap:
     running: int
     waiting: int
     steps: StepCounts
+    drafts: DraftCounts
     stack: StackUse

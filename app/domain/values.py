@@ -53,6 +53,17 @@ class KVPolicy(StrEnum):
     NONE = "none"
 
 
+class WeightsDtype(StrEnum):
+    """As what a model's matrices are kept. Norms and biases are always in the data type of the computation."""
+
+    CHECKPOINT = "checkpoint"
+    """As they are stored: any float type, or the blocks of a GGUF file."""
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    """Blocks of 32 integers with a scale, GGUF's Q8_0."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVBudget:
     """Room for KV: so many bytes, or `sessions` sessions of `tokens` tokens each."""

@@ -58,7 +58,7 @@ class Grammars:
         self._waiting = 0
 
     def prepare(self) -> None:
-        """Begin to read the vocabulary, which holds the GIL for about a second: better now than beside turns."""
+        """Begin to read the vocabulary, which holds the GIL for about half a second: better beside no turn."""
         self._thread.submit(self._read_vocabulary)
 
     def compile(self, grammar: Grammar) -> Future[Compiled]:

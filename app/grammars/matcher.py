@@ -58,6 +58,14 @@ class Matcher:
         """Another one in the same place."""
         return Matcher(self._matcher.deep_copy())
 
+    def after(self, token_id: int) -> Matcher | None:
+        """Another one behind a token that may come next; None if it may not, or would end the text. The time that
+        masks take is counted for both.
+        """
+        following = self.copy()
+        following._spent, following._error = self._spent, self._error
+        return following if following.consume((token_id,)) and not following.ended else None
+
 
 def error_of(matcher: LLMatcher) -> str | None:
     """What is wrong; None: nothing."""

@@ -25,9 +25,9 @@ class Vocabulary:
     def arguments(self) -> tuple[str, int, list[int]]:
         """What llguidance's tokenizer is made from: the fast tokenizer as JSON, the size, tokens that end a text."""
         tokenizer = load_tokenizer(self._model)
-        tokenizer.backend_tokenizer.no_padding()
-        tokenizer.backend_tokenizer.no_truncation()
-        return tokenizer.backend_tokenizer.to_str(), self._size, sorted(eos_token_ids(self._model, tokenizer))
+        tokenizer.backend.no_padding()
+        tokenizer.backend.no_truncation()
+        return tokenizer.backend.to_str(), self._size, sorted(eos_token_ids(self._model, tokenizer))
 
     @cached_property
     def compiled(self) -> LLTokenizer:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from app.domain.memory_map import MemoryMap, MoveTotals, StepCounts, TextUse
+from app.domain.memory_map import DraftCounts, MemoryMap, MoveTotals, StepCounts, TextUse
 from app.domain.values import Tier
 
 MOVE_FIGURES: dict[str, tuple[str, Callable[[MoveTotals], float]]] = {
@@ -32,6 +32,7 @@ def memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
         by_tier.add_metric([tier], memory.sessions_by_tier.get(tier, 0))
     yield by_tier
     yield from _steps(memory.steps)
+    yield from _drafts(memory.drafts)
     yield from _moves(memory)
     yield from _counts(memory)
 
@@ -62,6 +63,12 @@ def _steps(steps: StepCounts) -> Iterator[Metric]:
     yield found
     followed = "Steps that the device was given while it ran the one before"
     yield CounterMetricFamily("djinn_steps_followed", followed, steps.followed)
+
+
+def _drafts(drafts: DraftCounts) -> Iterator[Metric]:
+    yield CounterMetricFamily("djinn_draft_tokens", "Tokens that were computed before they were chosen", drafts.drafted)
+    accepted = "Drafted tokens that were chosen"
+    yield CounterMetricFamily("djinn_draft_tokens_accepted", accepted, drafts.accepted)
 
 
 def _moves(memory: MemoryMap) -> Iterator[Metric]:

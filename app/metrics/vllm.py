@@ -11,6 +11,8 @@ VLLM_NAMES = {
     "djinn_kv_usage_ratio": "vllm:kv_cache_usage_perc",
     "djinn_prompt_tokens": "vllm:prompt_tokens",
     "djinn_generation_tokens": "vllm:generation_tokens",
+    "djinn_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "djinn_draft_tokens_accepted": "vllm:spec_decode_num_accepted_tokens",
     "djinn_prefix_cache_queries": "vllm:prefix_cache_queries",
     "djinn_prefix_cache_hits": "vllm:prefix_cache_hits",
     "djinn_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",

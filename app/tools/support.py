@@ -1,11 +1,11 @@
 """What one model needs so that its chats can have tools."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
-
-from transformers.utils.chat_parsing.response_templates import load_response_template
+from typing import TYPE_CHECKING, Any
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.domain.grammar import Grammar, GrammarKind
@@ -16,7 +16,9 @@ from app.tools.grammar import call_grammar, with_spaces
 from app.tools.pieces import AnswerReader, CallsOnly
 from app.tools.prompt import Message, messages_as_text, messages_for_template, with_instructions
 from app.tools.reader import FamilyReader
-from app.tools.template_reader import TemplateReader
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 _PROBE = Tool("probe_of_tools", "a probe")
 _PROBE_CALL = {"id": "probe0000", "type": "function", "function": {"name": "call_of_probe", "arguments": {}}}
@@ -34,7 +36,7 @@ class ToolSupport:
         self._tokens = tokens
         self._form = find_format(tokens.chat_template)
         declared = tokens.response_template
-        self._template = None if declared is None else load_response_template(declared)
+        self._template = None if declared is None else _load_template(declared)
 
     @cached_property
     def writes_tools(self) -> bool:
@@ -89,9 +91,18 @@ class ToolSupport:
         if not use.callable:
             return None
         if self._template is not None:
+            from app.tools.template_reader import TemplateReader
+
             return TemplateReader(self._form, self._template)
         reader = FamilyReader(self._form, only_at_start=has_form)
         return CallsOnly(reader) if use.mode is ToolMode.REQUIRED else reader
+
+
+def _load_template(declared: dict[str, Any]) -> ResponseTemplate:
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    template: ResponseTemplate = load_response_template(declared)
+    return template
 
 
 def turn_grammar(form: Grammar | None, use: ToolUse, support: ToolSupport) -> Grammar | None:

@@ -42,6 +42,12 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 @pytest.fixture(scope="session")
+def invariant_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """The same, whose tokens depend neither on their company nor on how a prompt is cut."""
+    return make_tiny("llama", tmp_path_factory.mktemp("invariant"), attention="cpu-batch-invariant")
+
+
+@pytest.fixture(scope="session")
 def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """12 layers, as many as GPT-2 has."""
     return make_tiny("gpt2", tmp_path_factory.mktemp("gpt2"))

@@ -122,12 +122,16 @@ class Driver:
         return found
 
     def take(self, events: Sequence[Event]) -> None:
+        """Take what is said to every turn; then raise the first error, if there is one."""
+        failures = [event for event in events if isinstance(event, Failed)]
         for event in events:
             if isinstance(event, Failed):
-                raise event.error
+                continue
             if isinstance(event, Placed):
                 self.places[event.session] = event.memory
                 continue
             if isinstance(event, Spent):
                 continue
             self.events.setdefault(event.ticket, []).append(event)
+        if failures:
+            raise failures[0].error

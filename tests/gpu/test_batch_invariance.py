@@ -163,11 +163,9 @@ def test_every_model_of_the_family(case: str, device: torch.device, tmp_path: Pa
     assert_scored_alike(invariant(case, device, torch.float32, tmp_path))
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=needs_cuda) for case, shape in CASES.items() if shape["model_type"] == "gpt2"]
-)
-def test_gpt2_on_cuda(case: str, tmp_path: Path) -> None:
-    assert_scored_alike(invariant(case, torch.device("cuda"), torch.float32, tmp_path))
+@pytest.mark.parametrize("case", ["gpt2", "gpt2-scaled-by-layer"])
+def test_gpt2(case: str, device: torch.device, tmp_path: Path) -> None:
+    assert_scored_alike(invariant(case, device, torch.float32, tmp_path))
 
 
 def assert_scored_alike(model: TinyModel) -> None:
@@ -183,7 +181,9 @@ def assert_scored_alike(model: TinyModel) -> None:
     assert scored[0] == scored[1]
 
 
-@pytest.mark.parametrize(("case", "why"), [("gpt2", "activation of 'gpt2'"), ("gpt_neox", "Transformers' modules")])
+@pytest.mark.parametrize(
+    ("case", "why"), [("gpt2-relu", "activation of 'gpt2'"), ("gpt_neox", "Transformers' modules")]
+)
 def test_a_model_that_cannot_be_is_refused(case: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(FieldOutOfRange, match=why) as refused:
         invariant(case, CPU, torch.float32, tmp_path)

@@ -42,6 +42,7 @@ def make_engine(
     host_blocks: int = 0,
     policy: KVPolicy = KVPolicy.NONE,
     kv_dir: Path | None = None,
+    max_draft_tokens: int | None = None,
 ) -> Engine:
     config = model.config
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
@@ -61,6 +62,7 @@ def make_engine(
         block_size=BLOCK,
         max_step_tokens=max_step_tokens,
         max_running=8,
+        max_draft_tokens=max_draft_tokens,
         max_model_len=None,
     )
     return load_engine(model, settings)

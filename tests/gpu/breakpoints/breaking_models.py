@@ -32,6 +32,7 @@ FULL = "TESTS_FULL_SIZE" in os.environ
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {**CASES["gpt2"], "n_layer": 12},
     "gpt2-three-layers": CASES["gpt2"],
+    "gpt2-relu": CASES["gpt2-relu"],
     "mistral": {**CASES["mistral-window"], "sliding_window": None, "num_hidden_layers": 32},
     "llama": {**CASES["llama"], "num_hidden_layers": 4},
     "two-layers": {**CASES["llama"], "num_hidden_layers": 2},
@@ -76,8 +77,13 @@ class TinyModel:
         policy: KVPolicy = KVPolicy.NONE,
         kv_dir: Path | None = None,
         recorder: Recorder | None = None,
+        max_draft_tokens: int | None = None,
     ) -> Engine:
-        """An engine of its own, with blocks of `BLOCK` tokens."""
+        """An engine of its own, with blocks of `BLOCK` tokens. One whose streams are no CPU's drafts nothing, as a GPU
+        drafts nothing unless it is asked to.
+        """
+        if max_draft_tokens is None and self.streams is not None:
+            max_draft_tokens = 0
         settings = EngineSettings(
             device="cpu",
             dtype="float32",
@@ -94,6 +100,7 @@ class TinyModel:
             block_size=BLOCK,
             max_step_tokens=max_step_tokens,
             max_running=16,
+            max_draft_tokens=max_draft_tokens,
             max_model_len=None,
         )
         loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)

@@ -39,7 +39,7 @@ class Replays:
     """An engine that records, and how many of its steps were replayed."""
 
     def __init__(self, tiny: TinyModel) -> None:
-        self.driver = BreakDriver(tiny.engine(recorder=FakeRecorder()))
+        self.driver = BreakDriver(tiny.engine(recorder=FakeRecorder(), max_draft_tokens=0))
         self.count = 0
         runner = self.driver.engine._runner
         assert isinstance(runner._decode, DecodeGraphs)

@@ -17,8 +17,8 @@ from app.gpu.graphs.recorder import CudaRecorder
 from app.gpu.graphs.recording import estimate_graph_bytes, record_graphs
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models import load_stack
-from app.gpu.models.base import LayerStack
-from app.gpu.models.transformers import TOLERANCE
+from app.gpu.models.base import TOLERANCE, LayerStack
+from app.gpu.programs.run import layer_by_layer
 from app.gpu.step.walk import whole_pass
 from app.model_store.resolve import resolve
 
@@ -67,7 +67,7 @@ def test_a_replay_computes_what_the_step_does(dtype: torch.dtype, tmp_path: Path
     for _ in range(30):
         token_ids, batch = draw_step(chance, stack)
         kv = pool.data.clone()
-        expected = whole_pass(stack, pool, token_ids, batch)
+        expected = whole_pass(stack, layer_by_layer(stack, pool), token_ids, batch)
         written = pool.data.clone()
         pool.data.copy_(kv)
         found = graphs(token_ids, batch)

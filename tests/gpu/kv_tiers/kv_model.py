@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.domain.values import SessionId
+from app.gpu.drafts.drafter import Drafted
 from app.gpu.kv.moves import Move, MoveKind
 from app.gpu.planning.scheduler import StepPlan
 from app.gpu.state.sequence import TokenSequence
@@ -39,9 +40,9 @@ class KVModel:
             self._copy(self.device, source, self.device, target)
         for row in plan.rows:
             for position in range(row.first, row.first + row.length):
-                self.device[self._slot(row.sequence.blocks, position)] = _content(row.sequence, position)
+                self.device[self._slot(row.sequence.blocks, position)] = _content(row.sequence, position, row.draft)
         for row in plan.rows:
-            self._check(self.device, row.sequence.blocks, row.sequence, row.first + row.length)
+            self._check(self.device, row.sequence.blocks, row.sequence, row.first + row.length, row.draft)
 
     def move(self, move: Move, namespace: bytes) -> None:
         """Make a move's copies, as memory is at this moment. `namespace` is its session's."""
@@ -75,9 +76,11 @@ class KVModel:
             assert blocks[position // self._size][position % self._size] == expected
         self.exported[move.path] = ExportedFile(move.token_ids, move.computed, blocks)
 
-    def _check(self, slots: Slots, blocks: list[int], sequence: TokenSequence, length: int) -> None:
+    def _check(
+        self, slots: Slots, blocks: list[int], sequence: TokenSequence, length: int, draft: tuple[Drafted, ...] = ()
+    ) -> None:
         for position in range(min(length, len(blocks) * self._size)):
-            assert slots[self._slot(blocks, position)] == _content(sequence, position)
+            assert slots[self._slot(blocks, position)] == _content(sequence, position, draft)
 
     def _copy_all(self, origin: Slots, goal: Slots, move: Move) -> None:
         for source, target in zip(move.source, move.target, strict=True):
@@ -93,5 +96,6 @@ class KVModel:
         return blocks[position // self._size], position % self._size
 
 
-def _content(sequence: TokenSequence, position: int) -> Content:
-    return (sequence.namespace, *sequence.tokens[: position + 1])
+def _content(sequence: TokenSequence, position: int, draft: tuple[Drafted, ...]) -> Content:
+    tokens = sequence.tokens + [drafted.token_id for drafted in draft]
+    return (sequence.namespace, *tokens[: position + 1])

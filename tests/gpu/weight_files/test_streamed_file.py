@@ -13,7 +13,8 @@ from torch import Tensor
 import app.gpu.weight_files.file
 from app.gpu.device.streams import CpuStreams
 from app.gpu.linear.base import Linear
-from app.gpu.linear.panels import PanelLinear, to_panels
+from app.gpu.linear.packing import to_panels
+from app.gpu.linear.panels import PanelLinear
 from app.gpu.linear.weight import Weight
 from app.gpu.weight_files.file import BundleFile
 from app.gpu.weight_files.header import Section
@@ -24,7 +25,7 @@ from tests.gpu.weight_files.bundles import Model
 
 COUNT, SLOW = 6, 0
 X = torch.ones(1, 48)
-MODEL = Model([[torch.full((256,), 1.0 + i), to_panels(torch.full((64, 48), 1.0 + i))] for i in range(COUNT)], [])
+MODEL = Model([[torch.full((256,), 1.0 + i), to_panels(torch.full((64, 48), 1.0 + i))[0]] for i in range(COUNT)], [])
 BYTES = MODEL.contents.layouts[0].nbytes
 
 
