@@ -11,6 +11,7 @@ from rich.console import Console
 from loadgen.commands import peers, report, schema
 from loadgen.errors import LoadgenError
 from loadgen.everything import command as everything
+from loadgen.experiments.capacity import command as capacity
 from loadgen.experiments.density import command as density
 from loadgen.experiments.kv import command as kv
 from loadgen.experiments.migrate import command as migrate
@@ -40,6 +41,7 @@ class Command(Protocol):
 COMMANDS: dict[str, tuple[Command, str]] = {
     "all": (everything, "every experiment, and one page that leads to their reports"),
     "density": (density, "agents that generate, think and come back"),
+    "capacity": (capacity, "the most agents that a server holds within limits"),
     "whitebox": (whitebox, "breakpoints between layers: what they change, and what they cost"),
     "resume-latency": (resume_latency, "a stopped computation brought back, computed again, and copied by hand"),
     "oversubscribe": (oversubscribe, "sessions that grow until they are several times what the device holds"),

@@ -5,6 +5,7 @@ import sys
 
 from rich.console import Console
 
+from loadgen.experiments.capacity.report import CapacityReport
 from loadgen.experiments.density.report import DensityReport
 from loadgen.experiments.kv.report import KVReport
 from loadgen.experiments.migrate.report import MigrateReport
@@ -17,6 +18,7 @@ from loadgen.results.files import Result
 from loadgen.results.schema import schema_text
 
 RESULTS: dict[str, type[Result]] = {
+    "capacity": CapacityReport,
     "density": DensityReport,
     "kv": KVReport,
     "migrate": MigrateReport,

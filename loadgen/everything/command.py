@@ -16,12 +16,14 @@ from loadgen.options.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, make_
 from loadgen.peers.registry import PEERS, find_peer
 
 RIVALS = ("vllm", "llamacpp")
-"""Peers that take part in `density` wherever they are installed."""
+"""Peers that take part in `density` and `capacity` wherever they are installed."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How large, with whom, and where it goes."""
-    parser.add_argument("--quick", action="store_true", help="every experiment small: ten minutes on two cores")
+    parser.add_argument(
+        "--quick", action="store_true", help="every experiment small: a quarter of an hour on two cores"
+    )
     parser.add_argument(
         "--rivals",
         metavar="PEER,PEER,...",

@@ -32,6 +32,14 @@ STAGES = (
         takes_rivals=True,
     ),
     Stage(
+        "capacity",
+        "How many agents does a server hold before those that come back wait too long?",
+        full=f"{POLICIES} --kv 20x1024 --least 8 --most 128 --context 1024 --turns 6 --think 10:20 --seed 1",
+        quick="--target djinn --target djinn+none --kv 4x512 --least 2 --most 16 --context 448 --turns 3 --think 10:20 "
+        "--seed 1 --completion-tokens 24 --resume-tokens 24 --time-scale 0.25",
+        takes_rivals=True,
+    ),
+    Stage(
         "resume-latency",
         "Is it faster to bring a stopped computation back than to do it again, and how near is that to a copy by hand?",
         full="--target djinn",

@@ -69,11 +69,12 @@ def each_target(targets: Iterable[T], tables: Callable[[T], Iterable[TextTable]]
 
 
 def finish(report: Result, shown: RenderableType, write: Callable[[], Sequence[Path]]) -> int:
-    """Print the figures, and then have the files written and print where they are; returns the exit code.
+    """Print the machine and the figures, then have the files written and print their paths; returns the exit code.
 
     In this order, so that a full disk does not hide the figures. Raises what `write` does.
     """
     output = Console(highlight=False)
+    output.print(f"on {report.machine}", markup=False, soft_wrap=True)
     output.print(shown)
     for path in write():
         output.print(f"results: {path}", markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import ServerSettings
-from loadgen.peers.dtype_choice import AUTO, CHOICES, choose_dtype
+from loadgen.peers.dtypes import AUTO, CHOICES
 from loadgen.processes.folders import default_model
 
 DEFAULT_KV = "20x1024"
@@ -20,8 +20,7 @@ def add_server_options(parser: argparse._ActionsContainer, *, kv: str | None = D
     parser.add_argument(
         "--dtype",
         choices=CHOICES,
-        help=f"of weights and KV (default: {dtype}); auto: bfloat16 where this machine multiplies it natively, "
-        "else float32",
+        help=f"of weights and KV (default: {dtype}); auto: each server in its best type",
     )
     parser.add_argument(
         "--kv",
@@ -42,9 +41,9 @@ def read_settings(
     """
     model = (options.model or default_model()).expanduser().absolute()
     if not (model / "config.json").is_file():
-        raise LoadgenError(f"no model in {model}: `djinn models pull smollm2-135m-instruct`, or another --model")
+        raise LoadgenError(f"no model in {model}: `djinn models export smollm2-135m-instruct`, or another --model")
     kv = options.kv or kv_tokens or options.default_kv
-    return ServerSettings(model, choose_dtype(options.dtype or options.default_dtype), kv, context_tokens)
+    return ServerSettings(model, options.dtype or options.default_dtype, kv, context_tokens)
 
 
 def refuse_server_options(options: argparse.Namespace, *, but: Collection[str] = ()) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from loadgen.errors import LoadgenError
 from loadgen.options.servers import DEFAULT_KV, add_server_options, read_settings, refuse_server_options
 from loadgen.peers.base import Peer
-from loadgen.peers.dtype_choice import AUTO
+from loadgen.peers.dtypes import AUTO
 from loadgen.peers.registry import PEERS, find_peer
 from loadgen.peers.serving import ManagedTarget, check_installed
 from loadgen.targets import TargetSpec

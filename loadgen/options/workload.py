@@ -1,7 +1,7 @@
 """The options that say what the agents of a run are like."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -48,20 +48,35 @@ OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
     """The fields of `Workload` with its defaults, and `--trace`, which stands for most of them."""
     parser.add_argument("--trace", type=Path, metavar="FILE", help="do what the agents of this trace did")
+    add_drawn_options(parser)
+
+
+def add_drawn_options(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) -> None:
+    """The fields of `Workload` with its defaults, but for those that the experiment decides."""
     for name, read, form, text in OPTIONS:
-        help_text = f"{text} (default: {getattr(DEFAULTS, name)})"
-        parser.add_argument(_flag(name), type=read, default=argparse.SUPPRESS, metavar=form, help=help_text)
+        if name not in but:
+            help_text = f"{text} (default: {getattr(DEFAULTS, name)})"
+            parser.add_argument(_flag(name), type=read, default=argparse.SUPPRESS, metavar=form, help=help_text)
 
 
 def read_workload(options: argparse.Namespace) -> Workload | Replay:
     """What the options say. Raises `LoadgenError` for values that do not fit, and for any that a trace decides."""
-    given = {name: getattr(options, name) for name, *_ in OPTIONS if hasattr(options, name)}
     if options.trace is None:
-        return Workload(**given)
+        return read_drawn(options)
+    given = _given(options)
     if decided := given.keys() - {field.name for field in fields(Load)}:
         names = ", ".join(_flag(name) for name, *_ in OPTIONS if name in decided)
         raise LoadgenError(f"leave out {names}: --trace decides it")
     return Replay(trace=options.trace, **given)
+
+
+def read_drawn(options: argparse.Namespace) -> Workload:
+    """What the options say of agents whose trace is drawn. Raises `LoadgenError` for values that do not fit."""
+    return Workload(**_given(options))
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name, *_ in OPTIONS if hasattr(options, name)}
 
 
 def _flag(name: str) -> str:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
+from loadgen.peers.dtype_choice import choose_dtype
 from loadgen.processes.environment import TORCH, Environment, has_stamp, write_stamp
 from loadgen.processes.folders import peers_folder
 from loadgen.processes.launch import ROOT, Launch, flatten
@@ -64,7 +65,7 @@ class RayPeer:
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
         base = _launch(_environment().python, settings, port)
-        return Launch([*base.command, "--actors", str(self.actors)], RAY_VARIABLES)
+        return Launch([*base.command, "--actors", str(self.actors)], RAY_VARIABLES, base.calibration)
 
     def versions(self) -> dict[str, str]:
         return {name: _environment().find(name).version for name in ("ray", *PACKAGES)}
@@ -75,11 +76,12 @@ def _environment() -> Environment:
 
 
 def _launch(python: Path, settings: ServerSettings, port: int) -> Launch:
+    choice = choose_dtype(settings)
     flags = {
         "--model": str(settings.model),
         "--served-name": SERVED_NAME,
-        "--dtype": settings.dtype,
+        "--dtype": choice.dtype,
         "--port": str(port),
         "--threads": str(len(settings.cores)),
     }
-    return Launch([str(python), "-m", "loadgen.rivals.baseline", *flatten(flags)])
+    return Launch([str(python), "-m", "loadgen.rivals.baseline", *flatten(flags)], calibration=choice.calibration)

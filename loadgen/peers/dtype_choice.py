@@ -1,40 +1,29 @@
-"""The data type of servers that are started for a run: all of them get the same one."""
+"""The data type of servers that are started for a run: the one that is named, or the best of each."""
 
-import re
-from pathlib import Path
+from dataclasses import dataclass
 
-from loadgen.peers.dtypes import ELEMENT_BYTES
-from loadgen.peers.vllm import on_cuda
-
-AUTO = "auto"
-"""bfloat16 where this machine multiplies it natively, else float32."""
-CHOICES = (AUTO, *ELEMENT_BYTES)
-"""What a command line can ask for."""
-
-CPUINFO = Path("/proc/cpuinfo")
-NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""What the kernel calls products of bfloat16: two ways of x86, and ARM's."""
+from loadgen.peers.base import ServerSettings
+from loadgen.peers.cuda import on_cuda
+from loadgen.peers.dtypes import AUTO
+from loadgen.processes.calibration import Calibration, calibrate
 
 
-def choose_dtype(asked: str) -> str:
-    """`asked`, one of `CHOICES`, unless it is `auto`: then what this machine is fastest in."""
-    if asked != AUTO:
-        return asked
-    return "bfloat16" if on_cuda() or multiplies_bfloat16(_read_cpuinfo()) else "float32"
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A data type; `calibration` has the figures that chose it, None where nothing had to be measured."""
+
+    dtype: str
+    calibration: Calibration | None = None
 
 
-def multiplies_bfloat16(cpuinfo: str) -> bool:
-    """Whether the processor does so natively, by its /proc/cpuinfo.
+def choose_dtype(settings: ServerSettings) -> Choice:
+    """What a server made of PyTorch runs in: the type that is named, or else its fastest on this machine.
 
-    On another one a prompt takes ten times as long in bfloat16 as in float32.
+    Raises `LoadgenError` if that cannot be measured.
     """
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
-    return flags is not None and not NATIVE_BFLOAT16.isdisjoint(flags[1].split())
-
-
-def _read_cpuinfo() -> str:
-    """Empty where the kernel does not tell."""
-    try:
-        return CPUINFO.read_text()
-    except OSError:
-        return ""
+    if settings.dtype != AUTO:
+        return Choice(settings.dtype)
+    if on_cuda():
+        return Choice("bfloat16")
+    calibration = calibrate(settings.model, len(settings.cores))
+    return Choice(calibration.dtype, calibration)

@@ -1,3 +1,7 @@
 """Types of elements, by the names that Djinn and Transformers give them."""
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+AUTO = "auto"
+"""Each server in its best type: Djinn in its own default, PyTorch in its fastest, llama.cpp in a quantization."""
+CHOICES = (AUTO, *ELEMENT_BYTES)
+"""What a command line can ask for."""

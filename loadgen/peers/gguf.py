@@ -1,4 +1,4 @@
-"""The GGUF file of a Transformers folder: the very weights that the other servers load, in the same data type."""
+"""The GGUF file of a Transformers folder: the very weights that the other servers load, in one of llama.cpp's types."""
 
 import hashlib
 import os
@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 from loadgen.errors import LoadgenError
+from loadgen.peers.dtypes import AUTO
 from loadgen.peers.llamacpp_source import LlamaCppSource
 from loadgen.processes.folders import peers_folder
 
-OUT_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+OUT_TYPES = {AUTO: "q8_0", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 LAST_WORDS_CHARACTERS = 1000
 
 

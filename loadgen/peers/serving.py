@@ -9,6 +9,7 @@ from pathlib import Path
 
 from loadgen.errors import LoadgenError
 from loadgen.peers.base import Peer, ServerSettings
+from loadgen.processes.calibration import Calibration
 from loadgen.processes.folders import peers_folder
 from loadgen.processes.launch import ROOT, Launch, without_folders
 from loadgen.processes.process import POLL_S, free_port, starting_server, unready, wait_until_ready
@@ -30,6 +31,7 @@ class Served:
     command: tuple[str, ...]
     versions: Mapping[str, str]
     log: Path
+    calibration: Calibration | None = None
 
     @property
     def target(self) -> str:
@@ -40,7 +42,7 @@ class Served:
     def spec(self) -> TargetSpec:
         """The same, with what is known of its process."""
         spec = TargetSpec.parse(self.target)
-        return replace(spec, pid=self.pid, command=self.command, versions=self.versions)
+        return replace(spec, pid=self.pid, command=self.command, versions=self.versions, calibration=self.calibration)
 
 
 @contextmanager
@@ -99,5 +101,8 @@ def _starting(peer: Peer, settings: ServerSettings) -> Iterator[tuple[subprocess
     log = log_file(f"{peer.name}-{port}")
     url = f"http://127.0.0.1:{port}"
     with starting_server(launch.command, launch.environment, log) as process:
-        command = published(launch, settings)
-        yield process, Served(peer.name, url, peer.served_model, process.pid, command, peer.versions(), log)
+        command, versions = published(launch, settings), peer.versions()
+        yield (
+            process,
+            Served(peer.name, url, peer.served_model, process.pid, command, versions, log, launch.calibration),
+        )

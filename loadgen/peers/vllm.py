@@ -1,11 +1,12 @@
 """vLLM: prefix caching, chunked prefill and compilation are its defaults and stay on."""
 
-import shutil
 from dataclasses import dataclass
 
 from loadgen.errors import LoadgenError
 from loadgen.peers import vllm_environment
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
+from loadgen.peers.cuda import on_cuda
+from loadgen.peers.dtype_choice import choose_dtype
 from loadgen.processes.environment import Environment
 from loadgen.processes.folders import peers_folder
 from loadgen.processes.launch import Launch, flatten
@@ -17,11 +18,6 @@ TELL_CACHED = "--enable-prompt-tokens-details"
 """Without it, usage does not tell how many prompt tokens came from the prefix cache."""
 CPU_KV_GIB = "2"
 """Of a server whose KV is not limited to a number of tokens."""
-
-
-def on_cuda() -> bool:
-    """Whether this machine has an NVIDIA GPU with its driver."""
-    return shutil.which("nvidia-smi") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +39,11 @@ class VllmPeer:
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
         self._require_device()
-        cuda = on_cuda()
+        cuda, choice = on_cuda(), choose_dtype(settings)
         flags = {
             "--model": str(settings.model),
             "--served-model-name": SERVED_NAME,
-            "--dtype": settings.dtype,
+            "--dtype": choice.dtype,
             "--host": "127.0.0.1",
             "--port": str(port),
         }
@@ -59,7 +55,7 @@ class VllmPeer:
         if self.offload_gib is not None:
             flags["--kv-offloading-size"] = str(self.offload_gib)
         server = [str(_environment().python), "-m", "vllm.entrypoints.openai.api_server"]
-        return Launch([*server, *flatten(flags), TELL_CACHED], _variables(settings, cuda))
+        return Launch([*server, *flatten(flags), TELL_CACHED], _variables(settings, cuda), choice.calibration)
 
     def versions(self) -> dict[str, str]:
         environment = _environment()

@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from loadgen.processes.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout."""
@@ -11,10 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command line and what it adds to the environment."""
+    """A command line and what it adds to the environment. `calibration` has the figures that chose its data type."""
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     def as_words(self) -> tuple[str, ...]:
         """The command as a shell takes it, with what it adds to the environment in front."""
@@ -33,7 +36,7 @@ def without_folders(launch: Launch, folders: Sequence[Path]) -> Launch:
         return text
 
     environment = {name: shorten(value) for name, value in launch.environment.items()}
-    return Launch([shorten(part) for part in launch.command], environment)
+    return replace(launch, command=[shorten(part) for part in launch.command], environment=environment)
 
 
 def flatten(flags: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from loadgen.errors import LoadgenError
 from loadgen.results.origin import Machine, machine, versions
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 DIGITS = 9
 """Significant digits of numbers: a microsecond within a quarter of an hour. All 17 would double the files."""

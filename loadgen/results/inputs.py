@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loadgen.load.corpus import Corpus
+from loadgen.processes.calibration import Calibration
 from loadgen.targets import TargetSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """A target as it may be published: without its key. `command` is how it was started and `versions` are those of its
-    packages; both are empty if that is not known.
+    packages; both are empty if that is not known. `calibration` has the figures that chose its data type, None
+    if it was named or is the server's own default.
     """
 
     name: str
@@ -22,12 +24,13 @@ class Server:
     model: str | None
     command: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     @classmethod
     def of(cls, spec: TargetSpec) -> Server:
         """What may be published of the target."""
         protocol: Literal["djinn", "openai"] = "djinn" if spec.model is None else "openai"
-        return cls(spec.name, spec.url, protocol, spec.model, spec.command, dict(spec.versions))
+        return cls(spec.name, spec.url, protocol, spec.model, spec.command, dict(spec.versions), spec.calibration)
 
     @property
     def started(self) -> str:

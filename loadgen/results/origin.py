@@ -2,13 +2,14 @@
 
 import os
 import platform
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import psutil
+
+from loadgen.errors import LoadgenError
+from loadgen.processes.processor import NO_FLAGS, processor_flags
 
 PACKAGES = ("djinn", "httpx", "numpy", "torch", "transformers")
 """Whose versions decide about figures; those of a server in an environment of its own are not among them."""
@@ -18,13 +19,18 @@ SECRET_OPTION = "--api-key"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the load generator ran on. `cpus` is how many it may use."""
+    """What the load generator ran on. `flags` are the processor's, `cpus` is how many of its cores it may use."""
 
-    processor: str
+    flags: tuple[str, ...]
     cpus: int
     memory_bytes: int
     platform: str
     python: str
+
+    @property
+    def processor(self) -> str:
+        """The processor by its flags, such as "avx2 avx512f avx512_bf16"."""
+        return " ".join(self.flags) or NO_FLAGS
 
     def __str__(self) -> str:
         memory = f"{self.memory_bytes / 2**30:.0f} GiB"
@@ -34,12 +40,27 @@ class Machine:
 def machine() -> Machine:
     """This machine."""
     return Machine(
-        processor=_processor(),
+        flags=processor_flags(),
         cpus=len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         platform=platform.platform(),
         python=platform.python_version(),
     )
+
+
+class DifferentProcessors(LoadgenError):
+    """Results from processors with different flags were to share a page."""
+
+
+def require_same_flags(results: Sequence[tuple[str, Machine]]) -> None:
+    """Raise `DifferentProcessors`, which names two results and their flags, unless all have the same."""
+    (first, known), *rest = results
+    for name, other in rest:
+        if set(other.flags) != set(known.flags):
+            raise DifferentProcessors(
+                f"{first} and {name} come from different processors ({known.processor}; {other.processor}): "
+                "make a page of each"
+            )
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
@@ -73,12 +94,3 @@ def _masked(given: str) -> str:
     """`NAME=KEY` without the key."""
     name, separator, _ = given.partition("=")
     return f"{name}=***" if separator else "***"
-
-
-def _processor() -> str:
-    """Such as "AMD EPYC"; the machine type where the kernel does not tell."""
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match.group(1).strip() if match else platform.machine()

@@ -98,7 +98,7 @@ async def check(url: str, delays: Delays, workload: Workload) -> tuple[Run, tupl
         await target.prepare(final_tokens(trace))
         prompts = await cut_prompts(trace, workload, python_topics(), target.tokenize)
         with few_collections():
-            run = await Runner(target, lambda _run: None).execute(trace, prompts)
+            run = await Runner(target, lambda _run, _in_flight: None).execute(trace, prompts)
         if run.interrupted:
             return run, ()
         kept = await target.transport.send(Call("GET", "/done", _Kept.model_validate_json))

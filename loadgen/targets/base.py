@@ -15,6 +15,7 @@ from loadgen.errors import LoadgenError
 from loadgen.load.prompts import TokenIds
 from loadgen.load.records import TurnCost
 from loadgen.load.turn_clock import TurnClock
+from loadgen.processes.calibration import Calibration
 
 WITH_TOOLS = "+tools"
 """Ends the name of a model whose agents call tools."""
@@ -30,7 +31,8 @@ class TargetSpec:
     Djinn server understands.
 
     `pid` is the server's process on this machine, `command` how it was started and `versions` those of its packages,
-    where the load generator knows. It may be silent for `timeout_s`.
+    where the load generator knows; `calibration` has the figures that chose its data type. It may be silent for
+    `timeout_s`.
     """
 
     name: str
@@ -42,6 +44,7 @@ class TargetSpec:
     pid: int | None = None
     command: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     @classmethod

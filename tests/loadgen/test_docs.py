@@ -11,7 +11,10 @@ from loadgen.cli import main
 from loadgen.experiments.density.tables import LATENCIES
 from loadgen.targets.subject import HISTOGRAMS
 
-EXPERIMENTS = ("all", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck", "weights", "whitebox")
+EXPERIMENTS = (
+    *("all", "capacity", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck", "weights"),
+    "whitebox",
+)
 TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")
 
 

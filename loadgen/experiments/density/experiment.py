@@ -5,17 +5,18 @@ one target after the other: same arrivals, same think times, same text, same num
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from client import ConnectionLost, DjinnError, RateLimited, ServerError, Timeout
+from client import DjinnError
 from loadgen.errors import LoadgenError
-from loadgen.experiments.density.live import watching
-from loadgen.experiments.density.measuring import Attempt, Plan, connected, measure
+from loadgen.experiments.density.live import WARMS_UP, Watched, watching
+from loadgen.experiments.density.measuring import Attempt, Plan, measure
+from loadgen.experiments.density.reaching import ILL, check_running, unusable
 from loadgen.experiments.density.report import DensityReport, TargetReport
 from loadgen.load.prompts import fingerprint
-from loadgen.load.records import Failure, Run
+from loadgen.load.records import Failure
 from loadgen.load.trace import planned_turns, trace_sha256
 from loadgen.results.inputs import Server, Texts
 from loadgen.stats import spread, summarize
@@ -23,9 +24,6 @@ from loadgen.targets import TargetSpec
 from loadgen.targets.access import Access
 
 Attempts = dict[str, list[Attempt]]
-
-ILL = (Timeout, ConnectionLost, ServerError, RateLimited)
-"""Errors of a server that is there and not well, which is a result. All others mean that the command is wrong."""
 
 
 async def run_density(targets: Sequence[Access], plan: Plan, console: Console) -> DensityReport:
@@ -36,13 +34,11 @@ async def run_density(targets: Sequence[Access], plan: Plan, console: Console) -
     is a result: the report says so. Cancelled once a run has begun, it returns what was seen until then.
     """
     attempts: Attempts = {target.name: [] for target in targets}
-    for target in targets:
-        if target.running is not None:
-            await _check(target.running, plan)
+    await check_running(targets, plan)
     with watching(console, tuple(attempts), plan.trace, plan.measurement.repeats) as view:
         for repeat, target in _schedule(targets, plan.measurement.repeats):
-            on_change = view.begin(target.name, repeat)
-            attempts[target.name].append(await _attempt(target, plan, repeat, on_change, attempts))
+            watched = view.begin(target.name, repeat)
+            attempts[target.name].append(await _attempt(target, plan, repeat, watched, attempts))
             if attempts[target.name][-1].run.interrupted:
                 break
     return DensityReport(
@@ -62,29 +58,18 @@ def _schedule(targets: Sequence[Access], repeats: int) -> Iterator[tuple[int, Ac
             yield repeat, target
 
 
-async def _check(spec: TargetSpec, plan: Plan) -> None:
-    try:
-        async with connected(spec, plan):
-            pass
-    except ILL:
-        return
-    except DjinnError as error:
-        raise _unusable(spec.name, error) from error
-
-
-async def _attempt(
-    target: Access, plan: Plan, repeat: int, on_change: Callable[[Run], None], so_far: Attempts
-) -> Attempt:
+async def _attempt(target: Access, plan: Plan, repeat: int, watched: Watched, so_far: Attempts) -> Attempt:
     """One run. What stands in its way is raised while there is nothing to lose, and else becomes the run's failure."""
     attempt = Attempt(target.running)
     try:
         async with target.reach() as spec:
             attempt.spec = spec
-            await measure(attempt, spec, plan, repeat, on_change)
+            watched.says = WARMS_UP
+            await measure(attempt, spec, plan, repeat, watched.changed)
         await asyncio.sleep(0)  # to stop a server blocks the event loop: a Ctrl-C meanwhile is heard here
     except (DjinnError, LoadgenError) as error:
         if not _is_something_seen(attempt, so_far) and not isinstance(error, ILL):
-            raise _unusable(target.name, error) from error
+            raise unusable(target.name, error) from error
         attempt.run.failures.append(Failure(None, None, 0.0, type(error).__name__, str(error)))
     except asyncio.CancelledError:
         if not _is_something_seen(attempt, so_far):
@@ -95,12 +80,6 @@ async def _attempt(
 
 def _is_something_seen(attempt: Attempt, so_far: Attempts) -> bool:
     return attempt.has_run or any(so_far.values())
-
-
-def _unusable(name: str, error: DjinnError | LoadgenError) -> LoadgenError:
-    if isinstance(error, LoadgenError):
-        return error
-    return LoadgenError(f"measuring target {name} failed: {error}")
 
 
 def _report(name: str, attempts: Sequence[Attempt], plan: Plan) -> TargetReport:

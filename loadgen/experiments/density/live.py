@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -13,36 +13,43 @@ from loadgen.experiments.density.progress import Follower, Progress
 from loadgen.experiments.density.wording import block, summary_line, told
 from loadgen.load.records import Run
 from loadgen.load.trace import Trace
+from loadgen.load.turn_clock import TurnClock
 
 DRAW_EVERY_S = 0.5
 """Drawing takes time from the clock that measures: twice a second is often enough to watch."""
 
-TELL_EVERY_S = 10.0
+TELL_EVERY_S = 5.0
 """Where there is no terminal, a line this often."""
 
 
-class _Watched:
-    """A run that is shown. Its clock is set by the first turn that is over: before it, a server may have to start."""
+STARTS = "the server starts"
+WARMS_UP = "the server is up and warms up with a turn that is not measured"
+
+
+class Watched:
+    """A run that is shown. Its clock is set by the first change. `says` tells what happens until then."""
 
     def __init__(self, target: str, title: str, follower: Follower) -> None:
         self.target = target
         self.title = title
+        self.says = STARTS
         self._follower = follower
         self._run: Run | None = None
+        self._in_flight: Collection[TurnClock] = ()
         self._started = 0.0
 
-    def changed(self, run: Run) -> None:
-        """A turn of `run` is over, this moment."""
+    def changed(self, run: Run, in_flight: Collection[TurnClock] = ()) -> None:
+        """The `run` begins, or a turn of it is over, this moment; the clocks `in_flight` go on."""
         if self._run is None:
-            ends = [turn.sent_s + turn.latency_s for turn in run.turns] + [failure.at_s for failure in run.failures]
-            self._started = time.perf_counter() - max(ends, default=0.0)
-        self._run = run
+            self._started = time.perf_counter()
+        self._run, self._in_flight = run, in_flight
 
     def look(self) -> Progress | None:
-        """How far it is, and once it is over, how far it came; None before its first turn is over."""
+        """How far it is, and once it is over, how far it came; None before it begins."""
         if self._run is None:
             return None
-        return self._follower.look(self._run, self._run.duration_s or time.perf_counter() - self._started)
+        events = sum(len(clock.token_times_s) for clock in tuple(self._in_flight))
+        return self._follower.look(self._run, self._run.duration_s or time.perf_counter() - self._started, events)
 
 
 class LiveView:
@@ -53,26 +60,26 @@ class LiveView:
         self._trace = trace
         self._repeats = repeats
         self._last: dict[str, Progress] = {}
-        self._current: _Watched | None = None
+        self._current: Watched | None = None
 
-    def begin(self, target: str, repeat: int) -> Callable[[Run], None]:
+    def begin(self, target: str, repeat: int) -> Watched:
         """Show the run of `target` that begins now, number `repeat` from 0, from now on.
 
-        Returns what is to be called when the run has changed.
+        Returns what is to be told when the run has changed.
         """
         title = f"{target}, run {repeat + 1} of {self._repeats}" if self._repeats > 1 else target
-        self._current = _Watched(target, title, Follower(self._trace))
-        return self._current.changed
+        self._current = Watched(target, title, Follower(self._trace))
+        return self._current
 
-    def look(self) -> tuple[str, Progress | None]:
-        """The run that is on, by its title, and how far it is."""
+    def look(self) -> tuple[str, Progress | str]:
+        """The run that is on, by its title, and how far it is; before it begins, what happens."""
         watched = self._current
         if watched is None:
-            return "", None
+            return "", ""
         progress = watched.look()
         if progress is not None:
             self._last[watched.target] = progress
-        return watched.title, progress
+        return watched.title, progress or watched.says
 
     def draw(self) -> Group:
         """A block for the target that runs, a line for every other."""

@@ -1,12 +1,12 @@
 """One run of the trace on one target that is up."""
 
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from client import DjinnError
-from loadgen.experiments.density.runner import CLOSE_TIMEOUT_S, Runner, within
+from loadgen.experiments.density.runner import CLOSE_TIMEOUT_S, OnChange, Runner, within
 from loadgen.load.corpus import Corpus
 from loadgen.load.measurement import Measurement
 from loadgen.load.prompts import TokenIds, cut_prompts
@@ -58,9 +58,7 @@ async def connected(spec: TargetSpec, plan: Plan) -> AsyncIterator[Target]:
         await target.close()
 
 
-async def measure(
-    attempt: Attempt, spec: TargetSpec, plan: Plan, repeat: int, on_change: Callable[[Run], None]
-) -> None:
+async def measure(attempt: Attempt, spec: TargetSpec, plan: Plan, repeat: int, on_change: OnChange) -> None:
     """Run the trace once, as `attempt`. Raises `LoadgenError` and `client.DjinnError` if it cannot even begin.
 
     `on_change` is called with the run as it goes on.
@@ -72,9 +70,9 @@ async def measure(
         with few_collections():
             async with sampling(spec) as sampler:
 
-                def changed(run: Run) -> None:
+                def changed(run: Run, in_flight: Collection[TurnClock]) -> None:
                     run.samples = sampler.samples
-                    on_change(run)
+                    on_change(run, in_flight)
 
                 runner = Runner(target, changed, plan.measurement.turn_timeout_s)
                 attempt.run = await runner.execute(plan.trace, attempt.prompts)

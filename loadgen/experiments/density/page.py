@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from loadgen.experiments.density.figures import figures
 from loadgen.experiments.density.report import DensityReport, Named, of_report, of_reports
 from loadgen.experiments.density.tables import server_table, tables
-from loadgen.load.arrivals import Arrivals
-from loadgen.load.workload import Replay, Signals, Workload
+from loadgen.load.describing import load_in_words
+from loadgen.results.origin import require_same_flags
 from loadgen.results.page import Page, Section
 
 TITLE = "Density: agents that generate, think and come back"
@@ -18,7 +18,11 @@ def make_page(report: DensityReport) -> Page:
 
 
 def make_comparison(files: Sequence[str], reports: Sequence[DensityReport]) -> Page:
-    """Runs side by side, of files of these names."""
+    """Runs side by side, of files of these names.
+
+    Raises `DifferentProcessors` if two of them come from processors with different flags.
+    """
+    require_same_flags([(file, report.machine) for file, report in zip(files, reports, strict=True)])
     lead = tuple(
         f"({number}) {file}: {' '.join(_about(report))}"
         for number, (file, report) in enumerate(zip(files, reports, strict=True), 1)
@@ -53,38 +57,8 @@ def _about(report: DensityReport) -> tuple[str, ...]:
     limits = {"TTFT": measured.slo.ttft_s, "time per output token": measured.slo.tpot_s}
     slo = " and ".join(f"{what} within {1000 * limit:g} ms" for what, limit in limits.items() if limit is not None)
     return (
-        _load(report.workload),
+        load_in_words(report.workload),
         f"{measured.repeats} {'repeat' if measured.repeats == 1 else 'repeats'}, warm-up of {measured.warmup_s:g} s"
         + (f"; a turn is good with {slo}." if slo else "."),
         f"{report.started_at:%Y-%m-%d %H:%M} UTC, on {report.machine}; seed {report.seed}.",
     )
-
-
-def _load(load: Workload | Replay) -> str:
-    """The load in a sentence."""
-    scale = "" if load.time_scale == 1 else f" All times multiplied by {load.time_scale:g}."
-    if isinstance(load, Replay):
-        return f"The agents of {load.trace.name}, {load.system_tokens} tokens shared; signals: {load.signals}.{scale}"
-    return (
-        f"{load.agents} agents, {load.rate:g} a second ({_arrivals(load)}), {load.turns} turns each: a prompt of "
-        f"{load.context} tokens ({load.system_tokens} shared), {load.resume_tokens} more in each later turn, "
-        f"{load.completion_tokens} generated; seconds of thinking in between: {load.think}{_tools(load)}; "
-        f"signals: {_signals(load)}.{scale}"
-    )
-
-
-def _arrivals(load: Workload) -> str:
-    return f"gamma, burstiness {load.burstiness:g}" if load.arrivals is Arrivals.GAMMA else load.arrivals
-
-
-def _signals(load: Workload) -> str:
-    """How well the agents know when they come back is a part of what is measured."""
-    if load.signals is not Signals.ETA:
-        return load.signals
-    return f"eta, off by a lognormal factor of sigma {load.eta_noise:g}" if load.eta_noise else "eta, exact"
-
-
-def _tools(load: Workload) -> str:
-    if not load.tool_share:
-        return ""
-    return f", after the {load.tool_share:.0%} of turns that call a tool: {load.tool_think}"

@@ -15,8 +15,9 @@ class Progress:
     """A run at one moment. Times in seconds.
 
     `thinking`, `generating` and `done` count the agents that have arrived; an agent generates from when its turn is due
-    until it is over. `sessions` is per tier, empty if the server does not tell. `left_s` is a guess from how long turns
-    have taken so far, None before the first is over.
+    until it is over. There will be `agents` in all. `tokens` have been generated, or a few more: an event of a turn in
+    flight counts as one. `sessions` is per tier, empty if the server does not tell. `left_s` is a guess from how long
+    turns have taken so far, None before the first is over.
     """
 
     elapsed_s: float
@@ -28,6 +29,8 @@ class Progress:
     done: int
     resumed_p50_s: float | None
     resumed_p99_s: float | None
+    agents: int
+    tokens: int
     tokens_per_s: float
     sessions: Mapping[str, int]
     left_s: float | None
@@ -45,9 +48,10 @@ class Follower:
         self._resumed_s: list[float] = []
         self._latency_s = 0.0
 
-    def look(self, run: Run, now_s: float) -> Progress:
-        """The run `now_s` seconds after its start."""
+    def look(self, run: Run, now_s: float, events_in_flight: int = 0) -> Progress:
+        """The run `now_s` seconds after its start. Turns in flight have had that many events with tokens."""
         self._read(run)
+        tokens = self._tokens + events_in_flight
         arrived = [due for agent, due in zip(self._trace, self._due_s, strict=True) if agent.arrival_s <= now_s]
         p50, p99 = np.percentile(self._resumed_s, (50, 99)).tolist() if self._resumed_s else (None, None)
         return Progress(
@@ -60,7 +64,9 @@ class Follower:
             done=arrived.count(None),
             resumed_p50_s=p50,
             resumed_p99_s=p99,
-            tokens_per_s=self._tokens / now_s if now_s else 0.0,
+            agents=len(self._trace),
+            tokens=tokens,
+            tokens_per_s=tokens / now_s if now_s else 0.0,
             sessions=by_tier(told) if (told := run.samples[-1].sessions if run.samples else {}) else {},
             left_s=self._left(now_s),
         )

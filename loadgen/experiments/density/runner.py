@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
 from client import DjinnError, Timeout
@@ -14,6 +14,9 @@ from loadgen.load.turn_clock import TurnClock
 from loadgen.targets import Agent, Target
 
 T = TypeVar("T")
+
+OnChange = Callable[[Run, Collection[TurnClock]], None]
+"""Told of a run that has changed, with the clocks of the turns that are in flight, which go on."""
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -28,15 +31,16 @@ class WrongTokenCount(DjinnError):
 class Runner:
     """One run against `target`.
 
-    `execute` it once. `on_change` is called after each turn that completed or failed. A turn or a signal that takes
-    longer than `turn_timeout_s` has failed.
+    `execute` it once. `on_change` is called at the start, and after each turn that completed or failed. A turn or a
+    signal that takes longer than `turn_timeout_s` has failed.
     """
 
-    def __init__(self, target: Target, on_change: Callable[[Run], None], turn_timeout_s: float = math.inf) -> None:
+    def __init__(self, target: Target, on_change: OnChange, turn_timeout_s: float = math.inf) -> None:
         self._target = target
         self._on_change = on_change
         self._turn_timeout_s = turn_timeout_s
         self._run = Run()
+        self._in_flight: set[TurnClock] = set()
         self._started = 0.0
 
     async def execute(self, trace: Trace, prompts: Sequence[Sequence[TokenIds]]) -> Run:
@@ -46,6 +50,7 @@ class Runner:
         """
         agents = [self._target.new_agent() for _ in trace]
         self._started = time.perf_counter()
+        self._changed()
         try:
             async with asyncio.TaskGroup() as lives:
                 for number, (agent, plan, own_prompts) in enumerate(zip(agents, trace, prompts, strict=True)):
@@ -93,6 +98,7 @@ class Runner:
     ) -> TurnRecord | None:
         """Run and record one turn; None if it did not complete."""
         clock = TurnClock()
+        self._in_flight.add(clock)
         try:
             cost = await within(self._turn_timeout_s, agent.run_turn(new_ids, planned.completion_tokens, clock))
             if agent.is_exact and cost.completion_tokens != planned.completion_tokens:
@@ -100,12 +106,14 @@ class Runner:
             if not clock.token_times_s:
                 raise WrongTokenCount("the turn ended without an event that had tokens")
         except DjinnError as error:
+            self._in_flight.discard(clock)
             self._fail(number, turn, error)
             return None
+        self._in_flight.discard(clock)
         sent_s, token_times_s = clock.started - self._started, tuple(clock.token_times_s)
         record = TurnRecord(number, turn, due_s, sent_s, token_times_s, clock.over_s, cost, planned.tool)
         self._run.turns.append(record)
-        self._on_change(self._run)
+        self._changed()
         return record
 
     async def _close(self, agent: Agent, number: int) -> None:
@@ -116,7 +124,10 @@ class Runner:
 
     def _fail(self, number: int, turn: int | None, error: DjinnError) -> None:
         self._run.failures.append(Failure(number, turn, self._now(), type(error).__name__, error.message))
-        self._on_change(self._run)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._on_change(self._run, self._in_flight)
 
     def _now(self) -> float:
         """Seconds since the start of the run."""

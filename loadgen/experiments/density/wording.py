@@ -10,14 +10,13 @@ from loadgen.results.text import duration, milliseconds
 
 BAR_WIDTH = 24
 TIER_WIDTH = 7
-NOTHING_YET = "no turn is over yet"
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def block(title: str, progress: Progress | None) -> list[Text]:
-    """The run that is on, in a few short lines."""
-    if progress is None:
-        return [Text.assemble((title, "bold"), f"  {NOTHING_YET}")]
+def block(title: str, progress: Progress | str) -> list[Text]:
+    """The run that is on, in a few short lines; before it begins, `progress` says what happens."""
+    if isinstance(progress, str):
+        return [Text.assemble((title, "bold"), f"  {progress}")]
     done = progress.completed + progress.failed
     head = Text.assemble(
         (f"{title}  ", "bold"), (bar(done, progress.planned, BAR_WIDTH), "cyan"), f"  {turns(progress)}"
@@ -38,10 +37,10 @@ def summary_line(target: str, progress: Progress | None) -> Text:
     return Text(words, no_wrap=True, overflow="ellipsis")
 
 
-def told(title: str, progress: Progress | None) -> str:
+def told(title: str, progress: Progress | str) -> str:
     """Everything in one line, without anything that only a terminal can show."""
-    if progress is None:
-        return f"{title}: {NOTHING_YET}"
+    if isinstance(progress, str):
+        return f"{title}: {progress}"
     held = ", ".join(f"{tier} {count}" for tier, count in progress.sessions.items())
     parts = (turns(progress), agents(progress), speed(progress), f"sessions: {held}" if held else "", times(progress))
     return f"{title}: {'; '.join(part for part in parts if part)}"
@@ -60,8 +59,10 @@ def turns(progress: Progress) -> str:
 
 
 def agents(progress: Progress) -> str:
-    """What the agents do that have arrived."""
-    return f"{progress.thinking} thinking, {progress.generating} generating, {progress.done} done"
+    """How many agents have arrived, and what they do."""
+    arrived = progress.thinking + progress.generating + progress.done
+    doing = f"{progress.thinking} thinking, {progress.generating} generating, {progress.done} done"
+    return f"{arrived:,} of {progress.agents:,} arrived: {doing}"
 
 
 def speed(progress: Progress) -> str:
@@ -69,7 +70,7 @@ def speed(progress: Progress) -> str:
     resumed = "-"
     if progress.resumed_p50_s is not None:
         resumed = f"p50 {milliseconds(progress.resumed_p50_s)} ms, p99 {milliseconds(progress.resumed_p99_s)} ms"
-    return f"resumed TTFT {resumed}; {progress.tokens_per_s:,.0f} tokens/s"
+    return f"resumed TTFT {resumed}; {progress.tokens:,} tokens, {progress.tokens_per_s:,.0f} tokens/s"
 
 
 def times(progress: Progress) -> str:

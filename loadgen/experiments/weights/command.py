@@ -21,6 +21,7 @@ from loadgen.options.common import add_common, finish, make_output, read_corpus,
 from loadgen.options.plan_fields import add_plan_options, integers, read_plan, with_default
 from loadgen.options.servers import add_server_options, read_settings
 from loadgen.options.targets import run_on
+from loadgen.peers.dtypes import AUTO, ELEMENT_BYTES
 from loadgen.processes.folders import peers_folder
 from loadgen.results.tables import to_rich
 
@@ -92,6 +93,8 @@ def _plan(options: argparse.Namespace) -> WeightsPlan:
 def _setup(options: argparse.Namespace, plan: WeightsPlan) -> Iterator[Setup]:
     """What runs. Its scratch folder, where no memory poses as a disk, is gone at the end of the block."""
     settings = read_settings(options, kv_tokens=plan.kv_tokens)
+    if settings.dtype == AUTO:
+        raise LoadgenError(f"--dtype is {AUTO}, but the budget counts bytes: name {', '.join(ELEMENT_BYTES)}")
     size = read_model_bytes(settings.model, settings.dtype)
     budget = options.budget.of(size.total)
     if budget >= size.total:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_two_results_are_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "(1) old.json" in shown
     assert "djinn (2)" in shown
+
+
+def test_results_of_different_processors_share_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    narrow = report({"djinn": 0.1}, repeats=1)
+    wide = replace(narrow, machine=replace(narrow.machine, flags=("avx2", "avx512f", "amx_bf16")))
+    files = [str(write_result(made, tmp_path / f"{name}.json")) for name, made in (("a", narrow), ("b", wide))]
+    assert main(["report", *files, "--output", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr()
+    assert (
+        "a.json and b.json come from different processors (avx2 avx512f; avx2 avx512f amx_bf16): make a page of each"
+        in shown.err
+    )
+    assert shown.out == ""
+    assert not list(tmp_path.glob("out/*"))
 
 
 @pytest.mark.parametrize(

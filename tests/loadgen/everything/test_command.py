@@ -18,7 +18,7 @@ def test_every_stage_is_a_command_that_there_is(stage: Stage, quick: bool) -> No
     options = make_parser().parse_args(stage.arguments(["vllm", "llamacpp"], quick=quick))
 
     targets = getattr(options, "target", [])
-    assert (targets[-2:] == ["vllm", "llamacpp"]) is (stage.experiment == "density")
+    assert (targets[-2:] == ["vllm", "llamacpp"]) is (stage.experiment in ("density", "capacity"))
 
 
 def test_a_stage_that_cannot_run_does_not_keep_the_next_from_it(
@@ -53,7 +53,7 @@ def test_a_stage_that_is_killed_does_not_keep_the_next_from_running(
 
     shown = capfd.readouterr().out
     assert "density: broke off with exit code -9" in shown
-    assert "resume-latency: all went well" in shown
+    assert "capacity: all went well" in shown
 
 
 def test_an_unknown_rival_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

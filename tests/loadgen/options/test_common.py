@@ -53,7 +53,9 @@ def test_the_exit_code_is_that_of_the_worst_target(targets: tuple[One, ...], cod
 
 def test_figures_and_files_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     finish(Sums(seed=0, targets=()), "figures", lambda: [Path("a [1].json"), Path("b.html")])
-    assert capsys.readouterr().out.splitlines() == ["figures", "results: a [1].json", "results: b.html"]
+    machine, *shown = capsys.readouterr().out.splitlines()
+    assert machine == f"on {Sums(seed=0, targets=()).machine}"
+    assert shown == ["figures", "results: a [1].json", "results: b.html"]
 
 
 def test_figures_are_shown_also_where_no_file_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,12 @@ def test_the_model_is_converted_once_for_each_data_type(settings: ServerSettings
 
 
 @pytest.mark.usefixtures("source")
+def test_its_best_type_is_a_quantization_of_the_same_weights(settings: ServerSettings, model: Path) -> None:
+    best = Path(option(replace(settings, dtype="auto"), "--model"))
+    assert best.read_text() == f"{model} --outtype q8_0"
+
+
+@pytest.mark.usefixtures("source")
 def test_other_weights_in_the_same_place_are_converted_again(settings: ServerSettings, model: Path) -> None:
     first = option(settings, "--model")
     os.utime(model / "model.safetensors", (1, 1))
@@ -72,12 +78,14 @@ def test_a_folder_without_weights(settings: ServerSettings) -> None:
 
 
 def test_a_data_type_that_it_does_not_have(settings: ServerSettings) -> None:
-    with pytest.raises(LoadgenError, match="no data type int8, only float32, bfloat16, float16"):
+    with pytest.raises(LoadgenError, match="no data type int8, only auto, float32, bfloat16, float16"):
         LlamaCppPeer().launch(replace(settings, dtype="int8"), 8123)
 
 
 @pytest.mark.usefixtures("source", "model")
-@pytest.mark.parametrize(("dtype", "kv"), [("bfloat16", "f16"), ("float16", "f16"), ("float32", "f32")])
+@pytest.mark.parametrize(
+    ("dtype", "kv"), [("bfloat16", "f16"), ("float16", "f16"), ("float32", "f32"), ("auto", "f16")]
+)
 def test_kv_takes_as_many_bytes_as_that_of_the_others(settings: ServerSettings, dtype: str, kv: str) -> None:
     settings = replace(settings, dtype=dtype)
     assert option(settings, "--cache-type-k") == option(settings, "--cache-type-v") == kv

@@ -86,9 +86,9 @@ def test_files_are_named_after_their_start(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "is not a result of sums"),
-        ('{"experiment": "kv", "schema_version": 2}', "is not a result of sums, but of kv"),
-        ('{"experiment": "sums", "schema_version": 1}', "has schema_version 1, but only 2"),
-        ('{"experiment": "sums", "schema_version": 2, "seed": "x"}', "is damaged at seed: Input should be a valid int"),
+        ('{"experiment": "kv", "schema_version": 3}', "is not a result of sums, but of kv"),
+        ('{"experiment": "sums", "schema_version": 1}', "has schema_version 1, but only 3"),
+        ('{"experiment": "sums", "schema_version": 3, "seed": "x"}', "is damaged at seed: Input should be a valid int"),
     ],
 )
 def test_what_is_no_such_result_is_refused(tmp_path: Path, text: str, message: str) -> None:

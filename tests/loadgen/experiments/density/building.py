@@ -20,7 +20,7 @@ TURN_BYTES = 24 << 20
 CAPACITY = DEVICE_BYTES // TURN_BYTES
 STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 COMMAND = ("python", "-m", "loadgen", "density", "--target", "djinn", "--target", "vllm")
-MACHINE = Machine("AMD EPYC", 2, 16 << 30, "Linux", "3.12.1")
+MACHINE = Machine(("avx2", "avx512f"), 2, 16 << 30, "Linux", "3.12.1")
 
 
 def run_of(trace: Trace, ttft_s: float, seed: int, *, djinn: bool = True) -> Run:

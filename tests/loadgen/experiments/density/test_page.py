@@ -61,7 +61,7 @@ def test_the_page_says_what_was_run_and_on_what(tmp_path: Path) -> None:
         "4 agents, 2 a second (poisson), 3 turns each",
         "signals: eta, exact.",
         "a turn is good with TTFT within 1000 ms",
-        "AMD EPYC",
+        "on avx2 avx512f, 2 CPUs",
         "djinn serve --kv-device 900MiB",
         "2 repeats",
     ):

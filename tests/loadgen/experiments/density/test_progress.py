@@ -10,10 +10,11 @@ from rich.console import Console, Group, RenderableType
 
 from loadgen.experiments.density import live
 from loadgen.experiments.density.live import LiveView, watching
-from loadgen.experiments.density.progress import Follower
+from loadgen.experiments.density.progress import Follower, Progress
 from loadgen.experiments.density.wording import bar, block, summary_line, told
 from loadgen.load.records import Failure, Run, Sample, TurnCost, TurnRecord
 from loadgen.load.trace import AgentPlan, TurnPlan
+from loadgen.load.turn_clock import TurnClock
 
 THINKS = TurnPlan(10, 5, 4.0, None, False)
 LAST = TurnPlan(10, 5, None, None, False)
@@ -111,8 +112,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
     console = Console(file=StringIO(), record=True, width=80)
     run = Run(turns=[turn(0, 0, 0.0)])
     with watching(console, ["djinn"], TRACE, repeats=2) as view:
-        changed = view.begin("djinn", 1)
-        changed(run)
+        view.begin("djinn", 1).changed(run)
         deadline = time.monotonic() + 10
         while console.export_text(clear=False).count("\n") < 2:
             assert time.monotonic() < deadline
@@ -125,7 +125,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
 def test_on_a_terminal_every_target_has_its_place() -> None:
     console = Console(file=StringIO(), force_terminal=True, width=80)
     with watching(console, ["djinn", "vllm"], TRACE, repeats=1) as view:
-        view.begin("djinn", 0)(Run(turns=[turn(0, 0, 0.0)]))
+        view.begin("djinn", 0).changed(Run(turns=[turn(0, 0, 0.0)]))
         text = printed(view.draw())
     assert "1 of 5 turns" in text
     assert "vllm  waits" in text
@@ -133,7 +133,7 @@ def test_on_a_terminal_every_target_has_its_place() -> None:
 
 def test_a_target_that_is_over_keeps_its_figures() -> None:
     view = LiveView(["djinn", "vllm"], TRACE, repeats=1)
-    view.begin("djinn", 0)(Run(turns=[turn(0, 0, 0.0)], duration_s=65.0))
+    view.begin("djinn", 0).changed(Run(turns=[turn(0, 0, 0.0)], duration_s=65.0))
     view.draw()
     view.begin("vllm", 0)
     first = printed(view.draw(), width=120).splitlines()[0]
@@ -144,22 +144,37 @@ def test_a_target_that_is_over_keeps_its_figures() -> None:
 def test_a_line_says_everything() -> None:
     run = Run(turns=[turn(0, 1, 0.0)], samples=[sample(device=3)])
     assert told("djinn", Follower(TRACE).look(run, 10.0)) == (
-        "djinn: 1 of 5 turns, 0 failed; 0 thinking, 1 generating, 1 done; "
-        "resumed TTFT p50 500 ms, p99 500 ms; 0 tokens/s; "
+        "djinn: 1 of 5 turns, 0 failed; 2 of 3 arrived: 0 thinking, 1 generating, 1 done; "
+        "resumed TTFT p50 500 ms, p99 500 ms; 5 tokens, 0 tokens/s; "
         "sessions: device 3, host 0, disk 0, moving 0; 0:10, about 0:11 left"
     )
 
 
-def test_before_its_first_turn_is_over_a_run_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_its_agents_arrive_a_run_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes a minute to start does not make the run look a minute old."""
     clock = [1000.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     view = LiveView(["djinn"], TRACE, repeats=1)
-    changed = view.begin("djinn", 0)
-    assert "no turn is over yet" in printed(view.draw())
+    watched = view.begin("djinn", 0)
+    assert view.look() == ("djinn", "the server starts")
     clock[0] += 60.0
-    changed(Run(turns=[turn(0, 0, 0.5)]))
+    watched.changed(Run())
     clock[0] += 2.0
     _, progress = view.look()
-    assert progress is not None
-    assert progress.elapsed_s == pytest.approx(3.5)
+    assert isinstance(progress, Progress)
+    assert progress.elapsed_s == pytest.approx(2.0)
+
+
+def test_before_the_first_turn_is_over_it_says_what_happens() -> None:
+    view = LiveView(["djinn"], TRACE, repeats=1)
+    watched = view.begin("djinn", 0)
+    assert printed(view.draw()).strip() == "djinn  the server starts"
+    watched.says = "the server warms up"
+    assert told(*view.look()) == "djinn: the server warms up"
+    clock = TurnClock()
+    watched.changed(Run(), {clock})
+    clock.tokens()
+    clock.tokens()
+    line = told(*view.look())
+    assert "0 of 5 turns, 0 failed; 1 of 3 arrived: 0 thinking, 1 generating, 0 done; " in line
+    assert "2 tokens, " in line

@@ -106,7 +106,7 @@ async def run(
     server: Server, trace: Sequence[AgentPlan], turns: Sequence[Sequence[int]], turn_timeout_s: float = math.inf
 ) -> Run:
     prompts = [[(token_id,) for token_id in agent] for agent in turns]
-    return await Runner(server, lambda _run: None, turn_timeout_s).execute(tuple(trace), prompts)
+    return await Runner(server, lambda _run, _in_flight: None, turn_timeout_s).execute(tuple(trace), prompts)
 
 
 async def test_agents_arrive_on_time_however_long_the_others_take() -> None:

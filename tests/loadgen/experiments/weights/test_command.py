@@ -164,6 +164,7 @@ def test_without_a_program_the_others_are_measured(
         (["--chunks", "1MiB"], "--chunks are for --sweep"),
         (["--sweep", "--cold"], "leave --batches and --cold out"),
         (["--sweep", "--batches", "8"], "leave --batches and --cold out"),
+        (["--dtype", "auto"], "--dtype is auto, but the budget counts bytes: name float32, float16, bfloat16"),
         (["--model", "/nowhere"], "no model in /nowhere"),
     ],
 )

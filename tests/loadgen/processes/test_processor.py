@@ -1,0 +1,37 @@
+"""The processor by its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.processes import processor
+from loadgen.processes.processor import flags_in, processor_flags
+from loadgen.results.origin import machine
+
+X86 = "processor\t: 0\nmodel name\t: a bf16 sve processor\nflags\t\t: fpu avx f16c fma {}\nbogomips\t: 4890.00\n"
+ARM = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp {}\nCPU implementer\t: 0x41\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "flags"),
+    [
+        (X86.format("avx2"), ("avx2",)),
+        (X86.format("avx512_bf16 avx2 avx512f avx512_vnni"), ("avx2", "avx512f", "avx512_vnni", "avx512_bf16")),
+        (X86.format("amx_tile amx_int8 avx512f amx_bf16"), ("avx512f", "amx_bf16", "amx_int8")),
+        (ARM.format("asimd bf16 sve"), ("asimd", "bf16", "sve")),
+        ("", ()),
+    ],
+)
+def test_only_the_flags_that_count_are_read_and_no_name(cpuinfo: str, flags: tuple[str, ...]) -> None:
+    assert flags_in(cpuinfo) == flags
+
+
+def test_a_machine_is_shown_by_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text(X86.format("avx2 avx512f"))
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    assert str(machine()).startswith("avx2 avx512f, ")
+    (tmp_path / "cpuinfo").unlink()
+    assert processor_flags() == ()
+    assert str(machine()).startswith("no vector flags known, ")
