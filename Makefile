@@ -11,8 +11,15 @@ DEMO   := --kv 6x800 --agents 12 --rate 0.2 --context 512 --turns 3 --think 10:2
 # The eighty agents, in real time, on a device that holds twenty.
 AGENTS := --kv 20x1024 --agents 80 --rate 0.2 --context 1024 --turns 6 --think 10:20 --seed 1
 
+# What Numba may compile for on a processor that could do more.
+AVX2   := +avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2
+
+# Pip has nothing to say that is of use here.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-generators gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-generators bench-kernels-small gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -30,13 +37,16 @@ $(STAMP): pyproject.toml constraints.txt
 model: setup     ## fetch the default model
 	$(BIN)/djinn models pull $(MODEL)
 
+folder: setup    ## make a Transformers folder of the default model, for the load generator and the benchmarks
+	$(BIN)/djinn models export $(MODEL)
+
 serve: model     ## serve the default model on http://127.0.0.1:8000
 	$(BIN)/djinn serve --model $(MODEL)
 
-demo: model      ## serve a real model, drive a dozen agents against it, show the report
+demo: folder     ## serve a real model, drive a dozen agents against it, show the report
 	$(BIN)/python -m loadgen density --target djinn $(DEMO) --output runs
 
-report: model    ## every experiment small, in ten minutes: report/index.html
+report: folder   ## every experiment small, in a quarter of an hour: report/index.html
 	$(BIN)/python -m loadgen all --quick
 
 # On up to four cores, with one thread each: a second one gains nothing with tiny models.
@@ -59,25 +69,33 @@ lint: setup      ## style, types, and which room imports which
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-bench: model     ## decode and time to first token beside vLLM's CPU build and Transformers
+bench: folder    ## decode and time to first token beside vLLM's CPU build and Transformers
 	$(BIN)/python -m benchmarks.peers
 
-bench-kv: model  ## KV moves beside memcpy, and what a session that was away waits for
+bench-kv: folder ## KV moves beside memcpy, and what a session that was away waits for
 	$(BIN)/python -m benchmarks.kv
 
-bench-breakpoints: model  ## what pausing, resuming and steering cost, and what they cost others
+bench-breakpoints: folder  ## what pausing, resuming and steering cost, and what they cost others
 	$(BIN)/python -m benchmarks.breakpoints
 
-bench-grammars: model  ## what JSON schemas cost a decode step
+bench-grammars: folder  ## what JSON schemas cost a decode step
 	$(BIN)/python -m benchmarks.grammars
 
-bench-agents: model  ## eighty agents against Djinn under each policy, vLLM and llama.cpp: an hour
+bench-agents: folder  ## eighty agents against Djinn under each policy, vLLM and llama.cpp: an hour
 	$(BIN)/python -m loadgen peers install vllm
 	$(BIN)/python -m loadgen peers install llamacpp
 	$(BIN)/python -m loadgen density --target djinn --target djinn+lru --target djinn+none --target vllm \
 		--target llamacpp $(AGENTS) --output benchmarks/results
 
-bench-generators: model  ## our load generator beside another on the same server: they must agree
+# The second run is without AVX-512: the same as the first where the processor has none.
+bench-kernels-small: setup  ## products of few layers, with all of the processor's instructions and without AVX-512
+	$(BIN)/python -m benchmarks.kernels linear --small --rows 1 16
+ifeq ($(shell uname -m),x86_64)
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=$(AVX2) \
+		$(BIN)/python -m benchmarks.kernels linear --small --rows 1 16
+endif
+
+bench-generators: folder  ## our load generator beside another on the same server: they must agree
 	$(BIN)/python -m benchmarks.generators
 
 # Ten minutes on a GPU machine that may have no network: `make gpu-wheels` here, carry the folder along with the checkout,

@@ -33,7 +33,7 @@ def make_parser(program: str, description: str | None) -> argparse.ArgumentParse
 def exit_status(model: Path, benchmark: Callable[[], None]) -> int:
     """Runs the benchmark of `model` if it is there; what goes wrong with the model or a server is a message."""
     if not (model / "tokenizer.json").exists():
-        print(f"no model in {model}: `djinn models pull smollm2-135m-instruct` first", file=sys.stderr)
+        print(f"no model in {model}: `djinn models export smollm2-135m-instruct` first", file=sys.stderr)
         return EXIT_UNUSABLE
     try:
         with sigterm_as_interrupt():
@@ -99,6 +99,7 @@ class Benchmark(Generic[PlanT, MeasuredT]):
         with console.status("measuring: some minutes, less with --quick"):
             measured = self.measure(arguments.model, plan, cores)
         run = self.describe(arguments.model, plan, measured)
+        console.print(f"on {run.place_and_time}", highlight=False)
         console.print(to_rich([figure_table(self.title, run.figures)]))
         if measured.other_cpu_share > DISTURBED_SHARE:
             console.print(f"disturbed: other processes had {measured.other_cpu_share:.0%} of the cores")
@@ -116,7 +117,7 @@ class Benchmark(Generic[PlanT, MeasuredT]):
         )
 
     def write(self, folder: Path, run: OwnRun, plan: PlanT) -> Path:
-        """Writes `NAME-CPU-CORES-DATE.json` and `.md`; returns the latter."""
+        """Writes `NAME-FLAGS-CORES-DATE.json` and `.md`; returns the latter."""
         lines = [
             f"# {self.title}: {run.model} on {run.place_and_time}",
             "",

@@ -16,15 +16,22 @@ from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import make_batch
 from app.gpu.attention.cpu import PagedCpuAttention
 from app.gpu.attention.reference import ReferenceAttention
+from app.gpu.cpu.compile import compiled_features
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear, MakeLinear
 from app.gpu.linear.dense import DenseLinear
+from app.gpu.linear.matrix import BlockMatrix, Matrix
 from app.gpu.linear.onednn import PackedLinear, StoredLinear, onednn_multiplies
-from app.gpu.linear.weight import Weight
+from loadgen.processes.processor import NO_FLAGS, processor_flags
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 576, 1536, 49152, 30
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
+SMALL_VOCABULARY, SMALL_LAYERS = 2048, 1
+FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bf16", "amx-bf16")
+"""Of LLVM's words for instruction sets, those that decide about Djinn's kernels."""
+BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+"""Bytes of a block of 32 weights."""
 LAYER_SHAPES = [(960, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
 POOL_LAYERS = 4
 
@@ -44,21 +51,26 @@ def measure(variants: Variants, repeats: int) -> dict[str, float]:
 
 
 def print_row(label: object, cells: list[str]) -> None:
-    print(f"{label!s:>12}", *(f"{cell:>22}" for cell in cells), flush=True)
+    print(f"{label!s:>12}", *(f"{cell:>23}" for cell in cells), flush=True)
 
 
 def print_times(label: object, times: dict[str, float]) -> None:
     print_row(label, [f"{time:.2f}" for time in times.values()])
 
 
-def compare_linears(rows: list[int], repeats: int) -> None:
-    """All linear layers of one step, output projection included, at each count of rows."""
+def compare_linears(rows: list[int], repeats: int, *, small: bool) -> None:
+    """All linear layers of one step, output projection included, at each count of rows; of a far smaller model if
+    `small`.
+    """
+    layers, vocabulary = (SMALL_LAYERS, SMALL_VOCABULARY) if small else (LAYERS, VOCABULARY)
+    shapes = LAYER_SHAPES * layers + [(vocabulary, HIDDEN)]
     stacks: dict[str, list[Linear]] = {}
     for dtype in (torch.float32, torch.bfloat16):
-        shapes = LAYER_SHAPES * LAYERS + [(VOCABULARY, HIDDEN)]
         weights = [torch.randn(shape).mul_(0.02).to(dtype) for shape in shapes]
         for name, maker in _linear_makers(dtype).items():
-            stacks[f"{dtype_name(dtype)} {name}"] = [maker(Weight(weight)) for weight in weights]
+            stacks[f"{dtype_name(dtype)} {name}"] = [maker(weight) for weight in weights]
+    for kind in ("float32", "bfloat16", "float16", *BLOCK_BYTES):
+        stacks[f"float32 ours, {kind}"] = [_ours(_matrix(kind, shape)) for shape in shapes]
     print_row("rows", list(stacks))
     for count in rows:
         variants = {name: _step(stack, count, name) for name, stack in stacks.items()}
@@ -72,9 +84,28 @@ def _linear_makers(dtype: torch.dtype) -> dict[str, MakeLinear]:
         makers |= {"oneDNN stored": StoredLinear, "oneDNN packed": PackedLinear}
     else:
         print(f"oneDNN multiplies no {dtype_name(dtype)} on this processor: left out")
-    if dtype is torch.float32:
-        makers["ours"] = linear_maker(torch.device("cpu"), dtype, streamed=False, batch_invariant=False)
     return makers
+
+
+def _ours(matrix: Matrix) -> Linear:
+    """Djinn's layer that computes in float32 with weights of any type."""
+    return linear_maker(torch.device("cpu"), torch.float32, streamed=False, batch_invariant=False)(matrix)
+
+
+def _matrix(kind: str, shape: tuple[int, int]) -> Matrix:
+    """Weights of any dtype or kind of blocks; bits of blocks are small numbers, so that no scale is infinite."""
+    if kind not in BLOCK_BYTES:
+        dtype: torch.dtype = getattr(torch, kind)
+        return torch.randn(shape).mul_(0.02).to(dtype)
+    row_bytes = shape[1] // 32 * BLOCK_BYTES[kind]
+    return BlockMatrix(kind, torch.randint(0, 60, (shape[0], row_bytes), dtype=torch.uint8), shape)
+
+
+def describe_processor() -> str:
+    """The processor's flags, what Djinn's kernels may use of them, and what PyTorch's do."""
+    ours = " ".join(feature for feature in FEATURES if feature in compiled_features()) or "none of them"
+    theirs = torch.backends.cpu.get_cpu_capability()
+    return f"processor: {' '.join(processor_flags()) or NO_FLAGS}; ours compiled for {ours}; PyTorch's for {theirs}"
 
 
 def _step(stack: list[Linear], rows: int, name: str) -> Callable[[], object]:
@@ -126,14 +157,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="rows of one step")
     parser.add_argument("--context", type=int, default=1024, help="tokens that each attention row sees")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads that PyTorch uses")
+    parser.add_argument("--small", action="store_true", help="linear: one layer and 2,048 tokens, done in seconds")
     parser.add_argument("--repeats", type=int, default=5, help="turns that each variant gets")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     print(f"milliseconds, best of {options.repeats}, {options.threads} threads, PyTorch {torch.__version__}")
+    print(describe_processor())
     with torch.inference_mode():
         if options.kernel == "linear":
-            compare_linears(options.rows, options.repeats)
+            compare_linears(options.rows, options.repeats, small=options.small)
         else:
             compare_attention(options.rows, options.context, options.repeats)
 

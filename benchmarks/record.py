@@ -20,12 +20,6 @@ def utc_now() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def vector_extensions() -> list[str]:
-    """Those of this processor that decide about kernels."""
-    found = re.findall(r"\b(?:avx2|avx512f|avx512_bf16|avx512_vnni|amx_\w+)\b", Path("/proc/cpuinfo").read_text())
-    return sorted(set(found))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What the record of every benchmark begins with. `machine.cpus`: how many cores the benchmark is bound to."""
@@ -33,7 +27,6 @@ class Run:
     date: str = field(default_factory=utc_now)
     model: str
     machine: Machine = field(default_factory=machine)
-    vector_extensions: list[str] = field(default_factory=vector_extensions)
     versions: dict[str, str] = field(default_factory=partial(versions, PACKAGES))
 
     @property
@@ -42,10 +35,9 @@ class Run:
         return f"{self.machine.processor}, {self.machine.cpus} cores, {self.date}"
 
 
-def file_stem(cpu: str, cores: int, date: str) -> str:
-    """Such as `amd-epyc-2-cores-2026-01-31T093000Z`."""
-    name = slug(re.sub(r"\((?:r|tm)\)", "", cpu.lower()))
-    return f"{name}-{cores}-cores-{date.replace(':', '')}"
+def file_stem(processor: str, cores: int, date: str) -> str:
+    """Such as `avx2-avx512f-2-cores-2026-01-31T093000Z`."""
+    return f"{slug(processor)}-{cores}-cores-{date.replace(':', '')}"
 
 
 def slug(text: str) -> str:
@@ -54,7 +46,7 @@ def slug(text: str) -> str:
 
 
 def write_run(folder: Path, prefix: str, run: Run, markdown: str) -> Path:
-    """Writes `PREFIX CPU-CORES-DATE.json` and `.md`; returns the latter."""
+    """Writes `PREFIX FLAGS-CORES-DATE.json` and `.md`; returns the latter."""
     return write_results(folder, prefix + file_stem(run.machine.processor, run.machine.cpus, run.date), run, markdown)
 
 

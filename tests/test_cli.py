@@ -35,7 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
     [
         ((), "djinn: missing COMMAND: serve, doctor, models. See djinn --help"),
         (("fly",), "djinn: unknown COMMAND 'fly': serve, doctor, models. See djinn --help"),
-        (("models",), "djinn: missing ACTION: pull, list. See djinn models --help"),
+        (("models",), "djinn: missing ACTION: pull, list, export. See djinn models --help"),
         (("models", "pull"), "djinn: missing NAME. See djinn models pull --help"),
         (("models", "list", "--port", "1"), "djinn: unknown flag --port. See djinn models --help"),
         (("serve", "--bogus", "1"), "djinn: unknown flag --bogus. See djinn serve --help"),
@@ -58,6 +58,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
             ("serve", *TINY, "--kv-host", "5"),
             "djinn: --kv-host must be 0, or hold at least one block of 16384 bytes; got 5",
         ),
+        (
+            ("serve", *TINY, "--dtype", "bfloat16", "--weights-dtype", "int8"),
+            "djinn: --weights-dtype must be checkpoint or bfloat16; got int8: cpu multiplies matrices as bfloat16",
+        ),
+        (("serve", *TINY, "--weights-dtype", "int4"), "djinn: --weights-dtype: 'checkpoint', 'float32', 'bfloat16' or"),
+        (("models", "export", "random:tiny-llama"), "djinn: random:tiny-llama has random weights, and no folder"),
         (("serve", *TINY, "--weights-device", "10"), "djinn: --weights-device is 10 bytes"),
         (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),
     ],
@@ -105,7 +111,7 @@ def test_models_that_cannot_be_kept_are_one_line(
     monkeypatch.setenv("DJINN_CACHE_DIR", str(cache))
     status, out, err = run(capsys, "models", "pull", "smollm2-135m-instruct")
     assert (status, out) == (2, "")
-    folder = cache / "models"
+    folder = cache / "gguf"
     assert err == f"djinn: cannot keep models in {folder}: Not a directory; name another folder with DJINN_CACHE_DIR\n"
 
 

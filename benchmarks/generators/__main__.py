@@ -18,9 +18,10 @@ from benchmarks.generators.rounds import RoundRunner
 from loadgen.options.common import EXIT_FAILED
 from loadgen.peers.base import SERVED_NAME, ServerSettings
 from loadgen.peers.djinn import DjinnPeer
-from loadgen.peers.dtype_choice import AUTO, CHOICES, choose_dtype
+from loadgen.peers.dtypes import AUTO, CHOICES
 from loadgen.processes.launch import ROOT, Launch, without_folders
 from loadgen.processes.process import free_port, running_server
+from loadgen.results.origin import machine
 from loadgen.results.tables import to_rich
 
 DJINN = DjinnPeer("djinn", "signal")
@@ -30,8 +31,7 @@ def main() -> int:
     """Runs the benchmark; returns the process's exit status: 1 also where the generators differ too much."""
     parser = make_parser("python -m benchmarks.generators", __doc__)
     parser.add_argument("--rounds", type=int, choices=range(1, 21), default=5, metavar="1..20", help="default 5")
-    auto = "auto: bfloat16 where this machine multiplies it natively, else float32"
-    parser.add_argument("--dtype", choices=CHOICES, default=AUTO, help=f"of weights and KV (default {auto})")
+    parser.add_argument("--dtype", choices=CHOICES, default=AUTO, help="of weights and KV (default auto: Djinn's own)")
     arguments = parser.parse_args()
     found: list[Comparison] = []
     status = exit_status(arguments.model, lambda: found.extend(_benchmark(arguments, Console())))
@@ -44,13 +44,14 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> list[Comparis
         ensure_guidellm(guidellm_environment())
     loads, count = (QUICK, 1) if arguments.quick else (FULL, arguments.rounds)
     port = free_port()
-    settings = ServerSettings(arguments.model, choose_dtype(arguments.dtype), cores=tuple(cores))
+    settings = ServerSettings(arguments.model, arguments.dtype, cores=tuple(cores))
     launch = DJINN.launch(settings, port)
     endpoint = Endpoint(f"http://127.0.0.1:{port}", SERVED_NAME, arguments.model.resolve())
     discarded: list[str] = []
     rounds = _run_rounds(launch, endpoint, loads, count, cores, discarded, console)
     comparisons = compare(rounds)
     table = comparison_table(comparisons, OwnGenerator.name, GuideLLM.name)
+    console.print(f"on {machine()}", highlight=False)
     console.print(to_rich([table]))
     if not arguments.quick:
         run = Run(

@@ -45,7 +45,7 @@ class Run(record.Run):
 
 
 def write_run(folder: Path, run: Run, table: TextTable) -> Path:
-    """Writes `generators-CPU-CORES-DATE.json` and `.md`; returns the latter."""
+    """Writes `generators-FLAGS-CORES-DATE.json` and `.md`; returns the latter."""
     return record.write_run(folder, "generators-", run, _markdown(run, table))
 
 

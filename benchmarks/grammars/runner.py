@@ -44,7 +44,7 @@ def measure(model: Path, plan: Plan, cores: list[int]) -> Measured:
     torch.set_num_threads(len(cores))
     engine = make_engine(model)
     engine.grammars.compile(PEOPLE).result()
-    prompt = load_tokenizer(find_model(str(model))).encode(PROMPT)
+    prompt = load_tokenizer(find_model(str(model))).backend.encode(PROMPT).ids
     with LiveEngine(engine) as live:
         meter = CpuMeter(cores, time.process_time)
         rounds = [entry for width in WIDTHS for entry in _rounds(live, prompt, width, plan)]

@@ -21,13 +21,13 @@ from typing import Any
 
 import jsonschema
 from jsonschema.protocols import Validator
-from transformers import PreTrainedTokenizerFast
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
 from app.domain.values import FinishReason, SamplingParams
 from app.grammars.compiler import Grammars
 from app.messages import TurnFinished
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.tokenizer import load_tokenizer
 from benchmarks.engine.live import LiveEngine, LiveTurn
 from benchmarks.engine.loading import find_model
@@ -61,7 +61,7 @@ def read_cases(suite: Path) -> Iterator[Case]:
             yield Case(f"{path.stem}: {case['description']}", case["schema"], case["tests"])
 
 
-def judge(cases: list[Case], grammars: Grammars, tokenizer: PreTrainedTokenizerFast) -> tuple[list[Case], int]:
+def judge(cases: list[Case], grammars: Grammars, tokenizer: ModelTokenizer) -> tuple[list[Case], int]:
     """The cases that compile, and the number of instances that match although they are invalid.
 
     Prints how many compile, and how many of their instances are judged rightly.
@@ -85,9 +85,10 @@ def judge(cases: list[Case], grammars: Grammars, tokenizer: PreTrainedTokenizerF
     return compiled, counts["too lax"]
 
 
-def _verdict(case: Case, test: dict[str, Any], grammars: Grammars, tokenizer: PreTrainedTokenizerFast) -> str:
+def _verdict(case: Case, test: dict[str, Any], grammars: Grammars, tokenizer: ModelTokenizer) -> str:
     text = json.dumps(test["data"], ensure_ascii=False)
-    tokens = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    end = tokenizer.facts.eos_token_id
+    tokens = [*tokenizer.backend.encode(text, add_special_tokens=False).ids, *([] if end is None else [end])]
     accepted = grammars.match(case.grammar).consume(tokens)
     if accepted == test["valid"]:
         return "right"
@@ -95,11 +96,11 @@ def _verdict(case: Case, test: dict[str, Any], grammars: Grammars, tokenizer: Pr
     return "too strict" if test["valid"] else "too lax"
 
 
-def answer(cases: list[Case], live: LiveEngine, tokenizer: PreTrainedTokenizerFast, width: int) -> int:
+def answer(cases: list[Case], live: LiveEngine, tokenizer: ModelTokenizer, width: int) -> int:
     """Have `ANSWERS` answers written, `width` at once, and validate them; returns how many are invalid."""
     chance = random.Random(0)
     drawn = chance.choices(cases, k=ANSWERS)
-    prompt = tokenizer.encode(PROMPT)
+    prompt = tokenizer.backend.encode(PROMPT).ids
     counts: Counter[str] = Counter()
     for first in range(0, ANSWERS, width):
         group = drawn[first : first + width]
@@ -115,11 +116,11 @@ def answer(cases: list[Case], live: LiveEngine, tokenizer: PreTrainedTokenizerFa
     return counts["INVALID"]
 
 
-def _check(case: Case, turn: LiveTurn, tokenizer: PreTrainedTokenizerFast) -> str:
+def _check(case: Case, turn: LiveTurn, tokenizer: ModelTokenizer) -> str:
     assert isinstance(turn.end, TurnFinished)
     if turn.end.reason is FinishReason.LENGTH:
         return "cut at the last token"
-    text = str(tokenizer.decode(turn.token_ids, skip_special_tokens=True))
+    text = tokenizer.backend.decode(turn.token_ids, skip_special_tokens=True)
     validator: Validator = jsonschema.Draft202012Validator(case.schema)
     try:
         validator.validate(json.loads(text))

@@ -9,12 +9,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.cpu_meter import DISTURBED_SHARE
-from benchmarks.peers.peers import DTYPES, PEERS, VLLM, default_dtypes
-from benchmarks.peers.report import describe_run, ratio_table, variant_table, write_run
+from benchmarks.peers.peers import DTYPES, PEERS, VLLM
+from benchmarks.peers.report import best_types, describe_run, ratio_table, variant_table, write_run
 from benchmarks.peers.rounds import Round
 from benchmarks.peers.runner import PeerRunner
 from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload
 from benchmarks.text import read_text_tokens
+from loadgen.peers.dtypes import AUTO
 from loadgen.peers.registry import find_peer
 from loadgen.results.tables import to_rich
 
@@ -34,10 +35,11 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
     workload = build_workload(plan, read_text_tokens(arguments.model))
     variants = [(peer, dtype) for dtype in arguments.dtypes for peer in arguments.only]
     rounds = _run_rounds(runner, variants, 1 if arguments.quick else arguments.rounds, workload, console)
+    launches = {" ".join(variant): runner.launch(*variant, port=0) for variant in variants}
+    run = describe_run(arguments.model, plan, launches, rounds)
+    console.print(f"on {run.place_and_time}", *best_types(run), sep="\n", highlight=False)
     console.print(to_rich((ratio_table(rounds), variant_table(rounds))))
     if not arguments.quick:
-        launches = {" ".join(variant): runner.launch(*variant, port=0) for variant in variants}
-        run = describe_run(arguments.model, plan, launches, rounds)
         console.print(f"written: {write_run(arguments.output, run)}")
 
 
@@ -73,8 +75,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--dtypes",
         type=_names(DTYPES),
-        default=default_dtypes(),
-        help=f"some of {','.join(DTYPES)} (default: float32, and bfloat16 where it is native)",
+        default=(AUTO,),
+        help=f"some of {','.join(DTYPES)} (default: auto, each peer in its best type)",
     )
     parser.add_argument("--rounds", type=int, choices=range(1, 21), default=3, metavar="1..20", help="default 3")
     return parser.parse_args()

@@ -3,22 +3,21 @@
 import sys
 
 from loadgen.peers.base import ServerSettings
-from loadgen.peers.dtype_choice import AUTO, choose_dtype
+from loadgen.peers.dtype_choice import choose_dtype
+from loadgen.peers.dtypes import AUTO
 from loadgen.peers.registry import find_peer
 from loadgen.processes.launch import Launch
 
 DJINN, VLLM, TRANSFORMERS = "djinn", "vllm", "transformers"
 PEERS = (DJINN, VLLM, TRANSFORMERS)
-DTYPES = ("float32", "bfloat16")
-
-
-def default_dtypes() -> tuple[str, ...]:
-    """Those of `DTYPES` in which a peer may be at its best on this machine."""
-    return tuple(dict.fromkeys(("float32", choose_dtype(AUTO))))
+DTYPES = (AUTO, "float32", "bfloat16")
+"""`auto`: each peer in its best type."""
 
 
 def launch(peer: str, settings: ServerSettings, port: int) -> Launch:
     """How the peer is started. That of Transformers is no server, and listens on no port."""
     if peer == TRANSFORMERS:
-        return Launch([sys.executable, "-m", "benchmarks.peers.generate_worker", str(settings.model), settings.dtype])
+        choice = choose_dtype(settings)
+        worker = [sys.executable, "-m", "benchmarks.peers.generate_worker", str(settings.model), choice.dtype]
+        return Launch(worker, calibration=choice.calibration)
     return find_peer(peer).launch(settings, port)

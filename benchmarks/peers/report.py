@@ -3,6 +3,7 @@
 One table is of ratios, the other of every data type.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from benchmarks.peers.rounds import Round
 from benchmarks.peers.summary import Metric, best_by_peer, metrics_of, times_better, values_by_variant
 from benchmarks.peers.workload import Plan
 from loadgen.peers.registry import find_peer
+from loadgen.processes.calibration import Calibration
 from loadgen.processes.folders import peers_folder
 from loadgen.processes.launch import ROOT, Launch, without_folders
 from loadgen.results.spread import Spread
@@ -44,7 +46,7 @@ def describe_run(model: Path, plan: Plan, launches: dict[str, Launch], rounds: l
 
 
 def write_run(folder: Path, run: Run) -> Path:
-    """Writes `CPU-CORES-DATE.json` and `.md`; returns the latter."""
+    """Writes `FLAGS-CORES-DATE.json` and `.md`; returns the latter."""
     return record.write_run(folder, "", run, _markdown(run))
 
 
@@ -58,9 +60,25 @@ def _markdown(run: Run) -> str:
         f"Rounds: {1 + max(entry.number for entry in run.rounds)}. Tokens a stream: {run.plan.max_tokens}. "
         "Figures are medians over rounds [lowest, highest].",
         f"Of the cores, the load client had at most {client:.1%}, processes outside the benchmark {others:.1%}.",
+        *best_types(run),
         "",
     ]
     return "\n".join([*heading, to_markdown(ratio_table(run.rounds)), to_markdown(variant_table(run.rounds))])
+
+
+def best_types(run: Run) -> list[str]:
+    """A sentence for each peer whose type was measured to be its best."""
+    return [
+        f"`{name}` is {found.dtype}: {', '.join(_products(found))}."
+        for name, launch in run.launches.items()
+        if (found := launch.calibration) is not None
+    ]
+
+
+def _products(found: Calibration) -> Iterator[str]:
+    for place, rows in enumerate(found.rows):
+        times = " and ".join(f"{1e3 * seconds[place]:.2f} ms in {dtype}" for dtype, seconds in found.seconds.items())
+        yield f"a product of {rows} {'row' if rows == 1 else 'rows'} takes {times}"
 
 
 def ratio_table(rounds: list[Round]) -> TextTable:

@@ -12,14 +12,18 @@ from app.gpu.linear.onednn import onednn_multiplies
 from benchmarks import kernels
 
 
-@pytest.fixture(autouse=True)
-def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "LAYERS", 1)
-    monkeypatch.setattr(kernels, "VOCABULARY", 64)
-
-
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernel: str) -> str:
-    smallest = ["--rows", "1", "--context", "16", "--repeats", "1", "--threads", str(torch.get_num_threads())]
+    smallest = [
+        "--small",
+        "--rows",
+        "1",
+        "--context",
+        "16",
+        "--repeats",
+        "1",
+        "--threads",
+        str(torch.get_num_threads()),
+    ]
     monkeypatch.setattr(sys, "argv", ["kernels", kernel, *smallest])
     kernels.main()
     return capsys.readouterr().out
@@ -29,11 +33,14 @@ def test_linears_have_a_time_in_every_way_that_this_processor_multiplies(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = run(monkeypatch, capsys, "linear")
-    ways = ["float32 plain", "float32 oneDNN stored", "float32 oneDNN packed", "float32 ours", "bfloat16 plain"]
+    ways = ["float32 plain", "float32 oneDNN stored", "float32 oneDNN packed", "bfloat16 plain"]
     if onednn_multiplies(torch.bfloat16):
         ways += ["bfloat16 oneDNN stored", "bfloat16 oneDNN packed"]
     else:
         assert "oneDNN multiplies no bfloat16 on this processor: left out" in said
+    kinds = ["float32", "bfloat16", "float16", "Q8_0", "Q4_0", "Q4_1"]
+    ways += [f"float32 ours, {kind}" for kind in kinds]
+    assert kernels.describe_processor() in said
     header, times = said.splitlines()[-2:]
     assert re.split(r"\s{2,}", header.strip()) == ["rows", *ways]
     assert len(times.split()) == 1 + len(ways)

@@ -14,6 +14,7 @@ from app.grammars.compiler import Grammars
 from app.main import create_app
 from app.messages import Command, Fork, Inspect, Notice
 from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
 from app.routers.dependencies import Services
 from app.text.tokenizer import Tokens
@@ -54,7 +55,7 @@ async def info() -> ModelInfo:
 
 async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(info: ModelInfo) -> None:
     engine = DyingEngine(info)
-    app = create_app(tiny_settings(), engine, Tokens(byte_tokenizer(512), frozenset()))
+    app = create_app(tiny_settings(), engine, Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset()))
     async with app.router.lifespan_context(app):
         services: Services = app.state.services
         registry = services.sessions

@@ -58,13 +58,26 @@ def test_turns_are_counted_under_both_names(serve_with: ServeWith) -> None:
 
 def test_steps_are_counted_by_how_they_ran(serve_with: ServeWith) -> None:
     """On a CPU none is replayed, and none is given to a device that is still at work."""
-    http = serve_with()
+    http = serve_with(max_draft_tokens=0)
     session = http.post("/v1/sessions").json()["id"]
     http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True})
     lines = http.get("/metrics").text.splitlines()
     assert 'djinn_steps_total{kind="eager"} 5.0' in lines
     assert 'djinn_steps_total{kind="replayed"} 0.0' in lines
     assert "djinn_steps_followed_total 0.0" in lines
+
+
+def test_drafts_are_counted_and_save_steps(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    repeating = {"token_ids": [5] * 20, "max_tokens": 30, "ignore_eos": True, "logit_bias": {"5": 100}}
+    answer = http.post(f"/v1/sessions/{session}/generate", json=repeating).json()
+    assert answer["token_ids"] == [5] * 30
+    found = scrape(http)
+    assert 0 < found["djinn_draft_tokens_accepted_total"] <= found["djinn_draft_tokens_total"]
+    assert found["djinn_steps_total"] + found["djinn_draft_tokens_accepted_total"] >= 30
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == found["djinn_draft_tokens_total"]
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == found["djinn_draft_tokens_accepted_total"]
 
 
 def test_what_the_memory_map_tells_is_there_by_tier_and_direction(serve_with: ServeWith) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from app.model_store.resolve import resolve
+from app.model_store.export import export_model
 from app.settings import Settings
 from tests.openai.reference import Reference
 from tests.serving import serve
@@ -21,9 +21,7 @@ QUESTIONS = ["What is the capital of France?", "Name three colours.", "Schreib e
 
 @pytest.fixture(scope="module")
 def real() -> Reference:
-    folder = resolve(NAME, cache_dir=Settings().cache_dir.expanduser()).folder
-    assert folder is not None
-    return Reference(folder)
+    return Reference(export_model(NAME, Settings().cache_dir))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.model_tokenizer import ModelTokenizer
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool, ToolMode, ToolUse
 from app.tools.formats import HERMES, LLAMA, MISTRAL, ToolFormat, find_format
@@ -47,7 +48,7 @@ CHAT: tuple[dict[str, Any], ...] = (
 def support(template: str) -> ToolSupport:
     tokenizer = byte_tokenizer(300)
     tokenizer.chat_template = template
-    return ToolSupport(Tokens(tokenizer, frozenset({257})))
+    return ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257})))
 
 
 def test_a_template_that_knows_tools_gets_them_as_they_are() -> None:
@@ -120,12 +121,12 @@ def test_a_checkpoint_may_say_itself_how_its_answers_are_read() -> None:
             "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True},
         },
     }
-    reader = ToolSupport(Tokens(tokenizer, frozenset({257}))).reader(USE, has_form=False)
+    reader = ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257}))).reader(USE, has_form=False)
     assert reader is not None
     pieces = [*reader.push('Hm.<<{"name": "f", "arguments": {"a": 1}}>>'), *reader.finish()]
     assert [type(piece).__name__ for piece in pieces] == ["Content", "CallBegun", "CallArguments"]
     assert reader.is_whole
-    broken = ToolSupport(Tokens(tokenizer, frozenset({257}))).reader(USE, has_form=False)
+    broken = ToolSupport(Tokens(ModelTokenizer.of(tokenizer), frozenset({257}))).reader(USE, has_form=False)
     assert broken is not None
     said = [*broken.push("Hm.<<oops>> and"), *broken.push(" more"), *broken.finish()]
     assert "".join(piece.text for piece in said if isinstance(piece, Content)).endswith("oops>> and more")

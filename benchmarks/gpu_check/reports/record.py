@@ -74,8 +74,12 @@ def read_run(path: Path) -> Run:
     """A run from its JSON."""
     found = json.loads(path.read_text("utf-8"))
     stages = [_read_stage(stage) for stage in found["stages"]]
-    device, machine = Device(**found["device"]), origin.Machine(**found["machine"])
+    device, machine = Device(**found["device"]), _read_machine(found["machine"])
     return Run(**{**found, "device": device, "machine": machine, "stages": stages})
+
+
+def _read_machine(found: dict[str, Any]) -> origin.Machine:
+    return origin.Machine(**{**found, "flags": tuple(found["flags"])})
 
 
 def _read_stage(found: dict[str, Any]) -> StageRecord:

@@ -17,7 +17,13 @@ PASSES = 50
 def test_bytes_of_a_pass_are_those_that_the_engine_counts(tmp_path: Path) -> None:
     plan = TINY.streaming
     settings = make_settings(
-        "cpu", plan.model, weights_device=plan.budget, cache_dir=tmp_path, kv_device="1x256", kv_policy="none"
+        "cpu",
+        plan.model,
+        weights_device=plan.budget,
+        cache_dir=tmp_path,
+        kv_device="1x256",
+        kv_policy="none",
+        max_draft_tokens=0,
     )
     with LiveEngine(load_engine(with_layers(plan.model, plan.layers), settings.engine())) as live:
         session = live.open()

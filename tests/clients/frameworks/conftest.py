@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.model_store.pull import model_folder
+from app.model_store.catalog import CATALOG
+from app.model_store.pull import pulled_folder
 from app.settings import Settings
 from tests.openai.reference import save_tiny_model
 from tests.processes import serve_process
@@ -26,7 +27,7 @@ class Served:
 @pytest.fixture(scope="session")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """SmolLM2 if it is there, else the tiny model."""
-    if not model_folder(PULLED, Settings().cache_dir).is_dir():
+    if not pulled_folder(CATALOG[PULLED], Settings().cache_dir).is_dir():
         yield request.getfixturevalue("tiny")
         return
     with serve_process(

@@ -1,0 +1,30 @@
+"""A start imports no more than it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.model_store.tiny_gguf import tiny_llama, tiny_tokenizer, write_gguf
+
+SLOW = ("transformers", "torch._dynamo", "torch._inductor", "sympy", "accelerate")
+"""Each takes a tenth of a second to import, or seconds."""
+LOAD = """
+import sys
+from pathlib import Path
+from app.main import load_app
+from app.settings import Settings
+
+load_app(Settings(model=sys.argv[1], cache_dir=sys.argv[2], state_dir="none", kv_device="8MiB", kv_host="0"))
+print(*sys.modules)
+"""
+
+
+def test_a_gguf_model_that_was_seen_before_is_loaded_without_transformers(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    write_gguf(tmp_path / "m.gguf", tiny_llama(tokenizer.get_vocab_size()), tokenizer)
+    command = [sys.executable, "-c", LOAD, str(tmp_path / "m.gguf"), str(tmp_path / "cache")]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
+    assert "transformers" in first.split()
+    assert [name for name in SLOW if name in second.split()] == []
