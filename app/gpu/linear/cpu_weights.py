@@ -76,6 +76,10 @@ class Dense(Loads):
             line = builder.add(weight, builder.mul(loop.index, ir.Constant(INT64, PANEL * self._bytes)))
             use(loop.index, [self._widen(loaded) for loaded in self._load(line, self._scalar, column)])
 
+    def run(self, start: Any, index: Any) -> list[Any]:
+        """The vectors from number `index` on of those at address `start`, which lie side by side."""
+        return [self._widen(loaded) for loaded in self._load(start, self._scalar, index)]
+
     def _widen_bfloat16(self, loaded: Any) -> Any:
         wide = self._builder.zext(loaded, ir.VectorType(INT32, self.lanes))
         return self._builder.bitcast(self._builder.shl(wide, self._splat(16)), self.floats)

@@ -61,11 +61,11 @@ def test_a_machine_without_a_writable_cache_compiles_anew(monkeypatch: pytest.Mo
         cpu_kernels.attend_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("window", [None, 37, 300])
 def test_where_a_prompt_is_cut_does_not_change_a_bit(window: int | None) -> None:
-    whole = draw_inputs(Shape([(0, 200)], spec=AttentionSpec(scale=0.3, window=window)))
+    whole = draw_inputs(Shape([(0, 1000)], spec=AttentionSpec(scale=0.3, window=window)))
     expected = whole.run(PagedCpuAttention())
     table, pool = whole.batch.block_tables[0].tolist(), whole.pool
-    for first, end in ((0, 60), (60, 133), (133, 200)):
+    for first, end in ((0, 60), (60, 433), (433, 520), (520, 530), (530, 1000)):
         batch = make_batch([(first, end - first)], [table], 16, DEVICES["cpu"])
         assert torch.equal(whole.narrowed(slice(first, end), pool, batch).run(PagedCpuAttention()), expected[first:end])
