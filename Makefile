@@ -69,7 +69,7 @@ lint: setup      ## style, types, and which room imports which
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-bench: folder    ## decode and time to first token beside vLLM's CPU build and Transformers
+bench: folder    ## decode and time to first token beside vLLM's CPU build, llama.cpp and Transformers
 	$(BIN)/python -m benchmarks.peers
 
 bench-kv: folder ## KV moves beside memcpy, and what a session that was away waits for

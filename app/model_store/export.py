@@ -15,6 +15,8 @@ from app.model_store.install import install_once, require_free_space
 from app.model_store.resolve import resolve
 from app.model_store.saved import SAVED
 
+CHECKPOINT = "checkpoint"
+"""A link in the folder to that of the GGUF file, for who takes it as it is; with `.gguf`, to the file."""
 SHARD_BYTES = 4 << 30
 """Most bytes of one weight file, unless one tensor has more; so many are in memory at once."""
 
@@ -42,6 +44,8 @@ def _export(source: Path, folder: Path) -> None:
     for path in source.iterdir():
         if path.name not in (INDEX, SAVED) and path != tensors.path:
             shutil.copy(path, folder)
+    (folder / CHECKPOINT).symlink_to(source.resolve())
+    (folder / f"{CHECKPOINT}.gguf").symlink_to(tensors.path.resolve())
     _write_weights(tensors, shards, folder)
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: Djinn, vLLM and Transformers in alternating rounds on the same cores."""
+"""`python -m benchmarks.peers`: Djinn, vLLM, llama.cpp and Transformers in alternating rounds on the same cores."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.cpu_meter import DISTURBED_SHARE
-from benchmarks.peers.peers import DTYPES, PEERS, VLLM
+from benchmarks.peers.peers import DTYPES, PEERS, TRANSFORMERS
 from benchmarks.peers.report import best_types, describe_run, ratio_table, variant_table, write_run
 from benchmarks.peers.rounds import Round
 from benchmarks.peers.runner import PeerRunner
@@ -28,10 +28,10 @@ def main() -> int:
 
 def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
     cores = bind_to_cores(arguments.cores)
-    if VLLM in arguments.only:
-        find_peer(VLLM).install(console.print)
-    runner = PeerRunner(arguments.model, cores)
+    for peer in set(arguments.only) - {TRANSFORMERS}:
+        find_peer(peer).install(console.print)
     plan = QUICK if arguments.quick else FULL
+    runner = PeerRunner(arguments.model, cores, plan)
     workload = build_workload(plan, read_text_tokens(arguments.model))
     variants = [(peer, dtype) for dtype in arguments.dtypes for peer in arguments.only]
     rounds = _run_rounds(runner, variants, 1 if arguments.quick else arguments.rounds, workload, console)

@@ -61,15 +61,15 @@ class OpenAILoad:
 
 
 async def _read_chunks(response: httpx.Response) -> tuple[list[float], int]:
-    """Arrival times of the chunks, and the completion tokens of the usage chunk. Only that one is parsed: the client
-    runs on the server's cores.
+    """Arrival times of the chunks, and the completion tokens of the usage chunk, which brings no text: it has no
+    choices, or an empty one (llama.cpp). Only that one is parsed: the client runs on the server's cores.
     """
     arrivals: list[float] = []
     tokens = 0
     async for line in response.aiter_lines():
         if not line.startswith("data: {"):
             continue
-        if '"choices":[]' in line:
+        if '"usage":{' in line:
             tokens = orjson.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
         elif line.startswith('data: {"error"'):
             raise ServerFailedError(line)

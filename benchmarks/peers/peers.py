@@ -8,8 +8,8 @@ from loadgen.peers.dtypes import AUTO
 from loadgen.peers.registry import find_peer
 from loadgen.processes.launch import Launch
 
-DJINN, VLLM, TRANSFORMERS = "djinn", "vllm", "transformers"
-PEERS = (DJINN, VLLM, TRANSFORMERS)
+DJINN, VLLM, LLAMACPP, TRANSFORMERS = "djinn", "vllm", "llamacpp", "transformers"
+PEERS = (DJINN, VLLM, LLAMACPP, TRANSFORMERS)
 DTYPES = (AUTO, "float32", "bfloat16")
 """`auto`: each peer in its best type."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import record
-from benchmarks.peers.peers import DJINN, PEERS, VLLM
+from benchmarks.peers.peers import DJINN, PEERS, TRANSFORMERS
 from benchmarks.peers.rounds import Round
 from benchmarks.peers.summary import Metric, best_by_peer, metrics_of, times_better, values_by_variant
 from benchmarks.peers.workload import Plan
@@ -19,7 +19,7 @@ from loadgen.processes.launch import ROOT, Launch, without_folders
 from loadgen.results.spread import Spread
 from loadgen.results.tables import TextTable, to_markdown
 
-NAMES = {"djinn": "Djinn", "vllm": "vLLM", "transformers": "Transformers"}
+NAMES = {"djinn": "Djinn", "vllm": "vLLM", "llamacpp": "llama.cpp", "transformers": "Transformers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class Run(record.Run):
 def describe_run(model: Path, plan: Plan, launches: dict[str, Launch], rounds: list[Round]) -> Run:
     """The record, without the folders of this machine."""
     folders = [ROOT, peers_folder(), model.parent]
-    with_vllm = any(entry.peer == VLLM for entry in rounds)
+    servers = {entry.peer for entry in rounds} - {DJINN, TRANSFORMERS}
     return Run(
         model=model.name,
         plan=plan,
-        peer_versions={VLLM: find_peer(VLLM).versions()} if with_vllm else {},
+        peer_versions={peer: find_peer(peer).versions() for peer in sorted(servers)},
         launches={name: without_folders(launch, folders) for name, launch in launches.items()},
         rounds=rounds,
     )

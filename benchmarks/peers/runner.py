@@ -14,7 +14,7 @@ from benchmarks.peers.load import REQUEST_TIMEOUT_S, OpenAILoad
 from benchmarks.peers.peers import TRANSFORMERS, launch
 from benchmarks.peers.rounds import Measurement, Round
 from benchmarks.peers.timeline import DecodePhase
-from benchmarks.peers.workload import Workload
+from benchmarks.peers.workload import Plan, Workload
 from loadgen.peers.base import SERVED_NAME, ServerSettings
 from loadgen.processes.launch import Launch
 from loadgen.processes.process import free_port, running_server
@@ -23,13 +23,16 @@ from loadgen.processes.process import free_port, running_server
 class PeerRunner:
     """Measures one (peer, data type) after the other on `cores`, which this process must be bound to."""
 
-    def __init__(self, model: Path, cores: list[int]) -> None:
+    def __init__(self, model: Path, cores: list[int], plan: Plan) -> None:
         self._model = model
         self._cores = cores
+        self._context_tokens = plan.context_tokens
+        self._kv_tokens = max(plan.concurrencies) * plan.context_tokens
 
     def launch(self, peer: str, dtype: str, port: int) -> Launch:
         """How the peer is started."""
-        return launch(peer, ServerSettings(self._model, dtype, cores=tuple(self._cores)), port)
+        settings = ServerSettings(self._model, dtype, self._kv_tokens, self._context_tokens, cores=tuple(self._cores))
+        return launch(peer, settings, port)
 
     def run(self, number: int, peer: str, dtype: str, workload: Workload) -> Round:
         """Raises ServerFailedError or subprocess.CalledProcessError if the peer fails."""

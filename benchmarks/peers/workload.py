@@ -9,6 +9,8 @@ SHORT_PROMPT_SPREAD = 16
 LONG_PROMPT_TOKENS = 1000
 PREFIX_TOKENS = 8
 WARM_UP_TOKENS = 8
+LARGEST_BLOCK = 128
+"""Tokens of one block of KV: vLLM's on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,11 @@ class Plan:
     concurrencies: tuple[int, ...] = (1, 8, 32)
     max_tokens: int = 64
     long_prompts: int = 5
+
+    @property
+    def context_tokens(self) -> int:
+        """As long as any conversation may become, in whole blocks of every server."""
+        return -(-(LONG_PROMPT_TOKENS + self.max_tokens) // LARGEST_BLOCK) * LARGEST_BLOCK
 
 
 FULL = Plan()

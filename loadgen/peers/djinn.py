@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
+from loadgen.peers.checkpoint import checkpoint_folder
+from loadgen.peers.dtypes import AUTO
 from loadgen.processes.launch import Launch, flatten
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 
@@ -45,8 +47,9 @@ class DjinnPeer:
         say("Djinn is part of this checkout")
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
+        model = checkpoint_folder(settings.model) if settings.dtype == AUTO else settings.model
         flags = {
-            "--model": str(settings.model),
+            "--model": str(model),
             "--served-name": SERVED_NAME,
             "--dtype": settings.dtype,
             "--port": str(port),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from loadgen.errors import LoadgenError
+from loadgen.peers.checkpoint import checkpoint_file
 from loadgen.peers.dtypes import AUTO
 from loadgen.peers.llamacpp_source import LlamaCppSource
 from loadgen.processes.folders import peers_folder
@@ -16,12 +17,15 @@ LAST_WORDS_CHARACTERS = 1000
 
 
 def gguf_file(source: LlamaCppSource, model: Path, dtype: str) -> Path:
-    """The converted file, made by llama.cpp's own converter the first time. Weights are known by place, size and time.
+    """The checkpoint itself in its best type, or a file that llama.cpp's own converter makes the first time.
 
+    Weights are known by place, size and time.
     Raises `LoadgenError` if there is no such folder, or the converter does not take it.
     """
     if dtype not in OUT_TYPES:
         raise LoadgenError(f"llama.cpp has no data type {dtype}, only {', '.join(OUT_TYPES)}")
+    if dtype == AUTO and (checkpoint := checkpoint_file(model)) is not None:
+        return checkpoint
     weights = sorted(model.glob("*.safetensors"))
     if not weights:
         raise LoadgenError(f"{model} is not a Transformers folder with safetensors")

@@ -39,6 +39,12 @@ def test_exported_model_has_the_logits_of_the_original(tiny: TinyModel, tmp_path
     _assert_same_logits(export_model(str(tiny.gguf), tmp_path), tiny.model)
 
 
+def test_an_exported_model_leads_back_to_the_file_that_it_was_made_of(tiny: TinyModel, tmp_path: Path) -> None:
+    folder = export_model(str(tiny.gguf), tmp_path)
+    assert (folder / "checkpoint.gguf").resolve() == tiny.gguf.resolve()
+    assert weight_files(folder / "checkpoint") == [tiny.gguf]
+
+
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
 def test_quantised_weights_are_exported_without_loss(
     tiny: TinyModel, tmp_path: Path, kind: GGMLQuantizationType

@@ -29,6 +29,15 @@ def model(settings: ServerSettings) -> Path:
 
 
 @pytest.fixture
+def checkpoint(model: Path, tmp_path: Path) -> Path:
+    """The GGUF file that `model` was made of."""
+    file = tmp_path / "m.gguf"
+    file.touch()
+    (model / "checkpoint.gguf").symlink_to(file)
+    return file
+
+
+@pytest.fixture
 def source(cache: Path) -> LlamaCppSource:
     """Unpacked, with another converter than its own."""
     source = LlamaCppSource(cache / "llamacpp" / VERSION)
@@ -57,6 +66,14 @@ def test_the_model_is_converted_once_for_each_data_type(settings: ServerSettings
 def test_its_best_type_is_a_quantization_of_the_same_weights(settings: ServerSettings, model: Path) -> None:
     best = Path(option(replace(settings, dtype="auto"), "--model"))
     assert best.read_text() == f"{model} --outtype q8_0"
+
+
+@pytest.mark.usefixtures("source")
+def test_its_best_type_is_that_of_the_checkpoint_where_the_folder_was_made_of_one(
+    settings: ServerSettings, model: Path, checkpoint: Path
+) -> None:
+    assert option(replace(settings, dtype="auto"), "--model") == str(checkpoint)
+    assert Path(option(settings, "--model")).read_text() == f"{model} --outtype bf16"
 
 
 @pytest.mark.usefixtures("source")

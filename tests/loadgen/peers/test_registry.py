@@ -49,6 +49,17 @@ def test_djinn_with_its_policies(settings: ServerSettings, peer: str, policy: st
     assert given["--state-dir"] == "none"
 
 
+def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(settings: ServerSettings, tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    settings.model.mkdir(parents=True)
+    (settings.model / "checkpoint").symlink_to(stored)
+    assert flags("djinn", replace(settings, dtype="auto"))["--model"] == str(stored)
+    assert flags("djinn", settings)["--model"] == str(settings.model)
+    stored.rmdir()
+    assert flags("djinn", replace(settings, dtype="auto"))["--model"] == str(settings.model)
+
+
 def test_agents_with_tools_are_found_by_what_they_continue(settings: ServerSettings) -> None:
     assert "--bind-by-prefix" in flags("djinn+tools", settings)
     assert find_peer("djinn+tools").served_model == "model+tools"
