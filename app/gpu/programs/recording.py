@@ -74,6 +74,11 @@ class Recording(TorchDispatchMode):
         with recorded_by(self), self:
             yield
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would import its compiler to keep it out of the mode: two seconds within the first decode step."""
+        return False
+
     def launched(self, function: int, arguments: ctypes.Structure) -> None:
         """See `Recorder`."""
         self.launches.append(Launch(function, bytes(arguments)))
