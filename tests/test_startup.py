@@ -28,3 +28,19 @@ def test_a_gguf_model_that_was_seen_before_is_loaded_without_transformers(tmp_pa
     first, second = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
     assert "transformers" in first.split()
     assert [name for name in SLOW if name in second.split()] == []
+
+
+RECORD = """
+import sys
+import torch
+from app.gpu.programs.recording import Arena, Recording
+
+with torch.inference_mode(), Recording().within(Arena()):
+    torch.empty(3).view(3, 1)
+print(*sys.modules)
+"""
+
+
+def test_the_first_recorded_step_does_not_import_a_compiler() -> None:
+    found = subprocess.run([sys.executable, "-c", RECORD], capture_output=True, text=True, check=True).stdout
+    assert [name for name in SLOW if name in found.split()] == []

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
-from loadgen.peers.checkpoint import checkpoint_folder
 from loadgen.peers.dtypes import AUTO
+from loadgen.processes.folders import checkpoint_folder
 from loadgen.processes.launch import Launch, flatten
 from loadgen.targets.base import WITH_SIGNALS, WITH_TOOLS
 

