@@ -34,7 +34,8 @@ class Call(Generic[T]):
     """One request, and `parse`, which reads the body of its answer and raises `ValueError` if it cannot.
 
     `json` is its body, or `tensor`, a safetensors file. `undo` makes, of the answer, the call that takes back what this
-    one did: an asyncio caller may be cancelled while it waits, and nobody else would know of it.
+    one did: an asyncio caller may be cancelled while it waits, and nobody else would know of it. A call that
+    `comes_to_its_end` does so even then.
     """
 
     method: str
@@ -44,6 +45,7 @@ class Call(Generic[T]):
     json: Mapping[str, Any] | None = None
     tensor: bytes | None = None
     undo: Callable[[T], Call[None]] | None = None
+    comes_to_its_end: bool = False
 
 
 class TurnOptions(TypedDict, total=False):
@@ -99,7 +101,7 @@ def list_sessions(state: SessionState | None, tier: Tier | None, after: str | No
 
 def close_session(session: str) -> Call[None]:
     """`DELETE /v1/sessions/{id}`."""
-    return Call("DELETE", session_path(session), nothing)
+    return Call("DELETE", session_path(session), nothing, comes_to_its_end=True)
 
 
 def _close_opened(opened: SessionInfo) -> Call[None]:

@@ -18,7 +18,7 @@ from client.files import CHUNK_BYTES, read_chunks, written_whole
 T = TypeVar("T")
 
 ABANDON_S = 5.0
-"""How long the answer to a cancelled call is waited for, to undo it."""
+"""How long the answer to a cancelled call is waited for, which must be undone or come to its end."""
 
 Trace = Callable[[str, Mapping[str, object]], Awaitable[None]]
 """Called with an event's name and what belongs to it."""
@@ -83,7 +83,7 @@ class AsyncTransport:
 
     async def send(self, call: Call[T]) -> T:
         """What the call asks for."""
-        return await self._undone_if_cancelled(call, self._send(call))
+        return await self._settled(call, self._send(call))
 
     async def _send(self, call: Call[T]) -> T:
         with mapped_errors():
@@ -105,7 +105,7 @@ class AsyncTransport:
 
     async def upload(self, call: Call[T], path: Path) -> T:
         """What the call, with the file `path` as its body, asks for. Raises also `OSError`."""
-        return await self._undone_if_cancelled(call, self._upload(call, path))
+        return await self._settled(call, self._upload(call, path))
 
     async def _upload(self, call: Call[T], path: Path) -> T:
         with await asyncio.to_thread(path.open, "rb") as file, mapped_errors():
@@ -127,9 +127,9 @@ class AsyncTransport:
         finally:
             await response.aclose()
 
-    async def _undone_if_cancelled(self, call: Call[T], asking: Coroutine[Any, Any, T]) -> T:
-        """The answer. If the caller is cancelled while it waits, what the server did is undone."""
-        if call.undo is None:
+    async def _settled(self, call: Call[T], asking: Coroutine[Any, Any, T]) -> T:
+        """The answer. A caller who is cancelled leaves nothing half done: the call is undone, or comes to its end."""
+        if call.undo is None and not call.comes_to_its_end:
             return await asking
         answer = asyncio.ensure_future(asking)
         try:
@@ -137,7 +137,9 @@ class AsyncTransport:
         except asyncio.CancelledError:
             with suppress(DjinnError, TimeoutError):
                 async with asyncio.timeout(ABANDON_S):
-                    await self._send(call.undo(await answer))
+                    answered = await answer
+                    if call.undo is not None:
+                        await self._send(call.undo(answered))
             raise
 
     def _traced(self, request: httpx.Request) -> httpx.Request:

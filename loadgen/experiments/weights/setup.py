@@ -55,7 +55,10 @@ class Setup:
         return {"--weights-device": str(self.budget)}
 
     def _server(self, name: str, plan: WeightsPlan, flags: Mapping[str, str]) -> ManagedTarget:
-        """A prompt is computed in one pass. The file that a CPU streams from lies in the scratch folder."""
-        step_tokens = str(max(plan.prompt, LEAST_STEP_TOKENS))
-        common = {"--max-step-tokens": step_tokens, "--cache-dir": str(self.folder / "cache")}
+        """A pass computes a whole prompt or a token of each session. A CPU's file lies in the scratch folder."""
+        common = {
+            "--max-step-tokens": str(max(plan.prompt, LEAST_STEP_TOKENS)),
+            "--max-draft-tokens": "0",
+            "--cache-dir": str(self.folder / "cache"),
+        }
         return ManagedTarget(name, DjinnPeer(name, policy="signal", flags={**common, **flags}), self.settings)

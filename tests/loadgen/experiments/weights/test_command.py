@@ -49,8 +49,8 @@ def urls(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list
     """A server that streams, and one that does not."""
     with ExitStack() as stack:
         cache = tmp_path_factory.mktemp("cache")
-        streamed = serve(model=str(model), weights_device=BUDGET, cache_dir=cache)
-        yield [stack.enter_context(each) for each in (streamed, serve(model=str(model)))]
+        streamed = serve(model=str(model), max_draft_tokens=0, weights_device=BUDGET, cache_dir=cache)
+        yield [stack.enter_context(each) for each in (streamed, serve(model=str(model), max_draft_tokens=0))]
 
 
 @pytest.fixture

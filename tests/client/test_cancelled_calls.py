@@ -1,4 +1,4 @@
-"""A session that is opened for somebody who no longer waits for it does not stay on the server."""
+"""A session that is opened or closed for somebody who no longer waits for it does not stay on the server."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ async def test_sessions_whose_opening_is_cancelled_are_closed(server_url: str, t
             for session in await cancel_openings(way):
                 await session.close()
             assert await ids(djinn) == before
+
+
+async def test_sessions_whose_closing_is_cancelled_are_closed(server_url: str) -> None:
+    async with AsyncDjinn(server_url, timeout=30) as djinn:
+        before = await ids(djinn)
+        for steps in range(1, ATTEMPTS):
+            session = await djinn.sessions.create()
+            closing = asyncio.ensure_future(session.close())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+        assert await ids(djinn) == before
 
 
 async def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
