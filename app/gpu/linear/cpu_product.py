@@ -12,13 +12,29 @@ from app.gpu.linear.cpu_weights import PANEL
 
 _SLICE = 512
 """Inputs of which many rows are multiplied at a time: with a panel's outputs a part of the second-level cache."""
-_SLICED_ROWS, _SLICED_ROWS_OF_PAIRS = 16, 6
+_SLICED_ROWS, _SLICED_ROWS_OF_PAIRS = 16, 7
 """From so many rows on a product is made in slices, for which weights of another type than float32 are unpacked to the
 cache; for fewer rows each tile unpacks them in registers. Measured over the linears of a 135M Llama on AVX2, of which
-the tiles have six rows: unpacking two quants from a byte pays from one full tile on, all else from three."""
+the tiles have six rows: unpacking two quants from a byte pays from more than one tile on, all else from three."""
 
-_tile, _tile_of_4 = make_tile(ROWS, COLUMNS), make_tile(4, COLUMNS)
-_tile_of_2, _tile_of_1 = make_tile(2, PANEL), make_tile(1, PANEL)
+
+def _make_tiles(rows: int, columns: int) -> Any:
+    """`tiles(element, x, x_bytes, weight, inputs, out, out_bytes, carry)`: all outputs of a panel for `rows` rows."""
+    tile = make_tile(rows, columns)
+
+    @inlined
+    def tiles(
+        element: Any, x: Any, x_bytes: Any, weight: Any, inputs: Any, out: Any, out_bytes: Any, carry: Any
+    ) -> None:
+        for column in range(0, PANEL, columns):
+            tile(element, x, x_bytes, weight, column, inputs, out + column * 4, out_bytes, carry)
+
+    return tiles
+
+
+_tiles, _tiles_of_6 = _make_tiles(ROWS, COLUMNS), _make_tiles(6, COLUMNS)
+_tiles_of_5, _tiles_of_4, _tiles_of_3 = (_make_tiles(rows, COLUMNS) for rows in (5, 4, 3))
+_tiles_of_2, _tiles_of_1 = _make_tiles(2, PANEL), _make_tiles(1, PANEL)
 _scratch = make_scratch(_SLICE * PANEL * 4)
 
 
@@ -58,20 +74,20 @@ def _multiply(
     element: Any, rows: Any, x: Any, x_bytes: Any, weight: Any, inputs: Any, out: Any, out_bytes: Any, carry: Any
 ) -> None:
     row = 0
-    while row + 4 <= rows:
-        start, target = x + row * x_bytes, out + row * out_bytes
-        if row + ROWS <= rows:
-            for column in range(0, PANEL, COLUMNS):
-                _tile(element, start, x_bytes, weight, column, inputs, target + column * 4, out_bytes, carry)
-            row += ROWS
-        else:
-            for column in range(0, PANEL, COLUMNS):
-                _tile_of_4(element, start, x_bytes, weight, column, inputs, target + column * 4, out_bytes, carry)
-            row += 4
-    if row + 2 <= rows:
-        start, target = x + row * x_bytes, out + row * out_bytes
-        _tile_of_2(element, start, x_bytes, weight, 0, inputs, target, out_bytes, carry)
-        row += 2
-    if row < rows:
-        start, target = x + row * x_bytes, out + row * out_bytes
-        _tile_of_1(element, start, x_bytes, weight, 0, inputs, target, out_bytes, carry)
+    while row + ROWS <= rows:
+        _tiles(element, x + row * x_bytes, x_bytes, weight, inputs, out + row * out_bytes, out_bytes, carry)
+        row += ROWS
+    if ROWS > 6 and row + 6 <= rows:
+        _tiles_of_6(element, x + row * x_bytes, x_bytes, weight, inputs, out + row * out_bytes, out_bytes, carry)
+        row += 6
+    left, start, target = rows - row, x + row * x_bytes, out + row * out_bytes
+    if left == 1:
+        _tiles_of_1(element, start, x_bytes, weight, inputs, target, out_bytes, carry)
+    elif left == 2:
+        _tiles_of_2(element, start, x_bytes, weight, inputs, target, out_bytes, carry)
+    elif left == 3:
+        _tiles_of_3(element, start, x_bytes, weight, inputs, target, out_bytes, carry)
+    elif left == 4:
+        _tiles_of_4(element, start, x_bytes, weight, inputs, target, out_bytes, carry)
+    elif left == 5:
+        _tiles_of_5(element, start, x_bytes, weight, inputs, target, out_bytes, carry)

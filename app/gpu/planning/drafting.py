@@ -16,6 +16,11 @@ from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import runs_plainly
 from app.gpu.sampling.requests import draws
 
+_WORTH = 1.2
+"""How many times its cost a drafted token must be expected to bring. Both are estimates, and the tokens that are chosen
+are those whose odds are overestimated. A step that products take up gains nothing then, and is left as it is.
+"""
+
 
 class Drafting:
     """Adds drafts to rows that decode, as long as they are expected to pay for themselves."""
@@ -85,15 +90,15 @@ class Drafting:
         return room
 
     def _choose(self, rows: Sequence[Row], guesses: Sequence[Guess], budget: int) -> list[int]:
-        """How many tokens of each guess to compute. The likeliest come first; one pays if it is expected to bring more
-        tokens for its time than the step does without it.
+        """How many tokens of each guess to compute. The likeliest come first; one pays if it is expected to bring
+        `_WORTH` times as many tokens for its time as the step does without it.
         """
         lengths = [0] * len(rows)
         tokens, expected = sum(row.length for row in rows), float(sum(row.samples for row in rows))
         per_token = self._costs.per_token
         offers = [(odds, number) for number, guess in enumerate(guesses) for odds in guess.odds]
         for odds, number in sorted(offers, reverse=True)[: max(0, budget)]:
-            if odds * self._costs.seconds(tokens) <= per_token * expected:
+            if odds * self._costs.seconds(tokens) <= _WORTH * per_token * expected:
                 break
             lengths[number] += 1
             tokens, expected = tokens + 1, expected + odds
