@@ -7,6 +7,9 @@ from app.domain.values import SessionId, Tier
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
+AGING_STEPS = 8
+"""In so many steps that pass over a turn it comes nearer by the tokens of one step."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveTurn:
@@ -32,6 +35,21 @@ class TurnQueue:
     def __init__(self) -> None:
         self.waiting: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
         self.running: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    def claims(self, step_tokens: int) -> list[ActiveTurn]:
+        """Turns that have prompts to compute or wait, in the order of their claims to a step of `step_tokens`: the one
+        with the fewest tokens to its next one comes first (shortest remaining time), then who came first. Each step
+        that passes over a turn counts as a part of its tokens, so that none starves.
+        """
+        part = max(1, step_tokens // AGING_STEPS)
+        prompts = [active for active in self.running.values() if active.sequence.pending > 1]
+        return sorted(
+            [*prompts, *self.waiting.values()],
+            key=lambda active: active.sequence.pending - active.turn.passed_over * part,
+        )
 
     def append(self, active: ActiveTurn) -> None:
         """Put a turn at the end of the queue."""

@@ -1,8 +1,11 @@
 """Which rows run in the next step. Pure planning: no tensors.
 
-A step takes the next token of every sequence that decodes, then as much of the prompts as the token budget allows, then
-admits from the queue. What is left of the budget may go to drafts (`Drafting`). A sequence whose KV is on its way back
-to the device is passed by those behind it. When blocks run short, KV gives way in this order:
+A step takes the next token of every sequence that decodes, then as much of the prompts as the token budget allows. Of
+prompts that are computed and turns that wait, the nearest to its next token comes first, so that a turn that goes on
+with its conversation does not wait for long first prompts. Who is passed over comes nearer (`TurnQueue.claims`). While
+there are other turns, prompts have at most half of a step: a turn that comes during the step waits no longer than that.
+What is left of the budget may go to drafts (`Drafting`). A sequence whose KV is on its way back to the device is passed
+by those behind it. When blocks run short, KV gives way in this order:
 
 - KV of sessions without a turn, which `Placement` has;
 - KV of the last in the queue;
@@ -12,7 +15,7 @@ to the device is passed by those behind it. When blocks run short, KV gives way 
 The oldest running sequence is never preempted and can have the whole pool, so every turn ends.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from app.gpu.kv.blocks import BlockId
@@ -36,7 +39,9 @@ class StepPlan:
     started: list[TurnState] = field(default_factory=list)
     """Turns that have left the queue, for the first time or since they were resumed."""
     gave_way: bool = False
-    """Whether a turn was preempted: then none was admitted, and the next plan may find room for one."""
+    """Whether a turn was preempted: then none is admitted after it, and the next plan may find room for one."""
+    is_full: bool = False
+    """Whether there was no room for a turn that waits: then none is admitted after it."""
 
 
 class Scheduler:
@@ -91,9 +96,7 @@ class Scheduler:
         No rows although there is work: everything waits for moves that are under way.
         """
         plan = StepPlan()
-        budget = self._plan_running(plan, self.max_step_tokens)
-        if not plan.gave_way:
-            budget = self._plan_waiting(plan, budget)
+        budget = self._plan_prompts(plan, self._plan_decodes(plan, self.max_step_tokens))
         live = [row for row in plan.rows if row.sequence.session in self.queue.running]
         plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=lambda row: row.length)
         return plan
@@ -105,31 +108,63 @@ class Scheduler:
 
     def headroom(self) -> int:
         """Blocks that the sequences that run need for the rest of their tokens and one more."""
-        blocks_for = self.cache.pool.blocks_for
-        sequences = (active.sequence for active in self.queue.running.values())
-        return sum(max(0, blocks_for(len(each.tokens) + 1) - len(each.blocks)) for each in sequences)
+        return sum(self._growth(active.sequence) for active in self.queue.running.values())
 
-    def _plan_running(self, plan: StepPlan, budget: int) -> int:
-        """Plan rows of turns that run, those that decode first; returns the tokens that are left of `budget`."""
-        running, queued = self.queue.running, len(self.queue.waiting)
-        for active in sorted(running.values(), key=lambda each: each.sequence.pending > 1):
-            if budget > 0 and active.sequence.session in running:  # an earlier one may have preempted this one
-                budget -= self._add_row(plan, active, budget)
-        plan.gave_way = len(self.queue.waiting) > queued
-        return budget
+    def _growth(self, sequence: TokenSequence) -> int:
+        return max(0, self.cache.pool.blocks_for(len(sequence.tokens) + 1) - len(sequence.blocks))
 
-    def _plan_waiting(self, plan: StepPlan, budget: int) -> int:
-        """Admit turns from the queue, and plan their rows; returns the tokens that are left of `budget`."""
-        for active in list(self.queue.waiting.values()):
-            if budget <= 0 or len(self.queue.running) >= self.max_running:
-                break
-            admitted = self._admission.admit(active, self.headroom())
-            if admitted is Admitted.NO_ROOM:
-                break
-            if admitted is Admitted.YES:
-                self._note_start(plan, active)
+    def _plan_decodes(self, plan: StepPlan, budget: int) -> int:
+        """Plan the next token of turns that decode; returns the tokens that are left of `budget`."""
+        for active in list(self.queue.running.values()):
+            if budget > 0 and active.sequence.pending <= 1 and self._runs(active.sequence):  # none has preempted it
                 budget -= self._add_row(plan, active, budget)
         return budget
+
+    def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
+        """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
+        most = budget if len(self.queue) == 1 else min(budget, _half(self.max_step_tokens))
+        claims = self._admit(plan, self.queue.claims(self.max_step_tokens), most)
+        spent = owed = 0
+        if claims and claims[0].sequence.pending > min(active.sequence.pending for active in claims):
+            # It has been passed over for long: the shorter ones leave it half, and it takes all that they leave.
+            owed = min(claims[0].sequence.pending, _half(most))
+            claims = [*claims[1:], claims[0]]
+        for active in claims:
+            left = most - spent - (0 if active is claims[-1] else owed)
+            if left > 0 and self._runs(active.sequence):  # no other has preempted it
+                spent += self._add_row(plan, active, left)
+        return budget - spent
+
+    def _admit(self, plan: StepPlan, claims: Sequence[ActiveTurn], most: int) -> list[ActiveTurn]:
+        """Admit turns until those that run have `most` tokens of prompts; returns these turns, in the order of their
+        claims. The others have been passed over once more.
+        """
+        chosen, tokens, headroom = list[ActiveTurn](), 0, self.headroom()
+        shortest = min((active.sequence.pending for active in claims), default=0)
+        for active in claims:
+            sequence = active.sequence
+            runs = self._runs(sequence)
+            if tokens < most and (runs or self._admits(plan, active, headroom)):
+                chosen.append(active)
+                leaves_half = len(chosen) == 1 and sequence.pending > shortest
+                tokens += min(sequence.pending, _half(most)) if leaves_half else sequence.pending
+                headroom += 0 if runs else self._growth(sequence)
+            else:
+                active.turn.passed_over += 1
+        return chosen
+
+    def _runs(self, sequence: TokenSequence) -> bool:
+        return sequence.session in self.queue.running
+
+    def _admits(self, plan: StepPlan, active: ActiveTurn, headroom: int) -> bool:
+        """Whether a turn runs now that has waited. Once there is no room for one, none behind it is admitted."""
+        if plan.is_full or plan.gave_way or len(self.queue.running) >= self.max_running:
+            return False
+        admitted = self._admission.admit(active, headroom)
+        plan.is_full = admitted is Admitted.NO_ROOM
+        if admitted is Admitted.YES:
+            self._note_start(plan, active)
+        return admitted is Admitted.YES
 
     def _add_row(self, plan: StepPlan, active: ActiveTurn, budget: int) -> int:
         """Plan the turn's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.
@@ -139,7 +174,10 @@ class Scheduler:
         sequence, turn = active.sequence, active.turn
         watched = sequence.watched
         length = row_limit(sequence, self.max_step_tokens) if watched else min(sequence.pending, budget)
-        if not self._admission.make_room(self.cache.missing(sequence, length), sequence):
+        queued = len(self.queue.waiting)
+        has_room = self._admission.make_room(self.cache.missing(sequence, length), sequence)
+        plan.gave_way |= len(self.queue.waiting) > queued
+        if not has_room:
             return 0
         if sequence.paused_pass is not None:
             self.placement.tiers.end_pass(sequence)
@@ -173,3 +211,7 @@ class Scheduler:
         active = [each.sequence for each in (*self.queue.waiting.values(), *self.queue.running.values())]
         if any(not sequence.busy or not sequence.pending for sequence in active):
             raise RuntimeError("a waiting or running session has no turn, or nothing to compute")
+
+
+def _half(tokens: int) -> int:
+    return -(-tokens // 2)

@@ -43,6 +43,8 @@ class TurnState:
     """Whether a `Started` has been sent since the turn last entered the queue."""
     cached_tokens: int | None = None
     """None until the turn has left the queue for the first time."""
+    passed_over: int = 0
+    """Steps that computed prompts of others instead of its own."""
     tokens_recomputed: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     begun_at: float = 0.0

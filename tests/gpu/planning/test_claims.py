@@ -1,0 +1,69 @@
+"""Whose prompt a step computes: the one nearest to its next token, but nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.domain.values import Ticket
+from app.model_store.resolve import ResolvedModel
+from tests.gpu.driving import Driver
+from tests.gpu.oracle import greedy_tokens
+from tests.gpu.tiny_engine import driver, make_engine, model, oracle, prompt
+
+__all__ = ["driver", "model", "oracle"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEP_TOKENS = 16
+LONG, SHORT = 100, 4
+
+
+def steps_until(driver: Driver, turn: Ticket) -> int:
+    """How many steps run until the turn's first token."""
+    steps = 0
+    while not driver.tokens(turn):
+        driver.take(driver.engine.step())
+        driver.move()
+        steps += 1
+    return steps
+
+
+def test_a_turn_that_goes_on_does_not_wait_for_long_first_prompts(driver: Driver) -> None:
+    session = driver.open()
+    driver.finish(driver.submit(session, prompt(0, LONG), 2))
+    long = [driver.submit(driver.open(), prompt(seed, LONG), 2) for seed in (1, 2, 3)]
+    driver.take(driver.engine.step())
+    short = driver.submit(session, prompt(4, SHORT), 2)
+    assert steps_until(driver, short) == 1
+    assert not any(driver.tokens(turn) for turn in long)
+
+
+def test_a_long_prompt_is_not_passed_over_for_ever(driver: Driver) -> None:
+    """Short turns come with every step, and each of them could have all of it."""
+    long, steps = driver.submit(driver.open(), prompt(1, LONG), 2), 0
+    while not driver.tokens(long):
+        for number in range(4):
+            driver.submit(driver.open(), prompt(steps + number, SHORT), 1)
+        driver.take(driver.engine.step())
+        steps += 1
+        assert steps < 200
+
+
+def test_prompts_of_one_length_are_computed_one_after_the_other(driver: Driver) -> None:
+    first, second = (driver.submit(driver.open(), prompt(seed, LONG), 1) for seed in (1, 2))
+    steps_until(driver, first)
+    assert not driver.tokens(second)
+
+
+def test_prompts_leave_half_of_a_step_while_there_are_other_turns(model: ResolvedModel) -> None:
+    driver = Driver(make_engine(model, max_step_tokens=STEP_TOKENS))
+    alone = driver.submit(driver.open(), prompt(1, 4 * STEP_TOKENS), 40)
+    assert steps_until(driver, alone) == 4
+    beside = driver.submit(driver.open(), prompt(2, 4 * STEP_TOKENS), 1)
+    assert steps_until(driver, beside) == 8
+
+
+def test_the_order_changes_no_token(driver: Driver, oracle: object) -> None:
+    prompts = [prompt(seed, length) for seed, length in enumerate([90, 3, 40, 17, 1, 60])]
+    turns = [driver.submit(driver.open(), tokens, 5) for tokens in prompts]
+    driver.finish(*turns)
+    assert [driver.tokens(turn) for turn in turns] == [greedy_tokens(oracle, tokens, 5) for tokens in prompts]
