@@ -43,6 +43,8 @@ def make_engine(
     policy: KVPolicy = KVPolicy.NONE,
     kv_dir: Path | None = None,
     max_draft_tokens: int | None = None,
+    weights_device: int | None = None,
+    weights_dir: Path = Path(),
 ) -> Engine:
     config = model.config
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
@@ -51,8 +53,8 @@ def make_engine(
         dtype="float32",
         batch_invariant=False,
         cuda_graphs=None,
-        weights_device=None,
-        weights_dir=Path(),
+        weights_device=weights_device,
+        weights_dir=weights_dir,
         chunk_bytes=1 << 20,
         kv_device=KVBudget(bytes=blocks * BLOCK * per_token),
         kv_host=KVBudget(bytes=host_blocks * BLOCK * per_token),

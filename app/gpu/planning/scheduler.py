@@ -3,14 +3,14 @@
 A step takes the next token of every sequence that decodes, then as much of the prompts as the token budget allows. Of
 prompts that are computed and turns that wait, the nearest to its next token comes first, so that a turn that goes on
 with its conversation does not wait for long first prompts. Who is passed over comes nearer (`TurnQueue.claims`). While
-there are other turns, prompts have at most half of a step: a turn that comes during the step waits no longer than that.
+there are other turns, prompts have at most a part of a step: a turn that comes meanwhile waits for no more than that.
 What is left of the budget may go to drafts (`Drafting`). A sequence whose KV is on its way back to the device is passed
 by those behind it. When blocks run short, KV gives way in this order:
 
 - KV of sessions without a turn, which `Placement` has;
 - KV of the last in the queue;
-- the youngest running sequence, which goes back to the front of the queue: swapped out, or computed again later where
-  there is no lower tier.
+- the youngest running sequence, which goes back to the queue: swapped out, or computed again later where there is no
+  lower tier.
 
 The oldest running sequence is never preempted and can have the whole pool, so every turn ends.
 """
@@ -48,14 +48,23 @@ class Scheduler:
     """Owns the queue of turns, and plans their steps."""
 
     def __init__(
-        self, placement: Placement, drafting: Drafting, *, num_layers: int, max_step_tokens: int, max_running: int
+        self,
+        placement: Placement,
+        drafting: Drafting,
+        *,
+        num_layers: int,
+        max_step_tokens: int,
+        max_running: int,
+        shared_prompt_tokens: int,
     ) -> None:
+        """`shared_prompt_tokens`: of prompts, in a step while there are other turns."""
         self.placement = placement
         self.drafting = drafting
         self.cache = placement.tiers.cache
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
+        self._shared_prompt_tokens = shared_prompt_tokens
         self._whole_pass = PassPlan(0, num_layers)
         self.queue = TurnQueue()
         self._admission = Admission(placement, self.queue)
@@ -122,7 +131,7 @@ class Scheduler:
 
     def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
         """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
-        most = budget if len(self.queue) == 1 else min(budget, _half(self.max_step_tokens))
+        most = budget if len(self.queue) == 1 else min(budget, self._shared_prompt_tokens)
         claims = self._admit(plan, self.queue.claims(self.max_step_tokens), most)
         spent = owed = 0
         if claims and claims[0].sequence.pending > min(active.sequence.pending for active in claims):

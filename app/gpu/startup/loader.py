@@ -164,6 +164,8 @@ def _make_scheduler(
         num_layers=stack.num_layers,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
+        # A step over streamed weights is a sweep over all of them, however few tokens it has.
+        shared_prompt_tokens=settings.max_step_tokens if borrower is not None else -(-settings.max_step_tokens // 2),
     )
 
 

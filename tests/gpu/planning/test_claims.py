@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from app.domain.values import Ticket
@@ -15,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEP_TOKENS = 16
 LONG, SHORT = 100, 4
+THREE_LAYERS = 3 * 147_968
 
 
 def steps_until(driver: Driver, turn: Ticket) -> int:
@@ -67,3 +71,13 @@ def test_the_order_changes_no_token(driver: Driver, oracle: object) -> None:
     turns = [driver.submit(driver.open(), tokens, 5) for tokens in prompts]
     driver.finish(*turns)
     assert [driver.tokens(turn) for turn in turns] == [greedy_tokens(oracle, tokens, 5) for tokens in prompts]
+
+
+def test_a_sweep_over_streamed_weights_computes_as_much_as_it_can(model: ResolvedModel, tmp_path: Path) -> None:
+    engine = make_engine(model, max_step_tokens=STEP_TOKENS, weights_device=THREE_LAYERS, weights_dir=tmp_path)
+    with closing(engine):
+        driver = Driver(engine)
+        driver.submit(driver.open(), prompt(1, 1), 40)
+        driver.take(driver.engine.step())
+        beside = driver.submit(driver.open(), prompt(2, 3 * (STEP_TOKENS - 1)), 1)
+        assert steps_until(driver, beside) == 3

@@ -89,7 +89,12 @@ class PlanningMachine(RuleBasedStateMachine):
         self.ledger = tiers.ledger
         drafting = Drafting(cache, max_tokens=self.DRAFT_TOKENS, num_layers=2, max_model_len=self.MAX_LEN)
         self.scheduler = Scheduler(
-            self.placement, drafting, num_layers=2, max_step_tokens=MAX_STEP_TOKENS, max_running=MAX_RUNNING
+            self.placement,
+            drafting,
+            num_layers=2,
+            max_step_tokens=MAX_STEP_TOKENS,
+            max_running=MAX_RUNNING,
+            shared_prompt_tokens=4,
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks)
