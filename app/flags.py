@@ -19,6 +19,7 @@ METAVARS = {
     "host": "ADDRESS",
     "port": "PORT",
     "api_keys": "KEY[,KEY...]",
+    "allowed_hosts": "NAME[,NAME...]",
     "model": "MODEL",
     "served_name": "NAME",
     "device": "DEVICE",

@@ -36,6 +36,7 @@ from app.tools.support import ToolSupport
 from app.web.auth import ApiKeyMiddleware
 from app.web.body_limit import BodyLimitMiddleware
 from app.web.error_handlers import install_error_handlers
+from app.web.hosts import HostMiddleware
 from app.web.openapi.document import DescribedAPI
 from app.web.request_id import RequestIdMiddleware
 from app.web.strict_requests import refuse_unread
@@ -147,6 +148,7 @@ def _middleware(settings: Settings) -> list[Middleware]:
     """Outermost first."""
     return [
         Middleware(RequestIdMiddleware),
+        Middleware(HostMiddleware, hosts=settings.answered_hosts),
         Middleware(ApiKeyMiddleware, keys=settings.api_keys),
         Middleware(
             BodyLimitMiddleware,

@@ -13,12 +13,14 @@ from pydantic import (
     PlainValidator,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.domain.addresses import LOOPBACK_NAMES, is_loopback
 from app.domain.values import KVBudget, KVPolicy
 
 DRAFT_TOKENS = 7
@@ -100,6 +102,12 @@ class Settings(BaseSettings):
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="comma-separated, or --api-key once for each; if any is set, every route but /health needs one",
+    )
+    insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
+    allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+        None,
+        description="comma-separated names that clients may call the server by, * for any (default: those of loopback "
+        "if it listens there without keys, else any)",
     )
     model: str = Field(
         "smollm2-135m-instruct", description="a pulled name, a folder, a .gguf file, a hub id or random:SHAPE"
@@ -191,13 +199,23 @@ class Settings(BaseSettings):
             values.setdefault("api_keys", os.environ["DJINN_API_KEY"])
         return values
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "allowed_hosts", mode="before")
     @classmethod
-    def _split_keys(cls, value: object) -> object:
-        keys = value.split(",") if isinstance(value, str) else value
-        if isinstance(keys, list | tuple) and "" in keys:
-            raise ValueError("empty key: each has at least 1 character")
-        return tuple(keys) if isinstance(keys, list) else keys
+    def _split_words(cls, value: object, info: ValidationInfo) -> object:
+        words = value.split(",") if isinstance(value, str) else value
+        if isinstance(words, list | tuple) and "" in words:
+            what = "key" if info.field_name == "api_keys" else "name"
+            raise ValueError(f"empty {what}: each has at least 1 character")
+        return tuple(words) if isinstance(words, list) else words
+
+    @model_validator(mode="after")
+    def _strangers_need_keys(self) -> Self:
+        if not (self.api_keys or self.insecure or is_loopback(self.host)):
+            raise ValueError(
+                f"host {self.host} is public: anybody who reaches it could read and close every session; set api_keys, "
+                "or insecure if something in front of the server checks who calls"
+            )
+        return self
 
     @model_validator(mode="after")
     def _every_session_gets_its_token(self) -> Self:
@@ -216,6 +234,13 @@ class Settings(BaseSettings):
         if self.kv_disk is not None and self.state_dir is None:
             raise ValueError("kv_disk: KV files are kept under state_dir, which is none")
         return self
+
+    @property
+    def answered_hosts(self) -> tuple[str, ...]:
+        """Names of hosts that the server answers to; `*` is any."""
+        if self.allowed_hosts is not None:
+            return self.allowed_hosts
+        return ("*",) if self.api_keys or not is_loopback(self.host) else (*LOOPBACK_NAMES, self.host)
 
     def engine(self) -> EngineSettings:
         """The engine's section."""

@@ -52,6 +52,10 @@ class Unauthorized(APIError):
     """401: no valid API key."""
 
 
+class Forbidden(APIError):
+    """403: the server does not answer to the name in the URL."""
+
+
 class NotFound(APIError):
     """404: no such session or model, or not yours."""
 
@@ -107,6 +111,7 @@ class InvalidAnswer(TransportError):
 BY_STATUS: Mapping[int, type[APIError]] = {
     400: BadRequest,
     401: Unauthorized,
+    403: Forbidden,
     404: NotFound,
     409: Conflict,
     413: TooLarge,
@@ -119,6 +124,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "malformed_request": BadRequest,
     "compressed_body": BadRequest,
     "invalid_api_key": Unauthorized,
+    "foreign_host": Forbidden,
     "model_not_found": NotFound,
     "not_found": NotFound,
     "wrong_state": Conflict,

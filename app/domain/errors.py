@@ -47,6 +47,10 @@ class Unauthenticated(DjinnError, status=401, code="invalid_api_key"):
     """No valid API key."""
 
 
+class ForeignHost(DjinnError, status=403, code="foreign_host"):
+    """The request is for another host, or a page of another site has sent it."""
+
+
 class NotFound(DjinnError, status=404, code="not_found"):
     """Not there, or not yours."""
 

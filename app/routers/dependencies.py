@@ -75,7 +75,7 @@ CleanupDep = Annotated[AsyncExitStack, Depends(_cleanup)]
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that can fail with `statuses` beside those that every route can fail with."""
-    every = (401, 413, 422, 500)
+    every = (401, 403, 413, 422, 500)
     return {status: {"model": ErrorBody} for status in sorted({*every, *statuses})}
 
 

@@ -1,5 +1,7 @@
 """413 for a body over the limit, whether its length is declared or it comes in pieces, 415 for a compressed one.
 
+One whose length is declared in two ways gets 400.
+
 A WebSocket with a message over the limit is closed.
 """
 
@@ -9,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.domain.errors import CompressedBody, TooLarge
+from app.domain.errors import CompressedBody, DjinnError, MalformedRequest, TooLarge
 from app.web.error_handlers import error_response
 
 BODILESS = ("GET", "HEAD", "DELETE")
@@ -45,15 +47,9 @@ class BodyLimitMiddleware:
         message = f"the body must be at most {max_bytes} bytes"
         if scope["method"] in BODILESS:
             message = f"a {scope['method']} request takes no body"
-        headers = Headers(scope=scope)
-        encoding = headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            error = CompressedBody(f"Content-Encoding {encoding}: send the body as it is", param="Content-Encoding")
-            await error_response(error, scope)(scope, receive, send)
-            return
-        declared = headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > max_bytes:
-            await error_response(TooLarge(message), scope)(scope, receive, send)
+        refusal = _refusal(Headers(scope=scope), max_bytes, message)
+        if refusal is not None:
+            await error_response(refusal, scope)(scope, receive, send)
             return
         received = 0
 
@@ -81,3 +77,17 @@ class BodyLimitMiddleware:
             return {"type": "websocket.disconnect", "code": MESSAGE_TOO_BIG, "reason": reason}
 
         return receive_limited
+
+
+def _refusal(headers: Headers, max_bytes: int, too_large: str) -> DjinnError | None:
+    """Why the headers of a body are refused before it comes."""
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        return CompressedBody(f"Content-Encoding {encoding}: send the body as it is", param="Content-Encoding")
+    declared = headers.get("content-length", "")
+    if declared and "transfer-encoding" in headers:
+        # A proxy may believe the one, and this server the other: what is left over would be a request of its own.
+        return MalformedRequest("a body has Content-Length or Transfer-Encoding, not both", param="Content-Length")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        return TooLarge(too_large)
+    return None

@@ -22,6 +22,7 @@ OVERLOADED = 529
 """What that API answers in place of 503."""
 MESSAGES_TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -240,7 +240,7 @@ def test_nothing_stays_on_the_way(serve_with: ServeWith, tmp_path: Path) -> None
         next(cut_off.iter_raw(1))
     until_empty(tmp_path / "tmp")
     with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as half:
-        half.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\nbegin" % IMPORT.encode())
+        half.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\nbegin" % IMPORT.encode())
         time.sleep(0.2)
     until_empty(tmp_path / "tmp")
 

@@ -91,10 +91,22 @@ def test_an_answer_to_head_has_the_status_alone(limited: httpx.Client) -> None:
     assert (in_parts.status_code, in_parts.content) == (405, b"")
 
 
+def test_a_length_that_is_declared_in_two_ways_is_refused(http: httpx.Client) -> None:
+    """RFC 9112, 6.1: it may be an attempt to smuggle a request past a proxy."""
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as client:
+        lengths = "Content-Length: 2\r\nTransfer-Encoding: chunked"
+        client.sendall(f"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\n{lengths}\r\n\r\n".encode())
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"Transfer-Encoding" in answer
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
 def test_a_declared_length_is_refused_before_the_body_comes(http: httpx.Client, method: str) -> None:
     with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as client:
-        head = f"{method} {IMPORT} HTTP/1.1\r\nHost: x\r\nContent-Length: {1500 * MIB}\r\n\r\nbegin"
+        head = f"{method} {IMPORT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {1500 * MIB}\r\n\r\nbegin"
         client.sendall(head.encode())
         assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
 

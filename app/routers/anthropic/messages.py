@@ -20,7 +20,7 @@ from app.web.sse import EventStream, unless_disconnected
 
 router = APIRouter(tags=["anthropic"], route_class=OpenAIRoute)
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": MessagesErrorBody} for status in (400, 401, 404, 413, 500)
+    status: {"model": MessagesErrorBody} for status in (400, 401, 403, 404, 413, 500)
 }
 ANSWERS: dict[int | str, dict[str, Any]] = {
     **REFUSALS,
