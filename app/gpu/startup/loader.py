@@ -164,9 +164,17 @@ def _make_scheduler(
         num_layers=stack.num_layers,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
-        # A step over streamed weights is a sweep over all of them, however few tokens it has.
-        shared_prompt_tokens=settings.max_step_tokens if borrower is not None else -(-settings.max_step_tokens // 2),
+        shared_prompt_tokens=-(-settings.max_step_tokens // _steps_shared(stack, borrower)),
     )
+
+
+def _steps_shared(stack: LayerStack, borrower: Borrower | None) -> int:
+    """What part of a step prompts have while there are other turns: the inverse. On a CPU nearly all of a step's time
+    goes with its tokens. On a GPU the weights are read in each. Streamed weights are a sweep, whatever it computes.
+    """
+    if borrower is not None:
+        return 1
+    return 4 if stack.device.type == "cpu" else 2
 
 
 def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder | None) -> MemoryPlan | None:
