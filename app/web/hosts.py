@@ -33,10 +33,10 @@ class HostMiddleware:
         await error_response(ForeignHost(message, param=wrong), scope)(scope, receive, send)
 
     def _wrong(self, headers: Headers) -> str | None:
-        """The header that names somebody else. A client that is no browser sends no `Origin`."""
-        if _name(f"//{headers.get('host', '')}") not in self._hosts:
+        """The header that names somebody else. Browsers send both; programs need not."""
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and _name(f"//{host}") not in self._hosts:
             return "Host"
-        origin = headers.get("origin")
         return None if origin is None or _name(origin) in self._hosts else "Origin"
 
 

@@ -79,7 +79,8 @@ class TinyModel:
         recorder: Recorder | None = None,
         max_draft_tokens: int | None = None,
     ) -> Engine:
-        """An engine of its own, with blocks of `BLOCK` tokens. One whose streams are no CPU's drafts nothing, as a GPU
+        """An engine of its own, with blocks of `BLOCK` tokens. Prompts may have all of a step: a test knows then which
+        rows run together. One whose streams are no CPU's drafts nothing, as a GPU
         drafts nothing unless it is asked to.
         """
         if max_draft_tokens is None and self.streams is not None:
@@ -104,7 +105,9 @@ class TinyModel:
             max_model_len=None,
         )
         loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)
-        return build_engine(self.resolved, loaded, settings, recorder)
+        engine = build_engine(self.resolved, loaded, settings, recorder)
+        engine._scheduler._shared_prompt_tokens = max_step_tokens
+        return engine
 
 
 def make_tiny(shape: str, folder: Path, attention: str = "cpu") -> TinyModel:

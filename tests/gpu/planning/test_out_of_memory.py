@@ -61,7 +61,7 @@ def test_every_turn_gets_its_tokens(
     tiny_llama: TinyModel, expected: list[list[int]], short: ShortOfMemory, most: int, first_layer: int
 ) -> None:
     short.most, short.first_layer = most, first_layer
-    driver = drive(tiny_llama, short, max_step_tokens=4 * STEP_TOKENS)  # of which prompts have a quarter
+    driver = drive(tiny_llama, short)
     turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
     driver.settle(*turns)
     assert [turn.tokens for turn in turns] == expected
