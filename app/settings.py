@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.domain.addresses import LOOPBACK_NAMES, is_loopback
+from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback
 from app.domain.values import KVBudget, KVPolicy
 
 DRAFT_TOKENS = 7
@@ -208,12 +208,20 @@ class Settings(BaseSettings):
             raise ValueError(f"empty {what}: each has at least 1 character")
         return tuple(words) if isinstance(words, list) else words
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _only_names(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in value or ():
+            if name != "*" and not is_host_name(name):
+                raise ValueError(f"{name!r} is no host: a name or an address without scheme and port, or * for any")
+        return value
+
     @model_validator(mode="after")
     def _strangers_need_keys(self) -> Self:
         if not (self.api_keys or self.insecure or is_loopback(self.host)):
             raise ValueError(
-                f"host {self.host} is public: anybody who reaches it could read and close every session; set api_keys, "
-                "or insecure if something in front of the server checks who calls"
+                f"host {self.host} is public: anybody who reaches it could read and close every session; "
+                "set --api-keys, or --insecure if something in front of the server checks who calls"
             )
         return self
 

@@ -29,7 +29,7 @@ class HostMiddleware:
         if wrong is None:
             await self.app(scope, receive, send)
             return
-        message = f"this server does not answer to that {wrong}; --allowed-hosts adds names to those that it answers to"
+        message = f"this server does not answer to that {wrong}; --allowed-hosts names those that it answers to"
         await error_response(ForeignHost(message, param=wrong), scope)(scope, receive, send)
 
     def _wrong(self, headers: Headers) -> str | None:

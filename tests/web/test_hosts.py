@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import httpx
@@ -62,6 +63,13 @@ def test_the_refusal_has_the_body_of_the_api(http: httpx.Client) -> None:
     check_body(http.post("/v1/messages", headers={"Host": "rebound.example"}, json={}), 403, "permission_error")
 
 
+def test_a_program_may_leave_its_host_out(http: httpx.Client) -> None:
+    """As old health checks do, in HTTP/1.0."""
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=10) as client:
+        client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
 def test_names_can_be_allowed(serve_with: ServeWith) -> None:
     http = serve_with(allowed_hosts=("djinn.lan", "[::1]"))
     for host, status in (("djinn.lan:8000", 200), ("[::1]", 200), ("localhost", 403)):
@@ -72,6 +80,12 @@ def test_names_can_be_allowed(serve_with: ServeWith) -> None:
 def test_any_name_is_answered_where_all_may_call_or_keys_decide(serve_with: ServeWith, changed: dict[str, Any]) -> None:
     headers = {"Host": "any.example", "Origin": "https://site.example", "X-Api-Key": "sesame"}
     assert serve_with(**changed).get("/v1/sessions", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["a b", " a", "http://a", "a:8000", "[::1]:80", "*.lan", "", "a/b"])
+def test_what_could_never_match_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="allowed_hosts"):
+        Settings(allowed_hosts=("localhost", name))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "djinn.example"])

@@ -12,10 +12,10 @@ from app.gpu.linear.cpu_weights import PANEL
 
 _SLICE = 512
 """Inputs of which many rows are multiplied at a time: with a panel's outputs a part of the second-level cache."""
-_SLICED_ROWS, _SLICED_ROWS_OF_PAIRS = 16, 7
+_SLICED_ROWS, _SLICED_ROWS_OF_PAIRS = 16, 6
 """From so many rows on a product is made in slices, for which weights of another type than float32 are unpacked to the
 cache; for fewer rows each tile unpacks them in registers. Measured over the linears of a 135M Llama on AVX2, of which
-the tiles have six rows: unpacking two quants from a byte pays from more than one tile on, all else from three."""
+the tiles have six rows: unpacking two quants from a byte pays from one full tile on, all else from three."""
 
 
 def _make_tiles(rows: int, columns: int) -> Any:

@@ -80,8 +80,7 @@ class TinyModel:
         max_draft_tokens: int | None = None,
     ) -> Engine:
         """An engine of its own, with blocks of `BLOCK` tokens. Prompts may have all of a step: a test knows then which
-        rows run together. One whose streams are no CPU's drafts nothing, as a GPU
-        drafts nothing unless it is asked to.
+        rows run together. One whose streams are no CPU's drafts nothing, as a GPU drafts nothing unless it is asked to.
         """
         if max_draft_tokens is None and self.streams is not None:
             max_draft_tokens = 0
