@@ -35,6 +35,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.changes = 0
+        """How often blocks have got or lost holders."""
         self._refs = [0] * num_blocks
         self._free: list[BlockId] = list(range(num_blocks))
         """A heap: the lowest is taken first."""
@@ -65,6 +67,7 @@ class BlockPool:
         """Take `count` blocks with reference count 1. Raises RuntimeError if `available` is less."""
         if count > self.available:
             raise RuntimeError(f"{count} blocks asked, {self.available} available")
+        self.changes += 1
         return [self._take() for _ in range(count)]
 
     def grow(self, count: int) -> None:
@@ -99,6 +102,7 @@ class BlockPool:
 
     def share(self, blocks: Iterable[BlockId]) -> None:
         """Add one holder to each block; a cached block becomes owned again."""
+        self.changes += 1
         for block in blocks:
             if self._refs[block] == 0:
                 del self._cached[block]
@@ -106,6 +110,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Drop one holder of each block. The last blocks of a sequence become evictable first, prefixes last."""
+        self.changes += 1
         for block in reversed(blocks):
             if self._refs[block] <= 0:
                 raise RuntimeError(f"block {block} is released, but nobody holds it")
@@ -123,9 +128,17 @@ class BlockPool:
         """The block that holds this prefix, if there is one."""
         return self._by_hash.get(block_hash)
 
+    def find_all(self, hashes: Iterable[BlockHash]) -> list[BlockId | None]:
+        """`find` for each."""
+        return list(map(self._by_hash.get, hashes))
+
     def holders(self, block: BlockId) -> int:
         """How many hold the block."""
         return self._refs[block]
+
+    def is_private(self, block: BlockId) -> bool:
+        """Whether one holds the block, and nobody finds it by its content."""
+        return self._refs[block] == 1 and block not in self._hash_of
 
     def unpublish(self, block: BlockId) -> None:
         """Withdraw a block from the prefix index, because its holder is about to write to it again."""

@@ -3,7 +3,7 @@
 None is allowed while the sequence's KV moves: `KVTiers` takes care of that.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 
 from app.domain.values import SessionId
@@ -27,15 +27,14 @@ class KVCache:
         for is left too. The prefix has been computed with the edits that the sequence would get.
         """
         size = self.pool.block_size
-        parent, (edits, limit) = sequence.namespace, expected_edits(sequence)
-        for index in range(min(len(sequence.tokens) - 1, limit) // size):
-            parent = self._hash(sequence, index, parent, edits)
-            block = self.pool.find(parent)
+        edits, limit = expected_edits(sequence)
+        for block_hash in self._chain(sequence, min(len(sequence.tokens) - 1, limit) // size, edits):
+            block = self.pool.find(block_hash)
             if block is None:
                 break
             self.pool.share([block])
             sequence.blocks.append(block)
-            sequence.hashes.append(parent)
+            sequence.hashes.append(block_hash)
         sequence.computed = len(sequence.blocks) * size
 
     def accept_prefix(self, sequence: TokenSequence) -> None:
@@ -50,6 +49,16 @@ class KVCache:
         """Blocks that `reserve` of the same arguments would take from the pool."""
         copied = len(self._shared_with_others(sequence))
         return max(0, self.pool.blocks_for(sequence.computed + length) - len(sequence.blocks)) + copied
+
+    def is_ready(self, sequence: TokenSequence) -> bool:
+        """Whether the next token can be written at once: `reserve` of it would change nothing."""
+        index, offset = divmod(sequence.computed, self.pool.block_size)
+        return (
+            offset > 0
+            and index + 1 == len(sequence.blocks)
+            and self.pool.is_private(sequence.blocks[index])
+            and len(sequence.host_blocks) <= index
+        )
 
     def reserve(self, sequence: TokenSequence, length: int) -> list[tuple[BlockId, BlockId]]:
         """Make room to write the next `length` tokens; the caller has checked that `missing` blocks are available.
@@ -146,6 +155,16 @@ class KVCache:
         """Give up the sequence's host copies from index `keep` on."""
         self.host.release(sequence.host_blocks[keep:])
         del sequence.host_blocks[keep:]
+
+    def _chain(self, sequence: TokenSequence, count: int, edits: InterventionLog) -> Iterator[BlockHash]:
+        """Hashes of the first `count` blocks. A turn that waits for room asks at each step, and its history only grows,
+        so it keeps them.
+        """
+        known = [] if edits or sequence.turn is None else sequence.turn.prefix_hashes
+        for index in range(count):
+            if index == len(known):
+                known.append(self._hash(sequence, index, known[-1] if known else sequence.namespace, edits))
+            yield known[index]
 
     def _hash(self, sequence: TokenSequence, index: int, parent: BlockHash, edits: InterventionLog) -> BlockHash:
         first, end = index * self.pool.block_size, (index + 1) * self.pool.block_size

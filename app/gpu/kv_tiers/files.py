@@ -14,6 +14,8 @@ class KVFiles:
     def __init__(self, cache: KVCache, ledger: MoveLedger) -> None:
         self._cache = cache
         self._ledger = ledger
+        self.used = 0
+        """Blocks in the files of all sessions."""
 
     def save(self, sequence: TokenSequence) -> None:
         """Move the KV from the host to the session's file, unless the file has it already. There must be no KV of a
@@ -24,7 +26,8 @@ class KVFiles:
         if sequence.disk_tokens >= sequence.computed:
             self._cache.release_copies(sequence, 0)
             return
-        sequence.disk_blocks, sequence.disk_tokens = len(sequence.host_blocks), 0
+        self._set_size(sequence, len(sequence.host_blocks))
+        sequence.disk_tokens = 0
         sequence.moving = Tier.TO_DISK
         self._cache.host.share(sequence.host_blocks)
         sequence.saving = self._ledger.order(
@@ -50,7 +53,8 @@ class KVFiles:
     def forget(self, sequence: TokenSequence) -> None:
         """Delete the session's file, if it has one and does not live in it."""
         if sequence.disk_blocks:
-            sequence.disk_blocks = sequence.disk_tokens = 0
+            self._set_size(sequence, 0)
+            sequence.disk_tokens = 0
             sequence.saving = None
             self.delete(sequence)
 
@@ -80,8 +84,12 @@ class KVFiles:
 
     def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int) -> None:
         """Note that the session's file holds the KV of the first `computed` tokens, and that there is no other KV."""
-        sequence.disk_blocks = file_blocks
+        self._set_size(sequence, file_blocks)
         sequence.disk_tokens = sequence.computed = computed
+
+    def _set_size(self, sequence: TokenSequence, blocks: int) -> None:
+        self.used += blocks - sequence.disk_blocks
+        sequence.disk_blocks = blocks
 
 
 def file_namespace(sequence: TokenSequence, computed: int) -> BlockHash:

@@ -2,7 +2,8 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 
 from app.domain.values import SessionId, Tier
 from app.gpu.kv_tiers.moving import KVTiers
@@ -27,7 +28,7 @@ class LowerTiers:
     @property
     def disk_used(self) -> int:
         """Blocks in files."""
-        return sum(sequence.disk_blocks for sequence in self._files.values())
+        return self.tiers.files.used
 
     @property
     def host_is_emptying(self) -> bool:
@@ -37,29 +38,34 @@ class LowerTiers:
     def make_host_room(
         self,
         needed: int,
-        copied: Iterable[TokenSequence],
-        queued: Iterable[TokenSequence],
+        on_device: Collection[TokenSequence],
+        queued: Collection[TokenSequence],
         keep: Collection[TokenSequence],
     ) -> bool:
         """Whether `needed` host blocks are available now. If not, this frees some, or begins to: ask again later.
 
-        First go the copies of sessions that are on the device too (`copied`). Then sessions move to disk: the longest
+        First go the copies of sessions that are `on_device` too. Then sessions move to disk: the longest
         away first, and last those whose turn waits for room on the device (`queued`). Sessions in `keep` lose nothing.
         If all that would not be enough, no session loses anything.
         """
         host = self.tiers.cache.host
         saving = sum(len(s.host_blocks) for s in self.tiers.ledger.moving if s.moving is Tier.TO_DISK)
-        copied = [s for s in copied if s.moving is None and s not in keep]
-        savable = [s for s in (*self.away.values(), *queued) if s.tier is Tier.HOST and s not in keep]
-        savable = [s for s in savable if not s.guaranteed and self.disk_blocks]
-        most = host.available + saving + sum(len(s.host_blocks) for s in (*copied, *savable))
-        if host.available >= needed or most < needed:
-            return host.available >= needed
-        for sequence in copied:
+        away = (*self.away.values(), *queued)
+
+        def copied() -> Iterator[TokenSequence]:
+            return (s for s in on_device if s.host_blocks and s.blocks and s.moving is None and s not in keep)
+
+        def savable() -> Iterator[TokenSequence]:
+            held = away if self.disk_blocks else ()
+            return (s for s in held if s.tier is Tier.HOST and not s.guaranteed and s not in keep)
+
+        if not _reaches(needed - host.available - saving, chain(copied(), savable())):
+            return False
+        for sequence in copied():
             if host.available >= needed:
                 break
             self.tiers.cache.release_copies(sequence, 0)
-        for sequence in savable:
+        for sequence in savable():
             if host.available + saving >= needed:
                 break
             if self.save(sequence, keep) and sequence.moving is Tier.TO_DISK:
@@ -118,18 +124,27 @@ class LowerTiers:
         """Delete files until `needed` blocks fit: first those whose KV is elsewhere too, then the oldest."""
         if needed > self.disk_blocks:
             return False
-        spare = [s for s in self._files.values() if s.tier is not Tier.DISK and s.moving is not Tier.TO_DISK]
-        only = [s for s in self._files.values() if s.tier is Tier.DISK]
-        used = sum(s.disk_blocks for s in self._files.values() if s is not for_sequence)
-        for sequence in [*spare, *only]:
-            if used + needed <= self.disk_blocks:
+        files, kept = self.tiers.files, tuple(self._files.values())
+        most = self.disk_blocks - needed + for_sequence.disk_blocks
+        spare = (s for s in kept if s.tier is not Tier.DISK and s.moving is not Tier.TO_DISK)
+        only = (s for s in kept if s.tier is Tier.DISK)
+        for sequence in chain(spare, only):
+            if files.used <= most:
                 break
             if sequence is for_sequence or sequence in keep or (sequence.guaranteed and sequence.tier is Tier.DISK):
                 continue
-            used -= sequence.disk_blocks
             if sequence.tier is Tier.DISK:
                 self.drop(sequence)
             else:
-                self.tiers.files.forget(sequence)
+                files.forget(sequence)
                 del self._files[sequence.session]
-        return used + needed <= self.disk_blocks
+        return files.used <= most
+
+
+def _reaches(blocks: int, holders: Iterable[TokenSequence]) -> bool:
+    """Whether host copies of `holders` are together as many as `blocks`."""
+    for sequence in holders:
+        if blocks <= 0:
+            break
+        blocks -= len(sequence.host_blocks)
+    return blocks <= 0

@@ -9,7 +9,7 @@ that is being read or written. A new signal turns a move round: the KV counts as
 result of the move counts only if the sequence still wants it.
 """
 
-from app.domain.values import Tier
+from app.domain.values import SessionId, Tier
 from app.gpu.kv.blocks import BlockId
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv_tiers.arrivals import Arrivals
@@ -27,13 +27,21 @@ class KVTiers:
         self.block_bytes = block_bytes
         self.ledger = MoveLedger(cache.pool, cache.host)
         self.turned_round = 0
+        self._freed_at = 0
+        self._freed: dict[SessionId, int] = {}
+        """What each park frees, as of that many changes of the pool."""
         self.files = KVFiles(cache, self.ledger)
         self._arrivals = Arrivals(cache, block_bytes)
 
     @property
     def freeing(self) -> int:
         """Device blocks that become available when the parks under way have ended."""
-        return sum(self._freed_by_park(s) for s in self.ledger.moving if s.moving is Tier.TO_HOST)
+        changes = self.cache.pool.changes
+        if self._freed_at != changes:
+            self._freed_at, self._freed = changes, {}
+        parking = [s for s in self.ledger.moving if s.moving is Tier.TO_HOST]
+        self._freed |= {s.session: self._freed_by_park(s) for s in parking if s.session not in self._freed}
+        return sum(self._freed[s.session] for s in parking)
 
     def park(self, sequence: TokenSequence) -> bool:
         """Move the KV from the device to the host; clean blocks cost nothing.
@@ -57,7 +65,7 @@ class KVTiers:
         if sequence.incoming is not None:
             return 0
         found = self._find_on_device(sequence)
-        return len(found) - sum(block is not None and self.cache.pool.holders(block) > 0 for block in found)
+        return len(found) - sum(1 for block in found if block is not None and self.cache.pool.holders(block) > 0)
 
     def restore(self, sequence: TokenSequence) -> bool:
         """Move the KV from the host to the device. False, and nothing is changed, if too few blocks are available.
@@ -183,11 +191,9 @@ class KVTiers:
 
     def _find_on_device(self, sequence: TokenSequence) -> list[BlockId | None]:
         """For each host block of the sequence, the device block with the same content, if there is one."""
-        full = len(sequence.hashes)
-        return [
-            self.cache.pool.find(sequence.hashes[index]) if index < full else None
-            for index in range(len(sequence.host_blocks))
-        ]
+        count = len(sequence.host_blocks)
+        found = self.cache.pool.find_all(sequence.hashes[:count])
+        return found + [None] * (count - len(found))
 
     def _freed_by_park(self, sequence: TokenSequence) -> int:
         copying = set() if sequence.outgoing is None else set(sequence.outgoing.source)

@@ -8,12 +8,15 @@ from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.moves import MoveKind
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.kv_tiers.prefetch import PrefetchOrder
+from app.gpu.kv_tiers.return_order import Blocks, ReturnOrder
 from app.gpu.state.sequence import TokenSequence
 
 RETRY_S = 0.1
 """How often sessions that wait for room try again although nothing has changed. Time alone can give room: a session is
 overdue, or a disk may be written again.
 """
+TRIED = 4
+"""After so many prefetches that find no room, those that return still later wait for the next look."""
 
 
 class Phases:
@@ -26,8 +29,10 @@ class Phases:
         self._tiers = placement.tiers
         self._clock = placement.clock
         self._leaving: OrderedDict[SessionId, TokenSequence] = OrderedDict()
-        self._wanted: OrderedDict[SessionId, TokenSequence] = OrderedDict()
-        self._prefetch_order = PrefetchOrder(self._restore_s, placement.margin)
+        self._wanted = ReturnOrder(self._blocks)
+        self._expected = PrefetchOrder(self._blocks)
+        self._no_host_room = math.inf
+        """So many host blocks could not be had in this look."""
         self._listens = placement.policy is KVPolicy.SIGNAL
         self._retry_at = math.inf
 
@@ -39,17 +44,17 @@ class Phases:
         sequence.resume_at = None if resume_in_s is None else self._clock() + resume_in_s
         if not self._listens or sequence.tier is None:
             return
-        self._prefetch_order.remove(sequence)
+        self._expected.remove(sequence)
         if phase in (Phase.READY, Phase.COMPUTE):
             self._want(sequence)
         else:
             sequence.waits = True
-            self._wanted.pop(sequence.session, None)
+            self._wanted.remove(sequence)
             if sequence.moving is Tier.TO_DEVICE:
                 self._tiers.turn_round(sequence)
             self._leaving[sequence.session] = sequence
             if sequence.resume_at is not None:
-                self._prefetch_order.add(sequence)
+                self._expected.add(sequence)
         self._go_on()
 
     def repeat(self, sequence: TokenSequence) -> None:
@@ -61,37 +66,43 @@ class Phases:
     def forget(self, sequence: TokenSequence) -> None:
         """The session gets a turn, or is closed."""
         self._leaving.pop(sequence.session, None)
-        self._wanted.pop(sequence.session, None)
-        self._prefetch_order.remove(sequence)
+        self._wanted.remove(sequence)
+        self._expected.remove(sequence)
 
     def tick(self) -> None:
         """Go on with every session that waits for its time or for room. Costs nothing while neither has come."""
-        if self._placement.changed or self._clock() >= min(self._prefetch_order.next_start, self._retry_at):
+        if self._placement.changed or self._clock() >= min(self._expected.next_start, self._retry_at):
             self._go_on()
 
     def next_alarm(self) -> float | None:
         """When `tick` must be called again even if nothing else happens; a time of the clock, None: never."""
         if self._placement.changed and (self._leaving or self._wanted):
             return self._clock()
-        return None if self._prefetch_order.next_start == math.inf else self._prefetch_order.next_start
+        alarm = min(self._expected.next_start, self._retry_at)
+        return None if alarm == math.inf else alarm
 
     def _go_on(self) -> None:
         now = self._clock()
-        self._placement.changed = False
-        busy_s = sum(self._restore_s(sequence) for sequence in self._wanted.values())
-        for sequence in self._prefetch_order.take_due(now, busy_s, self._restore_all_s()):
+        self._placement.changed, self._no_host_room = False, math.inf
+        self._placement.forget_order()
+        for sequence in self._placement.take_moved():
+            self._expected.note_moved(sequence)
+            self._wanted.note_moved(sequence)
+        seconds = self._placement.meter.seconds
+        block_s = seconds(MoveKind.FROM_DISK, 1), seconds(MoveKind.IN, 1)
+        busy_s = float(self._wanted.blocks.sum(axis=0) @ block_s)
+        for sequence in self._expected.take_due(now, self._placement.margin.seconds, block_s, busy_s=busy_s):
             self._want(sequence)
         for sequence in list(self._leaving.values()):
             self._send_away(sequence, now)
-        for sequence in sorted(self._wanted.values(), key=lambda wanted: wanted.return_time):
-            self._prefetch(sequence)
+        self._prefetch_all()
         self._retry_at = now + RETRY_S if self._leaving or self._wanted else math.inf
 
     def _want(self, sequence: TokenSequence) -> None:
         self._leaving.pop(sequence.session, None)
         self._tiers.head_back(sequence)
         if sequence.session in self._placement.lower.away:
-            self._wanted[sequence.session] = sequence
+            self._wanted.add(sequence)
 
     def _send_away(self, sequence: TokenSequence, now: float) -> None:
         """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`."""
@@ -99,9 +110,9 @@ class Phases:
         if sequence.tier is Tier.DEVICE:
             if gap_s < self._seconds(sequence, MoveKind.OUT, MoveKind.IN):
                 del self._leaving[sequence.session]  # it would be back before the move was done
+                self._expected.note_moved(sequence)
                 return
-            missing = len(sequence.blocks) - len(sequence.host_blocks)
-            if not self._tiers.park(sequence) and self._placement.make_host_room(missing, sequence):
+            if not self._tiers.park(sequence) and self._makes_host_room(sequence):
                 self._tiers.park(sequence)
             self._placement.refile(sequence)
         if sequence.tier is Tier.HOST:
@@ -112,36 +123,46 @@ class Phases:
         elif sequence.tier in (Tier.DISK, None):
             del self._leaving[sequence.session]
 
-    def _prefetch(self, sequence: TokenSequence) -> None:
-        """Move the KV of a session that is about to return up by one tier."""
-        placement = self._placement
+    def _makes_host_room(self, sequence: TokenSequence) -> bool:
+        missing = len(sequence.blocks) - len(sequence.host_blocks)
+        if missing < self._no_host_room and not self._placement.make_host_room(missing, sequence):
+            self._no_host_room = missing
+        return missing < self._no_host_room
+
+    def _prefetch_all(self) -> None:
+        headroom, failed = self._headroom() if self._wanted else 0, 0
+        for sequence in self._wanted:
+            failed += not self._prefetch(sequence, headroom)
+            if failed == TRIED:
+                break
+
+    def _prefetch(self, sequence: TokenSequence, headroom: int) -> bool:
+        """Move the KV of a session that is about to return up by one tier, and leave `headroom` blocks. False: no room
+        yet.
+        """
+        placement, begins = self._placement, True
         if sequence.tier is Tier.HOST:
-            needed = self._tiers.restore_need(sequence) + self._headroom()
-            if placement.make_room(needed, sequence, prefetch=True) and self._tiers.restore(sequence):
+            needed = self._tiers.restore_need(sequence) + headroom
+            begins = placement.make_room(needed, sequence, prefetch=True) and self._tiers.restore(sequence)
+            if begins:
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
-            needed = sequence.disk_blocks + placement.loading + self._headroom()
-            load = self._tiers.files.load
-            lacks_host_room = placement.make_room(needed, sequence, prefetch=True) and not load(sequence)
-            if lacks_host_room and placement.make_host_room(sequence.disk_blocks, sequence):
-                load(sequence)
+            needed = sequence.disk_blocks + placement.loading + headroom
+            begins = placement.make_room(needed, sequence, prefetch=True) and self._loads(sequence)
         if sequence.tier in (Tier.DEVICE, None):
-            self._wanted.pop(sequence.session, None)
+            self._wanted.remove(sequence)
+        return begins
 
-    def _restore_s(self, sequence: TokenSequence) -> float:
-        """How long a restore keeps the link busy, with the time to read the session's file if its KV is there."""
-        tier = sequence.tier
+    def _loads(self, sequence: TokenSequence) -> bool:
+        load = self._tiers.files.load
+        return load(sequence) or (self._placement.make_host_room(sequence.disk_blocks, sequence) and load(sequence))
+
+    def _blocks(self, sequence: TokenSequence) -> Blocks:
+        """What a restore reads from disk, and what it copies to the device."""
+        blocks, tier = self._tiers.cache.pool.blocks_for(sequence.computed), sequence.tier
         if tier is Tier.DEVICE and sequence.session not in self._leaving:
-            return 0.0
-        if tier is Tier.DISK or (tier is Tier.TO_HOST and not sequence.blocks):
-            return self._seconds(sequence, MoveKind.FROM_DISK, MoveKind.IN)
-        return self._seconds(sequence, MoveKind.IN)
-
-    def _restore_all_s(self) -> float:
-        """How long it would take to restore all that the lower tiers can hold."""
-        seconds, on_disk = self._placement.meter.seconds, self._placement.lower.disk_blocks
-        all_blocks = self._tiers.cache.host.num_blocks + on_disk
-        return seconds(MoveKind.FROM_DISK, on_disk) + seconds(MoveKind.IN, all_blocks)
+            return 0, 0
+        return (blocks if tier is Tier.DISK or (tier is Tier.TO_HOST and not sequence.blocks) else 0), blocks
 
     def _seconds(self, sequence: TokenSequence, *kinds: MoveKind) -> float:
         blocks = self._tiers.cache.pool.blocks_for(sequence.computed)

@@ -4,7 +4,6 @@ The policy decides. `signal` also offloads KV when its session says that it wait
 others need the room, longest idle first. `none` drops KV instead. Planning only: time comes from a clock argument.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -15,14 +14,12 @@ from app.gpu.kv_tiers.ledger import MoveMeter
 from app.gpu.kv_tiers.lower import LowerTiers
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.prefetch import PrefetchMargin
+from app.gpu.kv_tiers.victims import Victims
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 WRITE_BEHIND_BLOCKS = 8
 """Blocks in one early copy: so few that a park hardly waits for it."""
-LAPSE_S = 30.0
-"""How long a session that is late is still expected at any moment."""
-_EVICTED_FIRST = {Phase.IDLE: 0, Phase.IO_WAIT: 1, Phase.COMPUTE: 2, Phase.READY: 3}
 
 
 class Placement:
@@ -55,6 +52,8 @@ class Placement:
         self._borrow = borrow
         self._pool = tiers.cache.pool
         self._placed: dict[SessionId, TokenSequence] = {}
+        self._moved: dict[SessionId, TokenSequence] = {}
+        self._victims: Victims | None = None
         self._ordered_at: dict[int, float] = {}
         self._early_bytes = self._disk_failures = self._late = 0
 
@@ -73,7 +72,7 @@ class Placement:
         self._take_out(sequence)
         self.note_placed(sequence)
         if sequence.blocks:
-            self.resident[sequence.session] = sequence
+            self._take_in(sequence)
         elif sequence.tier is not None:
             self.lower.away[sequence.session] = sequence
 
@@ -89,7 +88,16 @@ class Placement:
 
     def note_placed(self, sequence: TokenSequence) -> None:
         """Note that the session's KV has changed its place or size."""
-        self._placed[sequence.session] = sequence
+        self._placed[sequence.session] = self._moved[sequence.session] = sequence
+
+    def take_moved(self) -> list[TokenSequence]:
+        """The same for `Phases`: sessions whose KV has changed its place or size since it last looked."""
+        moved, self._moved = self._moved, {}
+        return list(moved.values())
+
+    def forget_order(self) -> None:
+        """Sessions without a turn may give way in another order now: time has passed, or one has said something."""
+        self._victims = None
 
     def take_placed(self) -> list[TokenSequence]:
         """Sessions whose KV has changed its place or size since the last call."""
@@ -147,11 +155,11 @@ class Placement:
         """
         if self._pool.available >= needed:
             return True
-        victims = self._victims(for_sequence if prefetch else None)
-        most = self._pool.available + self.tiers.freeing + sum(len(victim.blocks) for victim in victims)
+        victims, back_at = self._order_victims(), for_sequence.return_time if prefetch else None
+        most = self._pool.available + self.tiers.freeing + victims.blocks(back_at)
         if most < needed and (prefetch or not self._grow(needed - most)) and not or_some:
             return False
-        for victim in victims:
+        for victim in victims.in_order(back_at):
             if self._pool.available + self.tiers.freeing >= needed:
                 break
             self.evict(victim, for_sequence)
@@ -173,8 +181,10 @@ class Placement:
 
     def make_host_room(self, needed: int, *keep: TokenSequence) -> bool:
         """`LowerTiers.make_host_room`, with the sessions that may lose host blocks."""
-        copied = [s for s in (*self.active.values(), *self.resident.values()) if s.blocks]
-        return self.lower.make_host_room(needed, copied, reversed(self.active.values()), keep)
+        if self.tiers.cache.host.available >= needed:
+            return True
+        on_device = (*self.active.values(), *self.resident.values())
+        return self.lower.make_host_room(needed, on_device, tuple(reversed(self.active.values())), keep)
 
     def write_behind(self, running: Iterable[TokenSequence]) -> None:
         """While the link is idle, copy full blocks of one running session to the host: its next park is shorter."""
@@ -209,7 +219,7 @@ class Placement:
 
     def _take_out(self, sequence: TokenSequence) -> None:
         """Take the session out of every list; others may have the room that it gives up."""
-        self.changed = True
+        self.changed, self._victims = True, None
         self.active.pop(sequence.session, None)
         self.resident.pop(sequence.session, None)
         self.lower.away.pop(sequence.session, None)
@@ -219,28 +229,14 @@ class Placement:
         self._pool.grow(borrowed)
         return borrowed > 0
 
-    def _victims(self, for_sequence: TokenSequence | None) -> list[TokenSequence]:
-        """Residents that may be evicted, in this order."""
-        movable = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
-        if self.policy is not KVPolicy.SIGNAL:
-            return movable
-        now = self.clock()
-        ranks = {s.session: self._rank(s, now) for s in movable}
-        if for_sequence is not None:
-            back_at, ready = for_sequence.return_time, _EVICTED_FIRST[Phase.READY]
-            movable = [s for s in movable if ranks[s.session][0] < ready and -ranks[s.session][1] > back_at]
-        return sorted(movable, key=lambda s: ranks[s.session])
-
-    def _rank(self, sequence: TokenSequence, now: float) -> tuple[int, float]:
-        """The smaller rank is evicted first: by phase, then by the negated return time. Equals keep the order of their
-        last use. The return of a session that is long overdue is unknown.
-        """
-        overdue_s = now - sequence.return_time
-        if -2 * self.margin.seconds <= overdue_s < LAPSE_S:  # it may have been prefetched already
-            return _EVICTED_FIRST[Phase.READY], 0.0
-        if overdue_s >= LAPSE_S:
-            return _EVICTED_FIRST[Phase.COMPUTE], -math.inf
-        return _EVICTED_FIRST[sequence.phase], -sequence.return_time
+    def _order_victims(self) -> Victims:
+        if self._victims is None:
+            residents = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
+            if self.policy is KVPolicy.SIGNAL:
+                self._victims = Victims.by_return(residents, self.clock(), self.margin.seconds)
+            else:
+                self._victims = Victims.in_given_order(residents)
+        return self._victims
 
     def refile(self, sequence: TokenSequence) -> None:
         """Move a session without a turn to the list that fits the place of its KV."""
@@ -253,4 +249,8 @@ class Placement:
         elif session in self.lower.away and sequence.tier in (Tier.DEVICE, None):
             del self.lower.away[session]
             if sequence.blocks:
-                self.resident[session] = sequence
+                self._take_in(sequence)
+
+    def _take_in(self, sequence: TokenSequence) -> None:
+        self.resident[sequence.session] = sequence
+        self._victims = None

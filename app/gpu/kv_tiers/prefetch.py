@@ -1,10 +1,10 @@
-"""Sessions that have said when they return, and when the prefetch of each must begin."""
+"""When the prefetch of each session must begin for it to be back in time."""
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Callable
 
-from app.domain.values import SessionId
+import numpy as np
+
+from app.gpu.kv_tiers.return_order import ReturnOrder
 from app.gpu.state.sequence import TokenSequence
 
 PREFETCH_MARGIN_S = 0.1
@@ -31,47 +31,26 @@ class PrefetchMargin:
         self._step_s = max(seconds, STEP_DECAY * self._step_s)
 
 
-class PrefetchOrder:
-    """Sessions in the order of their return. They are prefetched in this order: the link carries one at a time.
+class PrefetchOrder(ReturnOrder):
+    """Sessions are prefetched in the order of their return: the link carries one at a time.
 
     So each prefetch must begin early enough for itself and for all sessions that return no later.
     """
 
-    def __init__(self, restore_s: Callable[[TokenSequence], float], margin: PrefetchMargin) -> None:
-        self.next_start = math.inf
-        """When the first prefetch must begin, as of the last `take_due`; it may have become later since."""
-        self._restore_s = restore_s
-        self._margin = margin
-        self._order: list[tuple[float, SessionId]] = []
-        self._expected: dict[SessionId, tuple[float, TokenSequence]] = {}
+    next_start = math.inf
+    """When the first prefetch must begin, as of the last `take_due`; it may have become later since."""
 
-    def add(self, sequence: TokenSequence) -> None:
-        """Expect the session at its return time; an earlier expectation is replaced."""
-        self.remove(sequence)
-        self._expected[sequence.session] = sequence.return_time, sequence
-        insort(self._order, (sequence.return_time, sequence.session))
-
-    def remove(self, sequence: TokenSequence) -> None:
-        """Expect the session no more."""
-        if sequence.session in self._expected:
-            return_time, _ = self._expected.pop(sequence.session)
-            del self._order[bisect_left(self._order, (return_time, sequence.session))]
-
-    def take_due(self, now: float, busy_s: float, all_s: float) -> list[TokenSequence]:
+    def take_due(
+        self, now: float, margin_s: float, block_s: tuple[float, float], *, busy_s: float
+    ) -> list[TokenSequence]:
         """Take out the sessions whose prefetch must begin now, in the order of their return.
 
-        The link is busy with others for the next `busy_s` seconds. All restores together, these included, take at most
-        `all_s` seconds, so the search ends at a session that returns that much later than another.
+        They are to be back `margin_s` early. A block takes `block_s` seconds: from disk, and to the device. The link is
+        busy with others for the next `busy_s` seconds.
         """
-        due, self.next_start = 0, math.inf
-        for place, (return_time, session) in enumerate(self._order, start=1):
-            if return_time - self._margin.seconds - all_s >= self.next_start:
-                break
-            busy_s += self._restore_s(self._expected[session][1])
-            start = return_time - self._margin.seconds - busy_s
-            if start <= now:
-                due, self.next_start = place, math.inf  # those before it are prefetched first
-            else:
-                self.next_start = min(self.next_start, start)
-        gone, self._order = self._order[:due], self._order[due:]
-        return [self._expected.pop(session)[1] for _, session in gone]
+        restored_s = busy_s + np.cumsum(self.blocks @ np.asarray(block_s))
+        starts = self.times - margin_s - restored_s
+        [late] = np.nonzero(starts <= now)
+        due = int(late[-1]) + 1 if len(late) else 0  # those before it are prefetched first
+        self.next_start = float(starts[due:].min(initial=math.inf))
+        return self.take(due)

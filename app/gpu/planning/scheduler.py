@@ -105,6 +105,7 @@ class Scheduler:
         No rows although there is work: everything waits for moves that are under way.
         """
         plan = StepPlan()
+        self.placement.forget_order()
         budget = self._plan_prompts(plan, self._plan_decodes(plan, self.max_step_tokens))
         live = [row for row in plan.rows if row.sequence.session in self.queue.running]
         plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=lambda row: row.length)
@@ -117,17 +118,23 @@ class Scheduler:
 
     def headroom(self) -> int:
         """Blocks that the sequences that run need for the rest of their tokens and one more."""
-        return sum(self._growth(active.sequence) for active in self.queue.running.values())
-
-    def _growth(self, sequence: TokenSequence) -> int:
-        return max(0, self.cache.pool.blocks_for(len(sequence.tokens) + 1) - len(sequence.blocks))
+        return _growth((active.sequence for active in self.queue.running.values()), self.cache.pool.block_size)
 
     def _plan_decodes(self, plan: StepPlan, budget: int) -> int:
         """Plan the next token of turns that decode; returns the tokens that are left of `budget`."""
         for active in list(self.queue.running.values()):
-            if budget > 0 and active.sequence.pending <= 1 and self._runs(active.sequence):  # none has preempted it
-                budget -= self._add_row(plan, active, budget)
+            sequence = active.sequence
+            if sequence.pending <= 1 and budget > 0 and self._runs(sequence):  # none has preempted it
+                is_plain = self.cache.is_ready(sequence) and not sequence.watched and not active.scores_prompt
+                budget -= self._add_plain_row(plan, active) if is_plain else self._add_row(plan, active, budget)
         return budget
+
+    def _add_plain_row(self, plan: StepPlan, active: ActiveTurn) -> int:
+        """What `_add_row` comes to for one token that needs no block: most rows of most steps are such."""
+        sequence, first = active.sequence, active.sequence.computed
+        samples = active.samples_at(first + 1)
+        plan.rows.append(Row(sequence, active.turn, first, 1, self._whole_pass, samples, False))
+        return 1
 
     def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
         """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
@@ -157,7 +164,7 @@ class Scheduler:
                 chosen.append(active)
                 leaves_half = len(chosen) == 1 and sequence.pending > shortest
                 tokens += min(sequence.pending, _half(most)) if leaves_half else sequence.pending
-                headroom += 0 if runs else self._growth(sequence)
+                headroom += 0 if runs else _growth([sequence], self.cache.pool.block_size)
             else:
                 active.turn.passed_over += 1
         return chosen
@@ -220,6 +227,16 @@ class Scheduler:
         active = [each.sequence for each in (*self.queue.waiting.values(), *self.queue.running.values())]
         if any(not sequence.busy or not sequence.pending for sequence in active):
             raise RuntimeError("a waiting or running session has no turn, or nothing to compute")
+
+
+def _growth(sequences: Iterable[TokenSequence], block_size: int) -> int:
+    """Blocks that sequences need for the rest of their tokens and one more. Asked of all that run, at every signal."""
+    total = 0
+    for sequence in sequences:
+        missing = len(sequence.tokens) // block_size + 1 - len(sequence.blocks)
+        if missing > 0:
+            total += missing
+    return total
 
 
 def _half(tokens: int) -> int:

@@ -8,6 +8,7 @@ from app.domain.activations import ResumeCost
 from app.domain.breakpoints import Intervention
 from app.domain.values import FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
 from app.gpu.drafts.drafter import Drafter
+from app.gpu.kv.blocks import BlockHash
 from app.grammars.matcher import Matcher
 
 
@@ -43,6 +44,8 @@ class TurnState:
     """Whether a `Started` has been sent since the turn last entered the queue."""
     cached_tokens: int | None = None
     """None until the turn has left the queue for the first time."""
+    prefix_hashes: list[BlockHash] = field(default_factory=list)
+    """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
     passed_over: int = 0
     """Steps that computed prompts of others instead of its own."""
     tokens_recomputed: int = 0
@@ -55,7 +58,10 @@ class TurnState:
     def fork(self, ticket: Ticket) -> Self:
         """The same turn for another session."""
         matcher = None if self.matcher is None else self.matcher.copy()
-        return replace(self, ticket=ticket, prompt_logprobs=list(self.prompt_logprobs), matcher=matcher, drafter=None)
+        logprobs, hashes = list(self.prompt_logprobs), list(self.prefix_hashes)
+        return replace(
+            self, ticket=ticket, matcher=matcher, drafter=None, prompt_logprobs=logprobs, prefix_hashes=hashes
+        )
 
     def generated(self, history_tokens: int) -> int:
         """Tokens generated so far, given the history's length."""

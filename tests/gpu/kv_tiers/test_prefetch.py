@@ -6,6 +6,7 @@ import heapq
 
 from app.domain.values import Phase, Tier
 from app.gpu.kv.moves import Moved, MoveKind
+from app.gpu.kv_tiers.victims import LAPSE_S
 from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv_tiers.tiering import Bench, tier_of
 
@@ -106,3 +107,19 @@ def test_prefetches_begin_earlier_by_two_steps_of_the_engine_and_no_longer_when_
         assert tier_of(sequence) is Tier.HOST
         mover.run(start + 20 - earliest + 0.001)
         assert tier_of(sequence) is Tier.DEVICE
+
+
+def test_an_idle_engine_tries_again_when_time_alone_has_made_room() -> None:
+    bench = Bench(device=6)
+    mover = SlowMover(bench, link_s=0.1)
+    late, wanted = bench.session(12, first_token=1), bench.session(12, first_token=2)
+    bench.phases.signal(wanted, Phase.IO_WAIT, 10.0)
+    mover.run(bench.now + 5)
+    bench.overwrite_device()
+    bench.phases.signal(late, Phase.IO_WAIT, 0.3)  # too soon to leave; it never comes
+    fills = bench.session(8, first_token=3)
+    bench.phases.signal(fills, Phase.READY, None)
+    mover.run(bench.now + 10)
+    assert tier_of(wanted) is Tier.HOST
+    mover.run(bench.now + LAPSE_S)
+    assert tier_of(wanted) is Tier.DEVICE

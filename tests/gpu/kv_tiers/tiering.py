@@ -50,7 +50,7 @@ class Bench:
     def session(self, tokens: int, *, first_token: int = 0) -> TokenSequence:
         """A session without a turn whose `tokens` tokens have their KV on the device."""
         number = next(self._names)
-        sequence = TokenSequence(SessionId(f"s{number}"), bytes([number]), tokens=[first_token] * tokens)
+        sequence = TokenSequence(SessionId(f"s{number}"), number.to_bytes(2), tokens=[first_token] * tokens)
         self.cache.reserve(sequence, tokens)
         self.cache.commit(sequence, tokens)
         self.placement.end_turn(sequence)

@@ -1,0 +1,77 @@
+"""What planning costs depends on what changes, not on how many sessions there are: counted in calls, not in seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from app.domain.values import Phase, Tier
+from app.gpu.kv_tiers.phases import TRIED
+from app.gpu.state.sequence import TokenSequence
+from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """Python and C functions that `act` calls."""
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def crowded(wanted: int, later: int) -> tuple[Bench, list[TokenSequence]]:
+    """A device that a session which runs has to itself; `wanted` sessions are due, `later` ones are not."""
+    bench = Bench(device=16, host=4 * (wanted + later))
+    sessions = []
+    for number in range(wanted + later):
+        session = bench.session(2 * BLOCK_SIZE, first_token=number)
+        bench.phases.signal(session, Phase.IO_WAIT, 1.0 if number < wanted else 1000.0)
+        bench.finish()
+        sessions.append(session)
+    bench.begin_turn(bench.session(16 * BLOCK_SIZE, first_token=-1))
+    bench.now += 10
+    bench.phases.tick()
+    assert {tier_of(each) for each in sessions} == {Tier.HOST}
+    return bench, sessions
+
+
+@pytest.mark.parametrize("what", ["a look without news", "a word of one session"])
+def test_a_look_costs_the_same_beside_ten_times_as_many_sessions(what: str) -> None:
+    counts = []
+    for number in (40, 400):
+        bench, sessions = crowded(number, number)
+        if what == "a look without news":
+            bench.placement.changed = True
+            counts.append(calls_of(bench.phases.tick))
+        else:
+            counts.append(calls_of(partial(bench.phases.signal, sessions[-1], Phase.IO_WAIT, 900.0)))
+    few, many = counts
+    assert many < 1.2 * few
+
+
+def test_room_for_a_small_session_is_used_although_larger_ones_come_first() -> None:
+    bench = Bench(device=16, host=64)
+    large = []
+    for number in range(TRIED - 1):
+        large.append(bench.session(5 * BLOCK_SIZE, first_token=number))
+        bench.phases.signal(large[-1], Phase.IO_WAIT, 1.0)
+        bench.finish()
+    small = bench.session(2 * BLOCK_SIZE, first_token=-1)
+    bench.phases.signal(small, Phase.IO_WAIT, 2.0)
+    bench.finish()
+    bench.begin_turn(bench.session(13 * BLOCK_SIZE, first_token=-2))
+    bench.now += 10
+    bench.phases.tick()
+    assert (tier_of(small), {tier_of(each) for each in large}) == (Tier.DEVICE, {Tier.HOST})
