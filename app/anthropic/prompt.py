@@ -3,15 +3,18 @@
 from app.anthropic.bodies import PromptFields
 from app.anthropic.messages import Chat, chat_of
 from app.domain.errors import FieldOutOfRange
+from app.text.token_lengths import TextLimit
 from app.text.tokenizer import Tokens
 from app.tools.support import ToolSupport
 
 
-def prompt_tokens(body: PromptFields, tokens: Tokens, support: ToolSupport) -> list[int]:
+def prompt_tokens(
+    body: PromptFields, tokens: Tokens, support: ToolSupport, limit: TextLimit | None = None
+) -> list[int]:
     """The conversation in the model's own template, with its tools.
 
     Raises `FieldOutOfRange` if the last message cannot be continued or the tools do not fit together, and
-    `MalformedRequest` if the template rejects the messages.
+    `MalformedRequest` if the template rejects the messages, and `ContextTooLong` if they are certainly too long.
     """
     chat = chat_of(body.system, body.messages)
     continues = body.messages[-1].role == "assistant"
@@ -20,7 +23,7 @@ def prompt_tokens(body: PromptFields, tokens: Tokens, support: ToolSupport) -> l
     text = support.chat_text(
         chat, body.to_tool_use().tools, add_generation_prompt=not continues, continue_final_message=continues
     )
-    return tokens.encode(text, add_special_tokens=False)
+    return tokens.encode(text, add_special_tokens=False, limit=limit)
 
 
 def _check_continued(chat: Chat, field: str) -> None:

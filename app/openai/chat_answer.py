@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import orjson
+
 from app.domain.values import TokenLogprobs
 from app.messages import TurnFinished
 from app.openai.answers import Entry, openai_finish_reason
@@ -11,13 +13,13 @@ from app.openai.chat import (
     AnswerMessage,
     AnswerToolCall,
     ChatChoice,
-    ChatLogprobs,
-    ChatTokenLogprob,
-    TokenAlternative,
+    ChatCompletion,
 )
+from app.openai.fields import Usage
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
 from app.tools.pieces import AnswerReader, CallArguments, CallBegun, Content, Piece
+from app.wire.sessions import Metadata
 
 Delta = dict[str, Any]
 
@@ -67,7 +69,7 @@ class ChatChunkWriter:
             return
         deltas = list(self._deltas(index, reader.push(item.text) if reader else [Content(item.text)]))
         if self._logprobs:
-            logprobs = _chat_logprobs(item.logprobs, self._tokens).model_dump()
+            logprobs = {"content": _encoded(item.logprobs, self._tokens), "refusal": None}
             first, *deltas = deltas or [{"content": ""}]
             yield _entry(index, first, logprobs=logprobs)
         yield from (_entry(index, delta) for delta in deltas if delta.get("content") != "")
@@ -85,16 +87,27 @@ class ChatChunkWriter:
                     yield {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
-def whole_choice(index: int, entries: Sequence[Entry]) -> ChatChoice:
-    """Put one choice together from its entries."""
+def whole_answer(
+    head: dict[str, Any], entries: Sequence[Sequence[Entry]], usage: Usage, metadata: Metadata | None
+) -> bytes:
+    """The JSON of a `ChatCompletion`, put together from the entries of each choice."""
+    choices = [_whole_choice(index, each) for index, each in enumerate(entries)]
+    answer = ChatCompletion(**head, choices=choices, usage=usage, metadata=metadata).model_dump()
+    for choice, each in zip(answer["choices"], entries, strict=True):
+        if any(entry["logprobs"] for entry in each):
+            scored = [token for entry in each if entry["logprobs"] for token in entry["logprobs"]["content"]]
+            choice["logprobs"] = {"content": scored, "refusal": None}
+    return orjson.dumps(answer)
+
+
+def _whole_choice(index: int, entries: Sequence[Entry]) -> ChatChoice:
+    """One choice, without its log-probabilities: they are JSON already."""
     content = "".join(entry["delta"].get("content", "") for entry in entries)
-    scored = [token for entry in entries if entry["logprobs"] for token in entry["logprobs"]["content"]]
-    asked = any(entry["logprobs"] for entry in entries)
     calls = _whole_calls(call for entry in entries for call in entry["delta"].get("tool_calls", ()))
     return ChatChoice(
         index=index,
         message=AnswerMessage(content=None if calls and not content else content, tool_calls=calls or None),
-        logprobs=ChatLogprobs(content=scored) if asked else None,
+        logprobs=None,
         finish_reason=entries[-1]["finish_reason"],
     )
 
@@ -109,16 +122,21 @@ def _whole_calls(deltas: Iterable[Delta]) -> list[AnswerToolCall]:
     return calls
 
 
-def _chat_logprobs(found: Iterable[TokenLogprobs], tokens: Tokens) -> ChatLogprobs:
-    return ChatLogprobs(
-        content=[
-            ChatTokenLogprob(
-                **_alternative(tokens, entry.token_id, entry.logprob),
-                top_logprobs=[TokenAlternative(**_alternative(tokens, *each)) for each in entry.top],
+def _encoded(found: Iterable[TokenLogprobs], tokens: Tokens) -> list[orjson.Fragment]:
+    """Each token as the JSON of a `ChatTokenLogprob`: a tenth of its size as objects, of which a long answer has
+    millions.
+    """
+    return [
+        orjson.Fragment(
+            orjson.dumps(
+                {
+                    **_alternative(tokens, each.token_id, each.logprob),
+                    "top_logprobs": [_alternative(tokens, *top) for top in each.top],
+                }
             )
-            for entry in found
-        ]
-    )
+        )
+        for each in found
+    ]
 
 
 def _alternative(tokens: Tokens, token_id: int, logprob: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.openai.messages import ROLE_TAGS, Message
+from app.text.token_lengths import TextLimit
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool
 from app.tools.support import ToolSupport
@@ -39,8 +40,10 @@ def chat_prompt(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    limit: TextLimit | None = None,
 ) -> ChatPrompt:
-    """The chat in the model's own template, with its `tools`; the other arguments and errors of `Tokens.chat_text`.
+    """The chat in the model's own template, with its `tools`; the other arguments and errors of `Tokens.chat_text` and
+    `Tokens.encode`.
 
     Raises `FieldOutOfRange` for messages of a role that make no difference to the text.
     """
@@ -63,7 +66,7 @@ def chat_prompt(
         for name in message
         if (message["role"], name) in left_out
     )
-    return ChatPrompt(tokens.encode(text, add_special_tokens=False), paths)
+    return ChatPrompt(tokens.encode(text, add_special_tokens=False, limit=limit), paths)
 
 
 def _is_same(changed: Chat, text: str, render: Render) -> bool:

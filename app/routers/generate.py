@@ -58,7 +58,10 @@ async def _encode(session: Session, body: GenerateBody, services: Services) -> l
     """The turn's new tokens. Raises `WrongState` if the history that they were made to follow is not the one now."""
     session.require(SessionState.IDLE, to="start a turn")
     turn, history = session.turn, session.history[:]
-    token_ids = await asyncio.to_thread(new_token_ids, body, services.tokens, history, services.info.vocab_size)
+    info = services.info
+    token_ids = await asyncio.to_thread(
+        new_token_ids, body, services.tokens, history, info.vocab_size, info.max_model_len
+    )
     session.require(SessionState.IDLE, to="start a turn")
     if session.turn is not turn or len(session.history) != len(history):
         raise WrongState(f"cannot start a turn: the history of session {session.id} has changed meanwhile")

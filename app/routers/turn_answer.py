@@ -13,7 +13,8 @@ from app.web.openapi.document import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.checkpoint import CheckpointView
 from app.wire.events import TurnEvent
-from app.wire.turns import TokenEvent, TokenLogprobsView, TurnView
+from app.wire.logprobs import json_with_logprobs
+from app.wire.turns import TokenEvent, TurnView
 
 TURN_RESPONSE = {
     "description": "The turn; with `stream`, `token` events, then one event `finished`, `paused` or `error`.",
@@ -27,7 +28,7 @@ async def answer_turn(request: Request, session: Session, reader: TurnReader, *,
     if stream:
         return EventStream(turn_events(session, reader))
     end = await unless_disconnected(request, reader.read())
-    return Response(_turn_view(session, reader, end).model_dump_json(), media_type="application/json")
+    return Response((await _turn(session, reader, end))[1], media_type="application/json")
 
 
 async def turn_events(session: Session, reader: TurnReader) -> AsyncGenerator[bytes, None]:
@@ -35,31 +36,27 @@ async def turn_events(session: Session, reader: TurnReader) -> AsyncGenerator[by
     try:
         async for item in reader:
             if isinstance(item, TextChunk):
-                event = _token_event(item, with_logprobs=reader.logprobs is not None)
-                yield sse_event("token", event.model_dump_json().encode())
+                event = TokenEvent(text=item.text, token_ids=list(item.token_ids))
+                found = None if reader.logprobs is None else item.logprobs
+                yield sse_event("token", await json_with_logprobs(event, found))
             elif isinstance(item, Paused | TurnFinished):
-                view = _turn_view(session, reader, item)
-                yield sse_event(view.status, view.model_dump_json().encode())
+                yield sse_event(*await _turn(session, reader, item))
     except Exception as error:
         yield sse_event("error", body_of(error))
 
 
-def _token_event(chunk: TextChunk, *, with_logprobs: bool) -> TokenEvent:
-    logprobs = [TokenLogprobsView.of(found) for found in chunk.logprobs] if with_logprobs else None
-    return TokenEvent(text=chunk.text, token_ids=list(chunk.token_ids), logprobs=logprobs)
-
-
-def _turn_view(session: Session, reader: TurnReader, end: Paused | TurnFinished) -> TurnView:
+async def _turn(session: Session, reader: TurnReader, end: Paused | TurnFinished) -> tuple[str, bytes]:
+    """The turn's status, and the JSON of its `TurnView`."""
     paused, finished = (end, None) if isinstance(end, Paused) else (None, end)
-    return TurnView(
+    view = TurnView(
         status="paused" if paused else "finished",
         text=reader.text,
         token_ids=reader.token_ids,
         finish_reason=finished and finished.reason,
         usage=end.usage,
         checkpoint=paused and CheckpointView.of(paused.checkpoint, _expires_at(session, paused)),
-        logprobs=None if reader.logprobs is None else [TokenLogprobsView.of(found) for found in reader.logprobs],
     )
+    return view.status, await json_with_logprobs(view, None if reader.logprobs is None else tuple(reader.logprobs))
 
 
 def _expires_at(session: Session, paused: Paused) -> float | None:

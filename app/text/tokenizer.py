@@ -14,6 +14,7 @@ from app.model_store.errors import BrokenModel
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.tokenizer import eos_token_ids, load_tokenizer
 from app.text.chat_template import ChatTemplate
+from app.text.token_lengths import TextLimit, TokenLengths
 
 if TYPE_CHECKING:
     from app.model_store.resolve import ResolvedModel
@@ -35,6 +36,7 @@ class Tokens:
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._lengths = TokenLengths(self._backend)
         self._byte_level = self._decodes(["a", "Ġb"], "a b")
         if not self._byte_level and not self._decodes(["a", "▁b"], "a b"):
             raise BrokenModel("the tokenizer is neither byte-level nor of the SentencePiece kind")
@@ -48,11 +50,14 @@ class Tokens:
         self._for_tools = None if self.chat_template is None else ChatTemplate(self.chat_template, facts.special_tokens)
         self.response_template = facts.response_template
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, limit: TextLimit | None = None) -> list[int]:
         """Token ids of `text`; `add_special_tokens` puts around it what the model expects (often a BOS).
 
-        Raises MalformedRequest if `text` has a lone surrogate.
+        Raises MalformedRequest if `text` has a lone surrogate, and ContextTooLong if its length alone tells that it is
+        over the limit: one that is not refused may be so too.
         """
+        if limit is not None:
+            self._lengths.check(text, limit)
         if not text.isascii():
             _require_unicode(text)
         # Unlike `encode`, this lets other Python threads run.
@@ -68,12 +73,15 @@ class Tokens:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        limit: TextLimit | None = None,
     ) -> list[int]:
-        """Token ids of a conversation in the model's own chat template; the arguments and errors of `chat_text`."""
+        """Token ids of a conversation in the model's own chat template; the arguments and errors of `chat_text` and
+        `encode`.
+        """
         text = self.chat_text(
             messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
         )
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False, limit=limit)
 
     def chat_text(
         self,

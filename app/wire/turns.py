@@ -9,7 +9,7 @@ from typing_extensions import TypeAliasType
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar
-from app.domain.values import FinishReason, SamplingParams, StopRule, TokenLogprobs
+from app.domain.values import FinishReason, SamplingParams, StopRule
 from app.text.turn_reader import TextRule
 from app.wire.base import MAX_COUNT, TokenId, View, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
@@ -159,12 +159,6 @@ class TokenLogprobsView(AlternativeView):
     """The token that stands at a position, and the most likely ones there, best first."""
 
     top: list[AlternativeView]
-
-    @classmethod
-    def of(cls, found: TokenLogprobs) -> Self:
-        """The wire form of `found`."""
-        top = [AlternativeView(token_id=token_id, logprob=logprob) for token_id, logprob in found.top]
-        return cls(token_id=found.token_id, logprob=found.logprob, top=top)
 
 
 class TurnUsageView(View):

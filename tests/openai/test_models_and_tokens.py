@@ -56,6 +56,7 @@ def test_a_chat_is_tokenized_with_the_models_template(http: httpx.Client, refere
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/detokenize", {"tokens": [512]}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/detokenize", {"tokens": [1] * 131_073}, "tokens"),
     ],
 )
 def test_what_cannot_be_tokenized_is_refused(http: httpx.Client, path: str, body: Any, param: str | None) -> None:

@@ -86,6 +86,17 @@ def test_too_many_tokens_are_refused_with_the_numbers(http: httpx.Client, sessio
     assert "1021" in message
 
 
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(http: httpx.Client, session: str, field: str) -> None:
+    text = "a" * 1_000_000
+    given = text if field == "prompt" else [{"role": "user", "content": text}]
+    message = assert_error(
+        http.post(f"{session}/generate", json={field: given}), 400, "context_length_exceeded", param=field
+    )
+    assert "at least" in message
+    assert "1024" in message
+
+
 def test_a_second_turn_on_a_busy_session_is_refused_by_state(http: httpx.Client, session: str) -> None:
     with streaming(http, session, **PROMPT, max_tokens=900) as stream:
         next(stream)

@@ -69,16 +69,16 @@ def body(**fields: object) -> GenerateBody:
 
 def test_a_prompt_gets_the_leading_special_token_only_at_the_start(byte_tokens: Tokens) -> None:
     assert byte_tokens.bos_token_id is not None
-    fresh = new_token_ids(body(prompt="ab"), byte_tokens, [], 512)
-    later = new_token_ids(body(prompt="ab"), byte_tokens, [1, 2], 512)
+    fresh = new_token_ids(body(prompt="ab"), byte_tokens, [], 512, 4096)
+    later = new_token_ids(body(prompt="ab"), byte_tokens, [1, 2], 512, 4096)
     assert fresh == [byte_tokens.bos_token_id, *later]
     assert byte_tokens.decode(later) == "ab"
 
 
 def test_token_ids_are_taken_as_they_are(byte_tokens: Tokens) -> None:
-    assert new_token_ids(body(token_ids=[511, 0]), byte_tokens, [1], 512) == [511, 0]
+    assert new_token_ids(body(token_ids=[511, 0]), byte_tokens, [1], 512, 4096) == [511, 0]
     with pytest.raises(FieldOutOfRange, match="at most 511"):
-        new_token_ids(body(token_ids=[512]), byte_tokens, [], 512)
+        new_token_ids(body(token_ids=[512]), byte_tokens, [], 512, 4096)
 
 
 def test_a_template_that_drops_earlier_replies_is_no_bug_of_the_server(
@@ -100,4 +100,4 @@ def test_messages_without_a_chat_template_are_refused() -> None:
     messages = [{"role": "user", "content": "hi"}]
     for history in ([], [1]):
         with pytest.raises(MalformedRequest, match="chat template"):
-            new_token_ids(body(messages=messages), byte_tokens, history, 512)
+            new_token_ids(body(messages=messages), byte_tokens, history, 512, 4096)

@@ -15,6 +15,7 @@ from app.anthropic.stream_events import MessageEvent
 from app.routers.dependencies import ServicesDep
 from app.routers.openai.call import SESSION_HEADER, OpenAICallDep, check_model
 from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute
+from app.text.token_lengths import TextLimit
 from app.web.openapi.document import component
 from app.web.sse import EventStream, unless_disconnected
 
@@ -49,7 +50,8 @@ async def create_message(
     ignored.read(body)
     check_model(services, body.model)
     support, use = services.tool_support, body.to_tool_use()
-    prompt = await asyncio.to_thread(prompt_tokens, body, services.tokens, support)
+    limit = TextLimit("messages", services.info.max_model_len)
+    prompt = await asyncio.to_thread(prompt_tokens, body, services.tokens, support, limit)
     starting = call.start(
         body,
         [prompt],

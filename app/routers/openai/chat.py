@@ -7,11 +7,12 @@ from fastapi import APIRouter, Request, Response
 
 from app.openai.answers import Head, collect, stream
 from app.openai.chat import ChatBody, ChatCompletion
-from app.openai.chat_answer import ChatChunkWriter, whole_choice
+from app.openai.chat_answer import ChatChunkWriter, whole_answer
 from app.openai.chat_prompt import chat_prompt
 from app.openai.chunks import ChatCompletionEvent
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
 from app.routers.openai.route import IgnoredDep, OpenAIRoute
+from app.text.token_lengths import TextLimit
 from app.web.sse import EventStream, unless_disconnected
 
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
@@ -31,7 +32,8 @@ async def create_chat_completion(
     ignored.read(body)
     check_model(services, body.model)
     use, support = body.to_tool_use(), services.tool_support
-    prompt = await asyncio.to_thread(chat_prompt, body.messages, services.tokens, support, use.tools)
+    limit = TextLimit("messages", services.info.max_model_len)
+    prompt = await asyncio.to_thread(chat_prompt, body.messages, services.tokens, support, use.tools, limit=limit)
     ignored.add(prompt.left_out)
     starting = call.start(
         body,
@@ -65,10 +67,4 @@ async def create_chat_completion(
         )
         return call.answer(EventStream(events))
     entries, usage = await unless_disconnected(request, collect(aiter(choices), writer, n=body.n, count=body.n))
-    answer = ChatCompletion(
-        **head,
-        choices=[whole_choice(index, each) for index, each in enumerate(entries)],
-        usage=usage,
-        metadata=body.metadata,
-    )
-    return call.answer(Response(answer.model_dump_json(), media_type="application/json"))
+    return call.answer(Response(whole_answer(head, entries, usage, body.metadata), media_type="application/json"))

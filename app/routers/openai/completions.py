@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
+from app.domain.values import ModelInfo
 from app.openai.answers import Head, collect, stream
 from app.openai.chunks import CompletionEvent
 from app.openai.completions.answer import CompletionChunkWriter, Echo, whole_choice
 from app.openai.completions.body import Completion, CompletionBody
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
 from app.routers.openai.route import IgnoredDep, OpenAIRoute
+from app.text.token_lengths import TextLimit
 from app.text.tokenizer import Tokens
 from app.web.sse import EventStream, unless_disconnected
 from app.wire.base import check_token_ids
@@ -31,7 +33,7 @@ async def create_completion(
     services = call.services
     ignored.read(body)
     check_model(services, body.model)
-    prompts = await asyncio.to_thread(_encode, body.prompts, services.tokens, services.info.vocab_size)
+    prompts = await asyncio.to_thread(_encode, body.prompts, services.tokens, services.info)
     starting = call.start(
         body,
         [prompt.token_ids for prompt in prompts],
@@ -63,12 +65,14 @@ async def create_completion(
     return call.answer(Response(answer.model_dump_json(), media_type="application/json"))
 
 
-def _encode(prompts: Sequence[str | list[int]], tokens: Tokens, vocab_size: int) -> list[Echo]:
+def _encode(prompts: Sequence[str | list[int]], tokens: Tokens, info: ModelInfo) -> list[Echo]:
     encoded = []
     for index, prompt in enumerate(prompts):
+        field = "prompt" if len(prompts) == 1 else f"prompt.{index}"
         if isinstance(prompt, str):
-            encoded.append(Echo(prompt, tuple(tokens.encode(prompt, add_special_tokens=True))))
+            limit = TextLimit(field, info.max_model_len)
+            encoded.append(Echo(prompt, tuple(tokens.encode(prompt, add_special_tokens=True, limit=limit))))
         else:
-            check_token_ids(prompt, vocab_size, param="prompt" if len(prompts) == 1 else f"prompt.{index}")
+            check_token_ids(prompt, info.vocab_size, param=field)
             encoded.append(Echo(tokens.decode(prompt), tuple(prompt)))
     return encoded

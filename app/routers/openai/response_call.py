@@ -22,6 +22,7 @@ from app.sessions.bound.sessions import IDLE_TTL_S
 from app.sessions.session import OF_RESPONSES, Session
 from app.sessions.table import holding
 from app.sessions.turns import TurnRequest
+from app.text.token_lengths import TextLimit
 from app.tools.definitions import ToolUse
 from app.tools.support import turn_grammar
 from app.wire.extras.ignored_fields import IgnoredFields
@@ -88,7 +89,9 @@ class ResponseCall:
     def _prompt(self, body: ResponseBody, items: list[AnyItem], use: ToolUse) -> list[int]:
         messages = to_messages(body.instructions, items)
         try:
-            return chat_prompt(messages, self._services.tokens, self._services.tool_support, use.tools).token_ids
+            limit = TextLimit("input", self._services.info.max_model_len)
+            tokens, support = self._services.tokens, self._services.tool_support
+            return chat_prompt(messages, tokens, support, use.tools, limit=limit).token_ids
         except (MalformedRequest, FieldOutOfRange) as error:
             raise _about_input(error) from error
 

@@ -1,0 +1,90 @@
+"""How few tokens a text can have, told from its length: a text that cannot fit need not be tokenized."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+
+from app.domain.errors import ContextTooLong
+from app.model_store.byte_tokenizer import byte_alphabet
+
+_NFC_SHRINKS = 4
+"""More characters than Unicode's composition (NFC) makes one of: in Unicode 16 it is three."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimit:
+    """The text of a request's `field` has room in a context of so many tokens, of which some are `used`."""
+
+    field: str
+    context: int
+    used: int = 0
+
+
+class TokenLengths:
+    """Characters that a token stands for at most."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        shrinks = _normalizer_shrinks(_state(tokenizer.normalizer))
+        strips = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
+        counts_all = _spells_all(tokenizer) and _keeps_all(_state(tokenizer.pre_tokenizer)) and not strips
+        longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self._longest = longest * shrinks if counts_all and shrinks is not None else None
+        """None: a token may stand for any number of characters."""
+
+    def check(self, text: str, limit: TextLimit) -> None:
+        """Raise ContextTooLong if the text's length alone tells that it has too many tokens."""
+        fewest = 0 if self._longest is None else -(-len(text) // self._longest)
+        room = limit.context - limit.used
+        if fewest > room:
+            raise ContextTooLong(
+                f"{limit.field} is too long: its {len(text)} characters are at least {fewest} tokens, and this model's "
+                f"context of {limit.context} tokens has room for {room}",
+                param=limit.field,
+            )
+
+
+def _state(part: Any) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = None if part is None else json.loads(part.__getstate__())
+    return found
+
+
+def _spells_all(tokenizer: Tokenizer) -> bool:
+    """Whether any character has tokens of its own: unknown ones may become one token together, or none."""
+    model, vocabulary = tokenizer.model, tokenizer.get_vocab()
+    falls_back = isinstance(model, BPE) and model.byte_fallback
+    return (falls_back and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))) or (
+        isinstance(model, BPE) and all(character in vocabulary for character in byte_alphabet())
+    )
+
+
+def _normalizer_shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
+    """Of how many characters a normalizer makes one; None if that is not known."""
+    match normalizer:
+        case None | {"type": "Prepend"}:
+            return 1
+        case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if len(content) >= len(pattern):
+            return 1
+        case {"type": "NFC"}:
+            return _NFC_SHRINKS
+        case {"type": "Sequence", "normalizers": parts}:
+            found = [_normalizer_shrinks(part) for part in parts]
+            return None if None in found else max((shrinks or 1 for shrinks in found), default=1)
+        case _:
+            return None
+
+
+def _keeps_all(pre_tokenizer: Mapping[str, Any] | None) -> bool:
+    """Whether a pre-tokenizer is known to leave no character out."""
+    match pre_tokenizer:
+        case None | {"type": "ByteLevel" | "Digits" | "Metaspace"}:
+            return True
+        case {"type": "Split", "behavior": behavior}:
+            return bool(behavior != "Removed")
+        case {"type": "Sequence", "pretokenizers": parts}:
+            return all(map(_keeps_all, parts))
+        case _:
+            return False
