@@ -146,20 +146,28 @@ class EngineExecutor:
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Notice):
-                self._on_notice(event)
-            elif event.ticket in self._turns:
-                self._give_turn(event)
-            else:
-                self._give_reply(event)
+            try:
+                self._give(event)
+            except Exception:  # the events behind it are of others
+                logger.exception("an event was not taken: %s", type(event).__name__)
+
+    def _give(self, event: Event) -> None:
+        if isinstance(event, Notice):
+            self._on_notice(event)
+        elif event.ticket in self._turns:
+            self._give_turn(event)
+        else:
+            self._give_reply(event)
 
     def _give_turn(self, event: TurnEvent | Done) -> None:
         turn, observe = self._turns[event.ticket]
         assert not isinstance(event, Done)
         if isinstance(event, TurnFinished | Failed):
             del self._turns[event.ticket]
-        observe(event)
-        turn.deliver(event)
+        try:
+            observe(event)
+        finally:
+            turn.deliver(event)
 
     def _give_reply(self, event: TurnEvent | Done) -> None:
         future = self._replies.pop(event.ticket)

@@ -52,7 +52,7 @@ class Engine:
         self._phases = phases
         self._runner = runner
         self._max_model_len = turns.max_model_len
-        self._accounting = Accounting(turns)
+        self._accounting = Accounting(turns, runner.stack.device)
         self._handler = handler
         self._mover = mover
         self._loans = loans

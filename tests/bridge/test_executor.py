@@ -9,10 +9,10 @@ import pytest
 
 from app.bridge.executor import Deliver, EngineExecutor
 from app.domain.errors import EngineError
-from app.domain.values import ModelInfo, SamplingParams, SessionId, StopRule
+from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionId, StopRule, Ticket, TurnUsage
 from app.grammars.compiler import Grammars
 from app.main import create_app
-from app.messages import Command, Fork, Inspect, Notice
+from app.messages import Command, Fork, Inspect, Notice, Submit, TurnEvent, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
@@ -41,6 +41,19 @@ class DyingEngine:
 
     def stop(self) -> None:
         self.die.set()
+
+
+@dataclass
+class TalkingEngine(DyingEngine):
+    """Says what it is told to say, all at once."""
+
+    deliver: Deliver | None = None
+    runs: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, deliver: Deliver) -> None:
+        self.deliver = deliver
+        self.runs.set()
+        self.die.wait(10)
 
 
 def ignore(notice: Notice) -> None:
@@ -107,3 +120,25 @@ async def test_a_turn_that_a_command_should_have_brought_is_let_go_if_it_cannot(
         await waiting
     assert not executor._turns
     assert not executor._replies
+
+
+async def test_an_observer_that_fails_costs_others_no_event(info: ModelInfo, caplog: pytest.LogCaptureFixture) -> None:
+    engine = TalkingEngine(info)
+    executor = EngineExecutor(engine, ignore)
+    executor.start()
+
+    def submit(ticket: Ticket) -> Submit:
+        return Submit(ticket, SessionId("s"), (1,), SamplingParams(seed=0), StopRule(1))
+
+    def refuse(event: TurnEvent) -> None:
+        raise ValueError("an observer of its own")
+
+    turns = [executor.start_turn(submit, observe) for observe in (refuse, lambda event: None)]
+    await asyncio.to_thread(engine.runs.wait, 5)
+    assert engine.deliver is not None
+    usage = TurnUsage()
+    engine.deliver([TurnFinished(turn.ticket, FinishReason.LENGTH, usage, 2, None, None) for turn in turns])
+    for turn in turns:
+        assert isinstance(await asyncio.wait_for(anext(turn), 5), TurnFinished)
+    assert "an observer of its own" in caplog.text
+    await executor.stop()

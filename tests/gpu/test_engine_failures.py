@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import pytest
+import torch
 
 from app.domain.errors import EngineError
 from app.domain.values import StopRule, Ticket
+from app.gpu.device import health
+from app.gpu.device.health import DeviceLost
 from app.messages import Event, Failed, Submit, TurnFinished
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import GREEDY, Driver
@@ -38,6 +41,28 @@ def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
     again = driver.submit(session, [4], 5, GREEDY)
     driver.finish(again)
     assert driver.tokens(again) == expected(oracle, [*before, 4], 5)
+
+
+def raise_cuda_error(*_: object) -> None:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def test_an_error_that_the_device_survives_ends_turns_only(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = driver.submit(driver.open(), prompt(3, 6), 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.engine._runner.stack, "layer", raise_cuda_error)
+        [failed] = driver.engine.step()[-1:]
+    assert isinstance(failed, Failed)
+    assert failed.ticket == turn
+    driver.finish(driver.submit(driver.open(), prompt(3, 6), 4))
+
+
+def test_a_device_that_does_not_recover_ends_the_engine(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.submit(driver.open(), prompt(3, 6), 4)
+    monkeypatch.setattr(driver.engine._runner.stack, "layer", raise_cuda_error)
+    monkeypatch.setattr(health, "probe", raise_cuda_error)
+    with pytest.raises(DeviceLost, match="does not recover: CUDA error: an illegal memory access"):
+        driver.engine.step()
 
 
 def test_a_step_that_cannot_be_planned_fails_its_turns_and_leaves_the_engine_running(

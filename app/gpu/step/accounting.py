@@ -3,7 +3,10 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 
+import torch
+
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, WeightsLost
+from app.gpu.device.health import check_alive
 from app.gpu.passes.segments import Row
 from app.gpu.planning.turns import Turns
 from app.gpu.state.sequence import TokenSequence
@@ -16,8 +19,9 @@ logger = logging.getLogger(__name__)
 class Accounting:
     """Advances, pauses and fails turns."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, device: torch.device) -> None:
         self._turns = turns
+        self._device = device
 
     def finish(self, rows: Sequence[Row], result: StepResult) -> Iterator[Event]:
         """Hand over what was captured, report scored prompts, and account for all rows. A row whose turn has ended
@@ -34,7 +38,8 @@ class Accounting:
                 yield from self._finish_row(row, result)
 
     def fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
-        """End the turns of a step that has failed with `error`."""
+        """End the turns of a step that has failed with `error`. Raises DeviceLost if all that follow would fail too."""
+        check_alive(self._device, error)
         if isinstance(error, WeightsLost):
             logger.error("a step of %d rows failed: %s", len(rows), error.message)
             return self.fail((row.sequence for row in rows), error)
