@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from app.bridge.turn import Turn
 from app.domain.errors import BadExport, FieldOutOfRange, WrongState
 from app.domain.values import SessionState
 from app.exports.checks import LabelChecks
@@ -24,16 +26,16 @@ from app.web.problems import describe_problem
 async def export_session(registry: SessionRegistry, session: Session, path: Path) -> ExportedKV:
     """Write the session to the file `path`.
 
-    Raises `WrongState` unless it is idle or stays paused meanwhile, `EngineError` if there is no room.
+    Raises `WrongState` unless it stays idle or paused meanwhile, `EngineError` if there is no room.
     """
     session.require(SessionState.IDLE, SessionState.PAUSED, to="export")
-    pause, place = session.pause, registry.paused_copies.place(session)
+    place, here = registry.paused_copies.place(session), _Place.of(session)
     turn = await registry.paused_copies.export(session)
-    _require_pause(session, pause)
+    here.check(session)
     label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
     about = ExportLabel.of(session, label).model_dump_json()
     exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, str(path), about))
-    _require_pause(session, pause)
+    here.check(session)
     return exported
 
 
@@ -100,7 +102,21 @@ def _read(about: str, checks: LabelChecks) -> ExportLabel:
     return label
 
 
-def _require_pause(session: Session, pause: Pause | None) -> None:
-    """Raise `WrongState` unless the session is still at this pause, or at none."""
-    if pause is not None and session.pause is not pause:
-        raise WrongState(f"cannot export: session {session.id} has been resumed meanwhile")
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a session was when its export began. What the engine writes later is of the same history only there."""
+
+    pause: Pause | None
+    turn: Turn | None
+    tokens: int
+
+    @classmethod
+    def of(cls, session: Session) -> _Place:
+        return cls(session.pause, session.turn, len(session.history))
+
+    def check(self, session: Session) -> None:
+        """Raise `WrongState` unless the session is still there."""
+        if self.pause is not None and session.pause is not self.pause:
+            raise WrongState(f"cannot export: session {session.id} has been resumed meanwhile")
+        if _Place.of(session) != self:
+            raise WrongState(f"cannot export: the history of session {session.id} has changed meanwhile; export again")
