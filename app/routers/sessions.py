@@ -8,7 +8,15 @@ from fastapi import APIRouter, Query
 from app.domain.values import Residency, SessionId, SessionState
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.web.json_body import JsonRoute
-from app.wire.sessions import CreateSessionBody, HistoryView, ListSessionsQuery, RewindBody, SessionPage, SessionView
+from app.wire.sessions import (
+    MAX_TTL_S,
+    CreateSessionBody,
+    HistoryView,
+    ListSessionsQuery,
+    RewindBody,
+    SessionPage,
+    SessionView,
+)
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRoute)
 
@@ -20,11 +28,11 @@ async def create_session(
     services: ServicesDep, owner: OwnerDep, body: CreateSessionBody = DEFAULT_SESSION
 ) -> SessionView:
     """Open an empty session."""
-    registry = services.sessions
+    registry, ttl_s = services.sessions, body.ttl_s or MAX_TTL_S
     if body.residency is Residency.GUARANTEED:
-        session = await registry.create_guaranteed(owner, metadata=body.metadata, ttl_s=body.ttl_s)
+        session = await registry.create_guaranteed(owner, metadata=body.metadata, ttl_s=ttl_s)
     else:
-        session = registry.create(owner, metadata=body.metadata, ttl_s=body.ttl_s)
+        session = registry.create(owner, metadata=body.metadata, ttl_s=ttl_s)
     await registry.keep(session)
     return SessionView.of(session)
 

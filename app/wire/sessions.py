@@ -11,6 +11,8 @@ from app.wire.base import MAX_COUNT, View, WireModel
 from app.wire.checkpoint import CheckpointView
 
 DAY_MS = 24 * 3600 * 1000
+MAX_TTL_S = 30 * 24 * 3600
+"""A session whose client never comes back is closed some day."""
 
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -23,7 +25,7 @@ class SessionLabels(WireModel):
 
     metadata: Metadata = Field(default={})
     ttl_s: int | None = Field(
-        None, ge=1, le=30 * 24 * 3600, description="closes after this many seconds without a turn"
+        None, ge=1, le=MAX_TTL_S, description="closes after this many seconds without a turn; default 30 days"
     )
 
 

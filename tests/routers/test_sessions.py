@@ -36,7 +36,7 @@ def test_a_new_session_is_idle_and_empty(http: httpx.Client) -> None:
 def test_a_session_can_be_created_without_a_body(http: httpx.Client) -> None:
     response = http.post("/v1/sessions")
     assert response.status_code == 201
-    assert response.json()["expires_at"] is None
+    assert response.json()["expires_at"] == pytest.approx(time.time() + 30 * 24 * 3600, abs=10)
 
 
 @pytest.mark.parametrize(
