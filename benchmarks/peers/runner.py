@@ -19,6 +19,9 @@ from loadgen.peers.base import SERVED_NAME, ServerSettings
 from loadgen.processes.launch import Launch
 from loadgen.processes.process import free_port, running_server
 
+NO_REUSE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+"""A connection for each request: a server may close one that waits at the very moment when it is used again."""
+
 
 class PeerRunner:
     """Measures one (peer, data type) after the other on `cores`, which this process must be bound to."""
@@ -48,7 +51,7 @@ class PeerRunner:
         return Round(number, peer, dtype, start_s, measurement)
 
     async def _load(self, base_url: str, session: int, workload: Workload) -> Measurement:
-        async with httpx.AsyncClient(base_url=base_url, timeout=REQUEST_TIMEOUT_S) as http:
+        async with httpx.AsyncClient(base_url=base_url, timeout=REQUEST_TIMEOUT_S, limits=NO_REUSE) as http:
             load = OpenAILoad(http, SERVED_NAME)
             await load.warm_up(workload)
             meter = CpuMeter(self._cores, lambda: time.process_time() + session_cpu_s(session))
