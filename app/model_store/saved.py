@@ -7,6 +7,7 @@ is kept as it is found.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,21 +56,25 @@ def save(folder: Path) -> None:
 
 def read_config(folder: Path) -> PretrainedConfig:
     """The configuration that was saved. Raises BrokenModel if it cannot be read."""
-    return cast("PretrainedConfig", _SavedConfig(**_read(folder)["config"]))
+    return cast("PretrainedConfig", _SavedConfig(**_read(folder, "config", {"model_type"})))
 
 
 def read_tokenizer(folder: Path) -> ModelTokenizer:
     """The tokenizer that was saved. Raises BrokenModel if it cannot be read."""
-    facts = TokenizerFacts(**_read(folder)["tokenizer"])
+    found = _read(folder, "tokenizer")
     try:
+        facts = TokenizerFacts(**found)
         return ModelTokenizer(Tokenizer.from_file(str(folder / _TOKENIZER)), facts)
     except Exception as error:  # the library raises nothing narrower
         raise BrokenModel(f"cannot read {folder / _TOKENIZER}: {error}", param="model") from error
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path, part: str, needed: Collection[str] = ()) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((folder / SAVED).read_text())
-    except (OSError, ValueError) as error:
-        raise BrokenModel(f"cannot read {folder / SAVED}: {error}", param="model") from error
+        found: dict[str, Any] = dict(json.loads((folder / SAVED).read_text())[part])
+        lacking = set(needed) - found.keys()
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise BrokenModel(f"cannot read {folder / SAVED}: {error!r}", param="model") from error
+    if lacking:
+        raise BrokenModel(f"{folder / SAVED} has no {sorted(lacking)[0]} in its {part}", param="model")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -35,7 +36,16 @@ def stored_sizes(folder: Path) -> dict[str, StoredSize]:
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             for name in header.keys() - {"__metadata__"}:
                 begin, end = header[name]["data_offsets"]
-                sizes[name] = StoredSize(tuple(header[name]["shape"]), end - begin)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError) as error:
+                sizes[name] = StoredSize(tuple(map(operator.index, header[name]["shape"])), end - begin)
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            MemoryError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise BrokenModel(f"cannot read {path}: {error}", param="model") from error
     return sizes

@@ -44,3 +44,13 @@ def test_a_damaged_file_is_named(folder: Path, tmp_path: Path, name: str) -> Non
     (tmp_path / name).write_text("{")
     with pytest.raises(BrokenModel, match=name):
         read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"config": [], "tokenizer": 5}', '{"config": {}}', pytest.param("[" * 100_000, id="deep")]
+)
+def test_a_file_without_the_parts_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / SAVED).write_text(content)
+    for read in (read_config, read_tokenizer):
+        with pytest.raises(BrokenModel, match=SAVED):
+            read(tmp_path)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from app.model_store.errors import BrokenModel
 from app.model_store.gguf.conversion import cached_gguf
@@ -24,6 +27,20 @@ def test_sizes_of_shards(tiny: TinyModel, tmp_path: Path) -> None:
     assert found == {name: (tuple(each.shape), each.numel(), each.nbytes) for name, each in tensors.items()}
 
 
+def test_weights_that_nobody_reads_do_not_count(tiny: TinyModel, tmp_path: Path) -> None:
+    tiny.model.save_pretrained(tmp_path)
+    before = stored_sizes(tmp_path)
+    save_file({"layers.0.wq": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors")
+    assert stored_sizes(tmp_path) == before
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", 5])
+def test_an_index_names_files_of_its_folder_only(tmp_path: Path, file: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(BrokenModel, match="no file of its folder"):
+        stored_sizes(tmp_path)
+
+
 def test_sizes_in_a_gguf_file(tiny: TinyModel, tmp_path: Path) -> None:
     folder = cached_gguf(tiny.gguf, tmp_path)
     tensors = GgufTensors(folder)
@@ -36,3 +53,34 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> N
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(BrokenModel, match=r"cannot read .*model\.safetensors"):
         stored_sizes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nbytes": -1},
+        {"nbytes": 1 << 60},
+        {"nbytes": 40},
+        {"offset": "0"},
+        {"offset": -8},
+        {"offset": 1 << 40},
+        {"kind": "X"},
+        {"kind": "Q8_0"},
+        {"shape": []},
+        {"shape": ["a"]},
+        {"shape": [3, True]},
+        {"heads": 3},
+        {"heads": -2},
+        {"unheard": 1},
+    ],
+)
+def test_an_index_that_does_not_fit_its_file_is_refused(
+    tiny: TinyModel, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    folder = cached_gguf(tiny.gguf, tmp_path)
+    index = json.loads((folder / "gguf.json").read_text())
+    matrix = next(name for name, tensor in index["tensors"].items() if len(tensor["shape"]) == 2)
+    index["tensors"][matrix] |= change
+    (folder / "gguf.json").write_text(json.dumps(index))
+    with pytest.raises(BrokenModel, match=r"cannot read .*gguf\.json"):
+        stored_sizes(folder)

@@ -6,8 +6,10 @@ ORDERS = (4, 2, 1)
 """Tokens that have to be the same, the longest first."""
 LONGEST = 16
 """Tokens before a place that are compared at most."""
-MAX_INDEXED = 1 << 15
-"""Tokens of a history that are indexed when its index is made: about 300 bytes each, and a microsecond."""
+MAX_INDEXED = 1 << 13
+"""Tokens of a history that are indexed when its index is made, while all sessions wait: about 300 bytes and half a
+microsecond each.
+"""
 
 
 class NgramIndex:
@@ -22,8 +24,13 @@ class NgramIndex:
         """Take up the tokens that the history has got since the last call."""
         first = max(0, len(tokens) - MAX_INDEXED) if self._end is None else self._end
         for order, places in self._places.items():
-            for end in range(max(first, order), len(tokens)):
-                places[tuple(tokens[end - order : end])] = end
+            ends = range(max(first, order), len(tokens))
+            if ends:
+                grams = zip(
+                    *(tokens[end - order : end - order + len(ends)] for end in range(ends[0], ends[0] + order)),
+                    strict=True,
+                )
+                places.update(zip(grams, ends, strict=True))
         self._end = len(tokens)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:

@@ -21,8 +21,8 @@ _STACKS: dict[str, type[LlamaStack | Gpt2Stack]] = {
     "gpt2": Gpt2Stack,
 }
 
-_OWN_ACTIVATIONS = {"silu", "gelu_new"}
-"""Those that have a kernel of ours on a CPU."""
+_OWN_ACTIVATIONS: dict[type[LlamaStack | Gpt2Stack], str] = {LlamaStack: "silu", Gpt2Stack: "gelu_new"}
+"""Those that a stack has a kernel of ours for on a CPU."""
 
 
 def load_stack(
@@ -111,6 +111,6 @@ def why_not_row_by_row(model: ResolvedModel, device: torch.device) -> str | None
     if kind not in _STACKS:
         return f"{kind!r} runs on Transformers' modules, whose products depend on the batch"
     activation = model.config.activation_function if kind == "gpt2" else model.config.hidden_act
-    if device.type == "cpu" and activation not in _OWN_ACTIVATIONS:
+    if device.type == "cpu" and activation != _OWN_ACTIVATIONS[_STACKS[kind]]:
         return f"the activation of {kind!r} depends on the batch on a CPU"
     return None

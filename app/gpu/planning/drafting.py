@@ -56,9 +56,9 @@ class Drafting:
             for row, guess, length in zip(rows, guesses, lengths, strict=True)
         ]
 
-    def note_accepted(self, row: Row, accepted: int) -> None:
-        """Note how many of the row's drafted tokens were chosen."""
-        self._drafted += len(row.draft)
+    def note_accepted(self, computed: int, accepted: int) -> None:
+        """Note how many drafted tokens of a row were computed, and how many of them were chosen."""
+        self._drafted += computed
         self._accepted += accepted
 
     def note_step(self, rows: Sequence[Row], seconds: float) -> None:

@@ -85,7 +85,7 @@ class Turns:
             turn.matcher, accepted = drafted.matcher, accepted + 1
         if row.draft:
             cache.trim(sequence)
-            self._scheduler.drafting.note_accepted(row, accepted)
+            self._scheduler.drafting.note_accepted(len(sampled) - 1, accepted)
 
     def _append(self, sequence: TokenSequence, turn: TurnState, sampled: Sampled) -> Iterator[Event]:
         """Take the turn's next token, which may be its last."""

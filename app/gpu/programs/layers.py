@@ -80,12 +80,18 @@ class RecordedLayers:
         if not self._recordable or tokens > MOST_TOKENS or any(row.length > PAGED_TOKENS for row in batch.rows):
             return self._layer_by_layer(lo, hi, hidden, batch)
         self._inputs.fill(batch)
-        if tokens not in self._recorded and not self._record(tokens):
+        if tokens not in self._recorded and not (self._makes_room() and self._record(tokens)):
             return self._layer_by_layer(lo, hi, hidden, batch)
         recorded = self._recorded[tokens]
         recorded.hidden[lo].copy_(hidden)
         recorded.program.run(recorded.starts[lo], recorded.starts[hi])
         return recorded.hidden[hi]
+
+    def _makes_room(self) -> bool:
+        """Record the most tokens first: then the memory of all other counts lies within theirs. Returns whether that
+        could be done.
+        """
+        return bool(self._recorded) or self._record(MOST_TOKENS)
 
     def _record(self, tokens: int) -> bool:
         """Returns whether that could be done."""

@@ -56,7 +56,8 @@ class Arena:
 class Recording(TorchDispatchMode):
     """While it is active, the thread's launches are kept, not run, and tensors are made in an arena.
 
-    PyTorch's own operators may only make tensors and views: one that computes raises NotRecordable.
+    PyTorch's own operators may only make tensors and views: one that computes, or reads a value, raises NotRecordable.
+    `tolist` and `numpy` are no operators, and are not seen.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class Recording(TorchDispatchMode):
             return self._place(result)
         if func in _ZEROS:
             self.state.append(result)
-        elif func._schema.is_mutable or not _memory_of(result) <= _memory_of((args, kwargs)):
+        elif func._schema.is_mutable or not _memory_of(result) or not _memory_of(result) <= _memory_of((args, kwargs)):
             raise NotRecordable(f"{func} computes")
         return result
 

@@ -77,7 +77,9 @@ def _draw_sorted(values: Tensor, ids: Tensor, draws: Draws, vocab_size: int) -> 
     ranks = torch.arange(values.shape[1], device=values.device)
     within = ranks < draws.top_k
     values = torch.where(within, values, 0.0)
-    values = values / torch.where(draws.top_k < vocab_size, values.sum(-1, keepdim=True), 1.0)
+    # A running sum, as it goes through each row by itself: a plain one of a single row is split over threads.
+    total = values.double().cumsum(-1)[:, -1:].to(values.dtype)
+    values = values / torch.where(draws.top_k < vocab_size, total, 1.0)
     mass_before = values.cumsum(dim=-1) - values
     keep = within & (mass_before < draws.top_p) & (values >= draws.min_p * values[:, :1])
     keep[:, 0] = True

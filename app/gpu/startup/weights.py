@@ -33,6 +33,8 @@ from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
+MOST_GROWTH = 16
+"""More times the bytes of a file than any type of its blocks takes in memory: those of 2 bits become float32."""
 RESIDENT_SHARE = 0.9
 """Most of the free memory that all weights may take by default: KV and steps need some."""
 STREAMED_SHARE = 0.5
@@ -88,7 +90,8 @@ def load_model(
     cannot be kept as the model says, BrokenModel and `WeightsLost` if they cannot be read.
     """
     _require_weights_dtype(model, device, dtype)
-    needed, free = weight_bytes(model, device, dtype), free_bytes(device)
+    free = free_bytes(device)
+    needed = _needed_bytes(model, settings, device, dtype, attention, free)
     budget = settings.weights_device
     if budget is None:
         fits = needed <= free * RESIDENT_SHARE or not can_be_streamed(model)
@@ -108,6 +111,26 @@ def load_model(
     copy = f", and {size(twice)} more: the tied output projection, in a layout of its own" if twice else ""
     logger.info("weights: all of them, %s, stay on the device%s", size(stack.parameter_bytes), copy)
     return LoadedModel(stack, streams_of(device))
+
+
+def _needed_bytes(
+    model: ResolvedModel,
+    settings: EngineSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: Attention,
+    free: int,
+) -> int:
+    """Bytes of all weights on the device. Where blocks are laid out anew, or become float32, that may be many times
+    what they take in their file. To find out takes a second, so a small model is counted by its file.
+    """
+    stored = weight_bytes(model, device, dtype)
+    form = Form(device, dtype, model.weights_dtype)
+    if stored * MOST_GROWTH < free or not (form.keeps_matrices and can_be_streamed(model)) or model.folder is None:
+        return stored
+    linear = linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant)
+    found = survey(model, dtype, linear, attention, settings.max_model_len)
+    return sum(layout.nbytes for layout in found.layouts) + sum(table.nbytes for table in found.tables)
 
 
 def _stream(

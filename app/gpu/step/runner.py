@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 
@@ -93,7 +93,7 @@ class Runner:
         left = iter(requests)
         wanted = {row: list(islice(left, row.choices)) for row in rows}
         fits = sum(row.length for row in rows) <= self._split_size.limit
-        waiting, pieces, unfit = deque(rows if fits else map(without_draft, rows)), list[WholeStep](), set[Row]()
+        waiting, pieces, unfit = deque(rows if fits else _without_drafts(rows)), list[WholeStep](), set[Row]()
         while waiting:
             piece = split_off(waiting, self._split_size.limit)
             launched = self._try(piece, [each for row in piece for each in wanted[row.whole][: row.choices]])
@@ -104,7 +104,7 @@ class Runner:
             torch.cuda.empty_cache()  # nothing of the attempt is referred to any more
             tokens = sum(row.length for row in piece)
             if any(row.draft for row in piece):
-                waiting.extendleft(map(without_draft, reversed(piece)))
+                waiting.extendleft(reversed(_without_drafts(piece)))
             elif tokens > 1:
                 self._split_size.shrink(tokens)
                 logger.warning("out of memory in %d tokens at once; going on with %d", tokens, self._split_size.limit)
@@ -180,3 +180,8 @@ class Runner:
         places = {row.sequence.session: place for place, row in enumerate(before.rows)}
         index = put(np.array([places[row.sequence.session] for row in rows], np.int64))
         return lambda: self._decode(sampled[index], batch)
+
+
+def _without_drafts(rows: Iterable[Row]) -> list[Row]:
+    """The rows without their drafts, the shortest first again: those of one token come before short prompts."""
+    return sorted(map(without_draft, rows), key=lambda row: row.length)

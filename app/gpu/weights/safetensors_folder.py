@@ -1,6 +1,5 @@
 """Weights in a Transformers folder."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from torch import Tensor
 from app.gpu.linear.matrix import Matrix
 from app.gpu.weights.form import Form, nbytes_of
 from app.model_store.errors import BrokenModel
+from app.model_store.shards import INDEX, SINGLE, shard_of_tensors
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By safetensors' names. Matrices of any other type become float32."""
 
@@ -90,15 +88,12 @@ class SafetensorsFolder:
 
     def _list_tensors(self) -> dict[str, str]:
         """Tensor name to the file that holds it."""
-        index = self._folder / _INDEX
-        if index.exists():
-            try:
-                return dict(json.loads(index.read_text())["weight_map"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise BrokenModel(f"{index} has no weight_map that can be read: {error!r}", param="model") from error
-        if not (self._folder / _SINGLE).exists():
-            raise BrokenModel(f"{self._folder} has neither {_SINGLE} nor {_INDEX}", param="model")
-        return dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
+        listed = shard_of_tensors(self._folder)
+        if listed is not None:
+            return listed
+        if not (self._folder / SINGLE).exists():
+            raise BrokenModel(f"{self._folder} has neither {SINGLE} nor {INDEX}", param="model")
+        return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
 
     def _open(self, file: str) -> Any:
         if file not in self._files:

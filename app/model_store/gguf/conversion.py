@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.domain.errors import UnknownModel
-from app.model_store.errors import ConversionFailed
+from app.model_store.errors import ConversionFailed, ModelStoreError
 from app.model_store.gguf.layout import index_tensors, is_read_in_place
 from app.model_store.gguf.tokenizer import convert_tokenizer
 from app.model_store.install import install_once, require_free_space
@@ -55,17 +55,19 @@ def convert_gguf(source: Path, folder: Path) -> None:
     whose model would answer differently.
     """
     from gguf import GGUFReader
-    from safetensors import SafetensorError
 
     try:
         reader = GGUFReader(source)
         architecture = _text_field(reader, "general.architecture")
         _refuse_scaled_rope(reader, architecture)
+        _check_layers(reader, architecture)
         convert_tokenizer(source, _text_field(reader, "tokenizer.ggml.pre"), folder)
         if not _index_in_place(reader, architecture, source, folder):
             require_free_space(folder, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
             _convert_weights(source, folder)
-    except (ValueError, LookupError, RuntimeError, SafetensorError) as error:
+    except ModelStoreError:
+        raise
+    except Exception as error:  # what Transformers raises for wrong metadata has no common kind
         raise ConversionFailed(f"the conversion of {source.name} failed: {error}") from error
 
 
@@ -131,7 +133,19 @@ def _refuse_scaled_rope(reader: GGUFReader, architecture: str) -> None:
         raise ValueError("its rotary embedding is scaled, which is lost in conversion; use its Transformers folder")
 
 
+def _check_layers(reader: GGUFReader, architecture: str) -> None:
+    """Raise ValueError for more layers than the file has tensors. Each has several, and the model is built of them."""
+    field: Any = reader.get_field(f"{architecture}.block_count")
+    layers = 0 if field is None else field.contents()
+    if not isinstance(layers, int) or layers > len(reader.tensors):
+        raise ValueError(f"{architecture}.block_count is {layers!r}; the file has {len(reader.tensors)} tensors")
+
+
 def _text_field(reader: GGUFReader, name: str) -> str:
     """A string of the file's metadata, or "" if it is not there."""
     field: Any = reader.get_field(name)
-    return "" if field is None else str(field.contents())
+    if field is None:
+        return ""
+    if len(field.types) != 1 or field.types[0].name != "STRING":
+        raise ValueError(f"{name} is no string")
+    return str(field.contents())

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 
 from app.model_store.errors import BrokenModel
+from app.model_store.shards import shard_files
 
 INDEX = "gguf.json"
 
@@ -50,9 +52,28 @@ class GgufIndex:
                 name: GgufTensor(**{**fields, "shape": tuple(fields["shape"])})
                 for name, fields in found["tensors"].items()
             }
-            return cls(folder / found["file"], int(found["nbytes"]), tensors)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            index = cls(folder / found["file"], int(found["nbytes"]), tensors)
+            for name, tensor in tensors.items():
+                _check(name, tensor, index.nbytes)
+            return index
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise BrokenModel(f"cannot read {folder / INDEX}: {error!r}", param="model") from error
+
+
+def _check(name: str, tensor: GgufTensor, file_bytes: int) -> None:
+    """Raise ValueError or KeyError unless the tensor lies in the file and is as large as its shape says."""
+    import gguf  # a start reads vectors with it anyway
+
+    numbers = (*tensor.shape, tensor.offset, tensor.nbytes, tensor.heads)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{name}: sizes must be whole numbers")
+    if tensor.offset + tensor.nbytes > file_bytes:
+        raise ValueError(f"{name} ends after byte {file_bytes}, the last of the file")
+    block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[tensor.kind]]
+    if not tensor.shape or tensor.shape[-1] % block or prod(tensor.shape) // block * block_bytes != tensor.nbytes:
+        raise ValueError(f"{name}: {tensor.nbytes} bytes are not {tensor.shape} of {tensor.kind}")
+    if tensor.heads and tensor.shape[0] % (2 * tensor.heads):
+        raise ValueError(f"{name}: {tensor.heads} heads do not divide {tensor.shape[0]} rows into halves")
 
 
 def is_indexed(folder: Path) -> bool:
@@ -62,4 +83,4 @@ def is_indexed(folder: Path) -> bool:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights of a model's folder; none if it has no weights. Raises BrokenModel."""
-    return [GgufIndex.read(folder).file] if is_indexed(folder) else sorted(folder.glob("*.safetensors"))
+    return [GgufIndex.read(folder).file] if is_indexed(folder) else shard_files(folder)

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.attention.reference import ReferenceAttention
-from app.gpu.models import load_stack
+from app.gpu.models import load_stack, why_not_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.weights.form import Form
 from app.gpu.weights.random_weights import RandomWeights
@@ -131,3 +131,19 @@ def test_unreadable_weights_of_transformers_modules_are_named(tmp_path: Path) ->
     (folder / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(BrokenModel, match=str(tmp_path)):
         load(oracle.config, folder)
+
+
+@pytest.mark.parametrize(
+    ("case", "activation", "is_own"),
+    [
+        ("llama", "silu", True),
+        ("llama", "gelu_new", False),
+        ("gpt2", "gelu_new", True),
+        ("gpt2", "silu", False),
+        ("gpt_neox", "gelu", False),
+    ],
+)
+def test_only_activations_of_the_stack_itself_treat_rows_one_by_one(case: str, activation: str, is_own: bool) -> None:
+    config = tiny_config(case)
+    setattr(config, "activation_function" if case == "gpt2" else "hidden_act", activation)
+    assert (why_not_row_by_row(ResolvedModel("tiny", config, None, 0), CPU) is None) is is_own

@@ -251,6 +251,21 @@ def test_memory_that_is_too_short_costs_drafts_first(tiny_llama: TinyModel) -> N
     assert any(row.draft for plan in driver.plans[6:] for row in plan.rows)
 
 
+def test_memory_that_is_too_short_fails_no_drafts_beside_short_prompts(tiny_llama: TinyModel) -> None:
+    short = ShortOfMemory(tiny_llama.stack)
+    driver = drive(replace(tiny_llama, stack=short).engine())
+    turns = [driver.begin(driver.open(), repetitive(seed, 9), 40, COLD) for seed in range(3)]
+    for _ in range(6):
+        driver.advance()
+    short.active, short.most = True, 6
+    for number in range(12):
+        turns.append(driver.begin(driver.open(), prompt(50 + number, 2), 3, COLD))
+        driver.advance()
+    driver.settle(*turns)
+    assert short.failures
+    assert [len(said(turn)) for turn in turns] == [41] * 3 + [4] * 12  # the end too
+
+
 def test_a_grammar_that_becomes_too_complex_fails_at_the_same_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether that shows at the row's first position, or behind drafted tokens that were chosen."""
     fill, model = Matcher.fill, resolve("random:tiny-llama", cache_dir=Path())

@@ -83,6 +83,15 @@ def test_any_steps_give_the_same_bits(stack: LayerStack, steps: list[tuple[list[
 
 
 @torch.inference_mode()
+def test_all_counts_of_tokens_share_the_memory_of_the_largest(stack: LayerStack) -> None:
+    recorded, memory = RecordedLayers(stack, pools(stack)[0], POSITIONS), set[int]()
+    for tokens in range(1, 9):
+        recorded(0, stack.num_layers, *make_step(stack, [(20, 1)] * tokens, seed=1))
+        memory.add(sum(page.numel() for arena in recorded._arenas for page in arena._pages))
+    assert len(memory) == 1
+
+
+@torch.inference_mode()
 def test_decode_steps_run_as_a_program(stack: LayerStack, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[tuple[int, int]] = []
     run = Program.run
@@ -101,7 +110,8 @@ def test_decode_steps_run_as_a_program(stack: LayerStack, monkeypatch: pytest.Mo
 def test_an_operator_that_computes_is_never_recorded() -> None:
     columns = torch.ones(4, 8)[:, :5]
     computing: list[Callable[[], Tensor]] = [columns.contiguous, columns.double, columns.neg, columns.neg_]
-    for compute in computing:
+    reading: list[Callable[[], object]] = [columns[0, 0].item, lambda: bool(columns[0, 0])]
+    for compute in (*computing, *reading):
         with pytest.raises(NotRecordable), torch.inference_mode(), Recording().within(Arena()):
             compute()
     with torch.inference_mode(), Recording().within(Arena()):
