@@ -4,7 +4,6 @@ A worker takes its orders in turn, blocks until the bytes have arrived, and repo
 """
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,11 +16,11 @@ from app.gpu.kv.file import read_kv_file, write_kv_file
 from app.gpu.kv.header import KVFileError, KVFileHeader, KVIdentity
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv_pools.host import HostPool
+from app.gpu.kv_pools.orders import Orders
 
 logger = logging.getLogger(__name__)
 
 _WORKERS = {MoveKind.OUT: "out", MoveKind.IN: "in", MoveKind.EXPORT: "files", MoveKind.IMPORT: "files"}
-_Order = tuple[Move, Event]
 
 
 class KVMover:
@@ -31,7 +30,7 @@ class KVMover:
         self._host = host
         self._identity = identity
         self._disk = disk
-        self._queues = {name: queue.SimpleQueue[_Order | None]() for name in ("out", "in", "disk", "files")}
+        self._queues = {name: Orders[Move, Event]() for name in ("out", "in", "disk", "files")}
         self._threads: list[threading.Thread] = []
 
     def start(self, report: Callable[[Moved], None]) -> None:
@@ -44,20 +43,20 @@ class KVMover:
     def stop(self) -> None:
         """Finish what has been ordered and end the workers."""
         for orders in self._queues.values():
-            orders.put(None)
+            orders.close()
         for thread in self._threads:
             thread.join()
 
     def submit(self, moves: Iterable[Move]) -> None:
         """Take orders. What the engine has launched on the device until now comes before them."""
         for move in moves:
-            self._queues[_WORKERS.get(move.kind, "disk")].put((move, self.now()))
+            self._queues[_WORKERS.get(move.kind, "disk")].put(move, self.now())
 
     def now(self) -> Event:
         """The point on the device that a move which is ordered now must come after."""
         return self._host.now()
 
-    def _work(self, orders: queue.SimpleQueue[_Order | None], report: Callable[[Moved], None]) -> None:
+    def _work(self, orders: Orders[Move, Event], report: Callable[[Moved], None]) -> None:
         while (order := orders.get()) is not None:
             report(self.carry_out(*order))
 

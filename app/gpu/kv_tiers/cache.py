@@ -37,6 +37,25 @@ class KVCache:
             sequence.hashes.append(block_hash)
         sequence.computed = len(sequence.blocks) * size
 
+    def match_host_prefix(self, sequence: TokenSequence) -> None:
+        """Give a sequence without KV the longest prefix of its history that the host has, if the device has less of it:
+        to copy it costs less than to compute it.
+        """
+        edits, limit = expected_edits(sequence)
+        blocks, hashes, on_device = list[BlockId](), list[BlockHash](), 0
+        for block_hash in self._chain(sequence, min(len(sequence.tokens) - 1, limit) // self.pool.block_size, edits):
+            block = self.host.find(block_hash)
+            if block is None:
+                break
+            on_device += on_device == len(blocks) and self.pool.find(block_hash) is not None
+            blocks.append(block)
+            hashes.append(block_hash)
+        if len(blocks) > on_device:
+            self.host.share(blocks)
+            sequence.host_blocks, sequence.hashes = blocks, hashes
+            sequence.computed = len(blocks) * self.pool.block_size
+            self.accept_prefix(sequence)
+
     def accept_prefix(self, sequence: TokenSequence) -> None:
         """Go on from the prefix that was found, and record the edits that it was computed with."""
         if sequence.watched and sequence.computed > sequence.reached:

@@ -31,6 +31,8 @@ class Admission:
     def admit(self, active: ActiveTurn, headroom: int) -> Admitted:
         """Take a waiting turn one step nearer to running, and leave `headroom` blocks to those that run."""
         sequence, blocks_for = active.sequence, self._cache.pool.blocks_for
+        if sequence.tier is None and not active.scores_prompt:
+            self._cache.match_host_prefix(sequence)
         if sequence.tier is Tier.DISK:
             # A session that waits on the host for room on the device would keep others from leaving the device.
             if not self._can_admit(blocks_for(len(sequence.tokens)) + self._placement.loading + headroom, sequence):

@@ -122,3 +122,17 @@ def test_forks_and_rewinds_of_a_session_on_the_host(tiered: Engine, oracle: Any)
     assert driver.tokens(turns[0]) == expected(oracle, [*start[:22], 7], 6)
     assert driver.tokens(turns[1]) == expected(oracle, [*start, *driver.tokens(first), 8], 6)
     assert sum(driver.end(turn).usage.tokens_recomputed for turn in turns) == 0
+
+
+def test_a_prefix_that_has_left_the_device_is_copied_and_not_computed(tiered: Engine, oracle: Any) -> None:
+    driver = Driver(tiered)
+    first, shared = driver.open(), prompt(1, 5 * BLOCK + 3)
+    driver.finish(driver.submit(first, shared, 2))
+    signal(driver, first, Phase.IO_WAIT)
+    driver.move()
+    pool = tiered._scheduler.cache.pool
+    pool.release(pool.allocate(pool.available))  # nothing of it is left on the device
+    second = driver.submit(driver.open(), shared[: 4 * BLOCK + 1], 6)
+    driver.finish(second)
+    assert driver.tokens(second) == expected(oracle, shared[: 4 * BLOCK + 1], 6)
+    assert driver.end(second).usage.cached_tokens == 4 * BLOCK
