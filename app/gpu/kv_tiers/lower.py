@@ -114,7 +114,11 @@ class LowerTiers:
         self.away.pop(sequence.session, None)
         self._files.pop(sequence.session, None)
 
-    def _make_disk_room(self, needed: int, for_sequence: TokenSequence, keep: Collection[TokenSequence]) -> bool:
+    def give_way(self, blocks: int) -> None:
+        """Delete files of `blocks` blocks, or all that may go: the disk has no room for them any more."""
+        self._make_disk_room(self.disk_blocks - max(0, self.disk_used - blocks), None, ())
+
+    def _make_disk_room(self, needed: int, for_sequence: TokenSequence | None, keep: Collection[TokenSequence]) -> bool:
         """Delete files until `needed` blocks fit: first those whose KV is elsewhere too, then the oldest."""
         if needed > self.disk_blocks:
             return False
