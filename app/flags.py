@@ -41,6 +41,8 @@ METAVARS = {
     "max_responses": "COUNT",
     "max_request_bytes": "SIZE",
     "max_import_bytes": "SIZE",
+    "max_spool_bytes": "SIZE",
+    "disk_reserve": "SIZE",
     "drain_timeout_s": "SECONDS",
 }
 """What `--help` calls the value of each setting that is neither a choice of words nor a switch."""

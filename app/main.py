@@ -1,11 +1,13 @@
 """Wiring: from settings to a loaded model to an application."""
 
 import asyncio
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
@@ -16,6 +18,7 @@ from app.exports.spool import Spool
 from app.gpu.startup.loader import load_engine
 from app.grammars.compiler import Grammars
 from app.journal.journal import Journal
+from app.machine.disk import DiskRoom
 from app.metrics.turns import Metrics
 from app.model_store.resolve import resolve
 from app.openai.responses.store import ResponseStore
@@ -25,6 +28,7 @@ from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, responses, responses_kept, responses_socket, tokenize
 from app.sessions.bound.sessions import BoundSessions
 from app.sessions.bound.tool_waits import ToolWaits
+from app.sessions.disk_guard import guard_disk
 from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import Notices, restore, sweep
 from app.sessions.registry import SessionRegistry
@@ -79,15 +83,30 @@ def load_app(settings: Settings) -> FastAPI:
         if journal is not None:
             undo.callback(journal.close)
         tokens = load_tokens(model)
-        engine = load_engine(served, settings.engine())
+        room = _disk_room(settings)
+        engine = load_engine(served, settings.engine(), room)
         undo.callback(engine.close)
-        app = create_app(settings, engine, tokens, journal)
+        app = create_app(settings, engine, tokens, journal, room)
         undo.pop_all()
     return app
 
 
-def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Journal | None = None) -> FastAPI:
-    """The application. Its lifespan runs the engine thread, the journal and the sweep of expired sessions.
+def _disk_room(settings: Settings) -> DiskRoom:
+    """That beside the journal, or where the system keeps temporary files."""
+    if settings.state_dir is None:
+        return DiskRoom(Path(tempfile.gettempdir()))
+    return DiskRoom(settings.state_dir.expanduser(), int(settings.disk_reserve))
+
+
+def create_app(
+    settings: Settings,
+    engine: Engine,
+    tokens: Tokens,
+    journal: Journal | None = None,
+    room: DiskRoom | None = None,
+) -> FastAPI:
+    """The application. Its lifespan runs the engine thread, the journal and the sweep of expired sessions. `room` is
+    that of files beside the journal, if the engine has it already.
 
     Raises `FieldOutOfRange` if the journal's sessions are another model's.
     """
@@ -100,7 +119,12 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
     registry = SessionRegistry(executor, table, keeper, tokens, metrics, settings, on_queued=tool_waits.end)
     kept_responses = ResponseStore(registry, journal, limit=settings.max_responses)
     kept_responses.restore(restored)
-    spool = Spool(settings.state_dir and settings.state_dir.expanduser() / "tmp")
+    room = room or _disk_room(settings)
+    spool_folder = settings.state_dir and settings.state_dir.expanduser() / "tmp"
+    spool_room = room.beside(spool_folder) if spool_folder else room
+    spool = Spool(spool_folder, spool_room, int(settings.max_spool_bytes))
+    kv_dir = settings.engine().kv_dir
+    kv_gives_way = kv_dir is not None and room.beside(kv_dir) is room
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -112,6 +136,8 @@ def create_app(settings: Settings, engine: Engine, tokens: Tokens, journal: Jour
             ends.push_async_callback(executor.stop)
             await restore(registry, restored)
             ends.push_async_callback(_end, asyncio.create_task(sweep(registry)))
+            if journal is not None and kv_gives_way:
+                ends.push_async_callback(_end, asyncio.create_task(guard_disk(executor, journal, room)))
             ends.push_async_callback(_end, asyncio.create_task(_prepare_grammars(engine.grammars, table)))
             yield
 

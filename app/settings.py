@@ -175,6 +175,14 @@ class Settings(BaseSettings):
     )
     max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
     max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
+    max_spool_bytes: ByteSize = Field(
+        ByteSize(16 << 30), description="disk that session files on their way in and out may take together"
+    )
+    disk_reserve: ByteSize = Field(
+        ByteSize(256 << 20),
+        description="disk of --state-dir that is kept free for the journal: KV files give way, exports and imports "
+        "are refused",
+    )
     park_on_tool_calls: bool = Field(
         True, description="a bound session whose answer calls tools leaves the device by itself until its next call"
     )

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from client.models import Turn
+
 
 class DjinnError(Exception):
     """Base of every error of this package.
@@ -21,8 +23,9 @@ class APIError(DjinnError):
     """The server answered with an error.
 
     `status` is the HTTP status, None when the error came inside an event stream. `type` and `code` are the server's
-    words for it, `param` is the field at fault. `retry_after` is in seconds, None unless the server said so.
-    A status without a class of its own raises this one.
+    words for it, `param` is the field at fault. `retry_after` is in seconds, None unless the server said so. `turn` is
+    the answer of a turn that is over all the same (`not_durable`): to ask again would take it twice. A status without a
+    class of its own raises this one.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class APIError(DjinnError):
         status: int | None = None,
         request_id: str | None = None,
         retry_after: float | None = None,
+        turn: Turn | None = None,
     ) -> None:
         super().__init__(message, request_id=request_id)
         self.type = type
@@ -42,6 +46,7 @@ class APIError(DjinnError):
         self.param = param
         self.status = status
         self.retry_after = retry_after
+        self.turn = turn
 
 
 class BadRequest(APIError):
@@ -73,11 +78,11 @@ class Unprocessable(APIError):
 
 
 class RateLimited(APIError):
-    """429: the queue is full, or as many sessions are open as may be; try again in `retry_after` seconds."""
+    """429: the queue is full, or as many sessions or files are open as may be; try again in `retry_after` seconds."""
 
 
 class ServerError(APIError):
-    """5xx: a bug, a device failure, or the server is shutting down."""
+    """5xx: a bug, a device failure, a full disk, or the server is shutting down."""
 
 
 class TransportError(DjinnError):
@@ -134,8 +139,11 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "grammar_too_complex": Unprocessable,
     "queue_full": RateLimited,
     "session_limit": RateLimited,
+    "spool_full": RateLimited,
     "draining": ServerError,
     "not_durable": ServerError,
+    "journal_unavailable": ServerError,
+    "disk_full": ServerError,
     "engine_error": ServerError,
     "weights_lost": ServerError,
     "internal_error": ServerError,
@@ -156,6 +164,7 @@ class _Fields(BaseModel):
 
 class _Body(BaseModel):
     error: _Fields
+    turn: Turn | None = None
 
 
 def error_from_answer(status: int, headers: Mapping[str, str], body: bytes) -> APIError:
@@ -165,11 +174,12 @@ def error_from_answer(status: int, headers: Mapping[str, str], body: bytes) -> A
     """
     kind = BY_STATUS.get(status, ServerError if status >= 500 else APIError)
     try:
-        fields = _Body.model_validate_json(body).error
+        found = _Body.model_validate_json(body)
     except ValidationError:
-        fields = _Fields(message=f"HTTP {status} {body.decode('utf-8', 'replace')[:200]}".strip())
+        found = _Body(error=_Fields(message=f"HTTP {status} {body.decode('utf-8', 'replace')[:200]}".strip()))
     return kind(
-        **fields.model_dump(),
+        **found.error.model_dump(),
+        turn=found.turn,
         status=status,
         request_id=headers.get("x-request-id"),
         retry_after=_seconds(headers.get("retry-after")),
@@ -179,10 +189,11 @@ def error_from_answer(status: int, headers: Mapping[str, str], body: bytes) -> A
 def error_from_event(data: str, *, request_id: str | None) -> DjinnError:
     """The error that an `error` event stands for; its class follows from the `code` it carries."""
     try:
-        fields = _Body.model_validate_json(data).error
+        found = _Body.model_validate_json(data)
     except ValidationError:
         return InvalidAnswer(f"an error event without an error body: {data[:200]}", request_id=request_id)
-    return BY_CODE.get(fields.code or "", APIError)(**fields.model_dump(), request_id=request_id)
+    kind = BY_CODE.get(found.error.code or "", APIError)
+    return kind(**found.error.model_dump(), turn=found.turn, request_id=request_id)
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -140,8 +140,12 @@ class Intervention:
     edit: Edit
 
 
-MAX_INTERVENTIONS = 4096
-"""That clients may make at the pauses of one session: each has to be made again if the KV is lost."""
+MAX_INTERVENTIONS = 16_384
+"""That one session may have, whoever made them: the engine looks through all of them for each block of KV, and each has
+to be made again if the KV is lost. At this number that takes it a few milliseconds.
+"""
+MAX_INTERVENTION_BYTES = 64 << 20
+"""Of the tensors of one session's interventions, each counted once: they are kept in memory and in the journal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Every error a client can see, and the one table from exception to HTTP answer."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
@@ -26,7 +27,7 @@ class DjinnError(Exception):
         self.message = message
         self.param = param
 
-    def body(self) -> dict[str, dict[str, str | None]]:
+    def body(self) -> dict[str, Any]:
         """The JSON body of every error answer: `{"error": {message, type, code, param}}`, as the OpenAI API has it."""
         return {"error": {"message": self.message, "type": self.type, "code": self.code, "param": self.param}}
 
@@ -82,7 +83,7 @@ class BadRequest(MalformedRequest):
         super().__init__(refusal.message, param=refusal.param)
         self._refusal = refusal
 
-    def body(self) -> dict[str, dict[str, str | None]]:
+    def body(self) -> dict[str, Any]:
         """The body of the refusal, its code included."""
         return self._refusal.body()
 
@@ -118,8 +119,35 @@ class Draining(DjinnError, status=503, code="draining"):
     """The server is shutting down."""
 
 
+class SpoolFull(Busy, code="spool_full"):
+    """As many exports and imports are under way as may be, or they take as much of the disk as they may."""
+
+
+class DiskShort(DjinnError, status=503, code="disk_full"):
+    """Not done: the disk has no room for the file."""
+
+
+class JournalUnavailable(DjinnError, status=503, code="journal_unavailable"):
+    """Not done: the journal cannot be written, so it would not survive a restart."""
+
+
 class NotDurable(DjinnError, code="not_durable"):
-    """Done, but not written down: it would not survive a restart."""
+    """Done, but not written down: a restart would undo it, unless the journal can be written before. To repeat it would
+    do it twice.
+
+    `reason` is why, `done` what has been done. `turn` is the answer of a turn that is over, which the body has too.
+    """
+
+    def __init__(
+        self, reason: str, *, done: str = "done, but a restart would undo it", turn: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(f"{done}: {reason}")
+        self.reason = reason
+        self._turn = turn
+
+    def body(self) -> dict[str, Any]:
+        """`{"error": ...}`, with the turn beside it if there is one."""
+        return super().body() if self._turn is None else {**super().body(), "turn": self._turn}
 
 
 class EngineError(DjinnError, code="engine_error"):

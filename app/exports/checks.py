@@ -10,7 +10,17 @@ import numpy as np
 
 from app.domain.activations import CheckpointInfo
 from app.domain.breakpoint_work import MAX_SPAN_WORK, MAX_WORK, span_work_of, work_of
-from app.domain.breakpoints import MAX_INTERVENTIONS, Action, Breakpoint, Edit, EditOp, Intervention, Pass, TensorData
+from app.domain.breakpoints import (
+    MAX_INTERVENTION_BYTES,
+    MAX_INTERVENTIONS,
+    Action,
+    Breakpoint,
+    Edit,
+    EditOp,
+    Intervention,
+    Pass,
+    TensorData,
+)
 from app.domain.values import ModelInfo
 from app.exports.label import ExportLabel, PausedTurnLabel
 from app.sessions.breakpoints import MAX_BREAKPOINTS
@@ -64,8 +74,10 @@ class LabelChecks:
             self._check_edit(edit)
 
     def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
-        most = MAX_INTERVENTIONS + MAX_WORK * len(self._history)  # those of clients, and those of breakpoints
-        _require(len(interventions) <= most, f"interventions: more than {most}")
+        _require(len(interventions) <= MAX_INTERVENTIONS, f"interventions: more than {MAX_INTERVENTIONS}")
+        tensors = {made.edit.vector for made in interventions if made.edit.vector is not None}
+        tensor_bytes = sum(len(each.data) for each in tensors)
+        _require(tensor_bytes <= MAX_INTERVENTION_BYTES, f"interventions: more than {MAX_INTERVENTION_BYTES} bytes")
         for made in interventions:
             _require(0 <= made.first < made.end <= len(self._history), "positions")
             _require(1 <= made.boundary <= self._info.num_layers, "boundary")

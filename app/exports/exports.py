@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from app.bridge.turn import Turn
 from app.domain.errors import BadExport, FieldOutOfRange, WrongState
-from app.domain.values import SessionState
+from app.domain.values import ModelInfo, SessionState
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
+from app.exports.spool import SpoolFile
 from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
 from app.sessions.paused_turn import Pause
 from app.sessions.registry import SessionRegistry
@@ -22,11 +23,18 @@ from app.sessions.table import new_session_id
 from app.web.field_schema import schema_of
 from app.web.problems import describe_problem
 
+MAX_BLOCK_SIZE = 256
+"""Tokens of the largest KV block that there is."""
+TOKEN_BYTES = 4
+LEAD_BYTES = 64 << 10
+"""Room for the header and the checksum."""
 
-async def export_session(registry: SessionRegistry, session: Session, path: Path) -> ExportedKV:
-    """Write the session to the file `path`.
 
-    Raises `WrongState` unless it stays idle or paused meanwhile, `EngineError` if there is no room.
+async def export_session(registry: SessionRegistry, session: Session, file: SpoolFile) -> ExportedKV:
+    """Write the session to the file.
+
+    Raises `WrongState` unless it stays idle or paused meanwhile, what `SpoolFile.claim` raises if there is no room, and
+    `EngineError` if it cannot be written all the same.
     """
     session.require(SessionState.IDLE, SessionState.PAUSED, to="export")
     place, here = registry.paused_copies.place(session), _Place.of(session)
@@ -34,13 +42,24 @@ async def export_session(registry: SessionRegistry, session: Session, path: Path
     here.check(session)
     label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
     about = ExportLabel.of(session, label).model_dump_json()
-    exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, str(path), about))
+    file.claim(_most_bytes(registry.executor.engine.info, len(session.history), about))
+    path = str(file.path)
+    exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, path, about))
+    file.wrote(file.claimed)
     here.check(session)
     return exported
 
 
+def _most_bytes(info: ModelInfo, tokens: int, about: str) -> int:
+    """Most that the file of a session of `tokens` tokens has: all of its KV, up to the end of the last block."""
+    return (tokens + MAX_BLOCK_SIZE) * info.kv_bytes_per_token + tokens * TOKEN_BYTES + len(about.encode()) + LEAD_BYTES
+
+
 async def import_session(registry: SessionRegistry, path: Path, owner: str | None = None) -> Session:
-    """Open a session from the exported file `path`. Raises `BadExport`, `SessionLimit`, `Draining`, `NotDurable`."""
+    """Open a session from the exported file `path`.
+
+    Raises `BadExport`, `SessionLimit`, `Draining`, `JournalUnavailable`.
+    """
     session = Session(new_session_id(), owner)
     async with registry.opening(session):
         found = await _import(registry, session, path)

@@ -1,5 +1,7 @@
 """Files on their way through the server: an export before it is sent, an import before the engine takes it over."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import shutil
@@ -8,18 +10,52 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import DiskShort, FieldOutOfRange, SpoolFull, TooLarge
+from app.machine.disk import Claim, DiskFull, DiskRoom
 from app.machine.files import make_writable
+from app.machine.units import size
 
 CHUNK_BYTES = 1 << 20
+MAX_FILES = 32
+"""Exports and imports that may be under way at once: each has a file open, and a client that may be slow."""
 PREFIX = "djinn-"
 """Begins the names of what is ours in a folder that may hold other things."""
 
 
-class Spool:
-    """A folder for them. Used on the event loop; the disk is waited for on other threads."""
+class SpoolFile:
+    """A file on its way, which takes part of the spool's budget and of the disk's room."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, path: Path, spool: Spool, claim: Claim) -> None:
+        self.path = path
+        self.claimed = 0
+        """Bytes that it may have."""
+        self._spool = spool
+        self._claim = claim
+
+    def claim(self, total: int) -> None:
+        """Make sure that the file may have `total` bytes. Raises `TooLarge`, `SpoolFull`, `DiskShort`."""
+        more = total - self.claimed
+        if more <= 0:
+            return
+        self._spool.check(more, total)
+        try:
+            self._claim.grow(more)
+        except DiskFull as error:
+            raise DiskShort(f"the session's file was not stored: {error.strerror}") from error
+        self.claimed = total
+
+    def wrote(self, count: int) -> None:
+        """So many bytes of it are on the disk."""
+        self._claim.wrote(count)
+
+
+class Spool:
+    """A folder for them. Used on the event loop; the disk is waited for on other threads.
+
+    All files together have at most `max_bytes` bytes; `room` is that on their disk.
+    """
+
+    def __init__(self, folder: Path | None, room: DiskRoom, max_bytes: int) -> None:
         """None: wherever the system keeps temporary files. Removes what a crash left in `folder`.
 
         Raises `FieldOutOfRange` if the folder cannot be written to.
@@ -27,15 +63,42 @@ class Spool:
         if folder is not None:
             _clear(folder)
         self._folder = folder
+        self._room = room
+        self._max_bytes = max_bytes
+        self._files: set[SpoolFile] = set()
 
     @contextlib.asynccontextmanager
-    async def path(self) -> AsyncIterator[Path]:
-        """Name of a file, in a folder of its own, which is deleted with all that is in it at the end of the block."""
-        inside = tempfile.TemporaryDirectory(dir=self._folder, prefix=PREFIX)
-        try:
-            yield Path(inside.name) / "session.safetensors"
-        finally:
-            await asyncio.to_thread(inside.cleanup)
+    async def file(self) -> AsyncIterator[SpoolFile]:
+        """A file in a folder of its own, which is deleted with all that is in it at the end of the block.
+
+        Raises `SpoolFull` if too many are under way, `DiskShort`.
+        """
+        if len(self._files) >= MAX_FILES:
+            raise SpoolFull(f"{MAX_FILES} exports and imports are under way, the most allowed", retry_after_s=1)
+        with self._room.claiming() as claim:
+            try:
+                inside = tempfile.TemporaryDirectory(dir=self._folder, prefix=PREFIX)
+            except OSError as error:
+                raise DiskShort(f"the session's file was not stored: {error.strerror}") from error
+            file = SpoolFile(Path(inside.name) / "session.safetensors", self, claim)
+            self._files.add(file)
+            try:
+                yield file
+            finally:
+                await asyncio.to_thread(inside.cleanup)
+                self._files.discard(file)
+
+    def check(self, more: int, total: int) -> None:
+        """Raise `TooLarge` if a file of `total` bytes never fits, `SpoolFull` if there is no room for `more` now."""
+        if total > self._max_bytes:
+            raise TooLarge(f"the session's file needs {size(total)}; max_spool_bytes allows {size(self._max_bytes)}")
+        taken = sum(file.claimed for file in self._files)
+        if taken + more > self._max_bytes:
+            raise SpoolFull(
+                f"exports and imports under way take {size(taken)} of the {size(self._max_bytes)} that they may have; "
+                f"this one needs {size(total)}",
+                retry_after_s=1,
+            )
 
 
 def _clear(folder: Path) -> None:
@@ -50,16 +113,29 @@ def _clear(folder: Path) -> None:
         ) from error
 
 
-async def write_chunks(path: Path, chunks: AsyncIterable[bytes]) -> None:
-    """Write what comes in `chunks` to the file `path`. Raises `OSError`, and what `chunks` raises."""
+async def write_chunks(file: SpoolFile, chunks: AsyncIterable[bytes]) -> None:
+    """Write what comes in `chunks` to the file. Raises what `SpoolFile.claim` and `chunks` raise, and `DiskShort`."""
+    try:
+        with await asyncio.to_thread(file.path.open, "wb") as opened:
+            written = 0
+            async for pending in _in_pieces(chunks):
+                file.claim(written + len(pending))
+                await asyncio.to_thread(opened.write, pending)
+                file.wrote(len(pending))
+                written += len(pending)
+    except OSError as error:
+        raise DiskShort(f"the session's file was not stored: {error.strerror}") from error
+
+
+async def _in_pieces(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytearray]:
+    """What comes in `chunks`, `CHUNK_BYTES` or a little more at a time."""
     pending = bytearray()
-    with await asyncio.to_thread(path.open, "wb") as file:
-        async for chunk in chunks:
-            pending += chunk
-            if len(pending) >= CHUNK_BYTES:
-                await asyncio.to_thread(file.write, pending)
-                pending = bytearray()
-        await asyncio.to_thread(file.write, pending)
+    async for chunk in chunks:
+        pending += chunk
+        if len(pending) >= CHUNK_BYTES:
+            yield pending
+            pending = bytearray()
+    yield pending
 
 
 async def read_chunks(file: BinaryIO) -> AsyncGenerator[bytes, None]:

@@ -23,7 +23,7 @@ from app.gpu.step.launched import LaunchedStep
 from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import KVLoans
 from app.grammars.compiler import Grammars
-from app.messages import Command, Event, Failed, Inspect, Paused, Restored, Started, TurnFinished
+from app.messages import Command, Event, Failed, FreeDisk, Inspect, Paused, Restored, Started, TurnFinished
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class Engine:
         """The session that a message changes; None if it changes none."""
         if isinstance(message, Moved):
             return self._placement.tiers.ledger.find(message.number)[1].session
-        return None if isinstance(message, Restored | Inspect) else message.session
+        return None if isinstance(message, Restored | Inspect | FreeDisk) else message.session
 
     def _until_alarm(self) -> float | None:
         alarm = self._phases.next_alarm()

@@ -6,27 +6,35 @@ import asyncio
 import logging
 import threading
 from array import array
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import NotDurable
+from app.domain.journal_state import JournalState
 from app.domain.values import ModelInfo, SessionId
+from app.journal.attempts import Outcome, attempt
 from app.journal.lock import FolderLock
 from app.journal.records import Entry, Key, ResponseRecord, SessionRecord, VectorKey, WriteBatch, add_to
 from app.journal.steering import Steering
 from app.journal.store import JournalStore
+from app.machine.disk import free_bytes
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "journal.sqlite3"
+RETRY_S = 1.0
+"""Between two attempts to write what the file could not take. A disk gets room again when somebody deletes a file."""
 
 
 class Journal:
     """The journal in `folder`, which no other server may use meanwhile.
 
-    `append` and `settled` are for the event loop. What could not be written is tried again with the next change, so
-    that a full disk loses nothing once there is room again; changes of one session merge, which bounds what can wait.
+    `append` and `settled` are for the event loop. What could not be written stays: a full disk loses nothing once there
+    is room again. Changes of one session merge, which bounds what can wait. A change that cannot be written holds up no
+    other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,11 +45,20 @@ class Journal:
         except BaseException:
             self._lock.close()
             raise
+        self._free_bytes = partial(free_bytes, folder)
         self._wake = threading.Condition()
         self._pending: WriteBatch = {}
-        self._commit: Future[None] = Future()
-        """Done when what is pending now has been written, or could not be."""
-        self._appended = self._written = 0
+        """What is not being written, with all that could not be."""
+        self._writing: WriteBatch = {}
+        self._aside: dict[Key, str] = {}
+        """Why the last attempt to write these failed."""
+        self._refused: set[Key] = set()
+        """Those that are not tried again before there is news of them, or somebody waits for them."""
+        self._commit: Future[Mapping[Key, str]] = Future()
+        """What could not be written, and why, once what is pending now has been tried."""
+        self._failure: str | None = None
+        self._is_full = False
+        self._retry_s: float | None = None
         self._wanted = self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -66,23 +83,33 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="djinn-journal", daemon=True)
         self._thread.start()
 
+    @property
+    def state(self) -> JournalState:
+        """Whether it can be written, and how much waits for that."""
+        with self._wake:
+            return JournalState(self._failure, self._is_full, len(self._pending.keys() | self._writing.keys()))
+
     def append(self, key: Key, entry: Entry) -> None:
         """Take what happened to a session, a vector or a response (None: it is gone). Never waits for the disk."""
         with self._wake:
             add_to(self._pending, key, entry)
-            self._appended += 1
-            self._wanted = True
-            self._wake.notify()
+            self._try_soon([key])
 
-    async def settled(self) -> None:
-        """Return when all that was appended so far is durable. Raises `NotDurable` if it could not be written."""
+    async def settled(self, *keys: Key) -> None:
+        """Return when all that was appended so far for `keys` is durable; without keys, for all. Raises `NotDurable` if
+        it could not be written.
+        """
         with self._wake:
-            if self._written == self._appended:
+            unwritten = self._pending.keys() | self._writing.keys()
+            waited_for = unwritten.intersection(keys) if keys else unwritten
+            if not waited_for:
                 return
-            self._wanted = True
-            self._wake.notify()
+            self._try_soon(waited_for)
             commit = self._commit
-        await asyncio.shield(asyncio.wrap_future(commit))
+        failed = await asyncio.shield(asyncio.wrap_future(commit))
+        for key in waited_for:
+            if key in failed:
+                raise NotDurable(f"the journal says {failed[key]}")
 
     def close(self) -> None:
         """Write what is left, and let go of the folder."""
@@ -94,30 +121,58 @@ class Journal:
         self._store.close()
         self._lock.close()
 
+    def _try_soon(self, keys: Iterable[Key]) -> None:
+        self._refused.difference_update(keys)
+        self._wanted = True
+        self._wake.notify()
+
     def _run(self) -> None:
         closing = False
         while not closing:
             with self._wake:
-                self._wake.wait_for(lambda: self._wanted or self._closing)
-                batch, self._pending = self._pending, {}
+                self._wake.wait_for(lambda: self._wanted or self._closing, self._retry_s)
+                closing, self._wanted = self._closing, False
+                self._writing = {key: entry for key, entry in self._pending.items() if key not in self._refused}
+                self._pending = {key: entry for key, entry in self._pending.items() if key in self._refused}
                 commit, self._commit = self._commit, Future()
-                appended, self._wanted, closing = self._appended, False, self._closing
-            self._write(batch, appended, commit)
+            outcome = Outcome()
+            if self._writing or self._failure is not None:
+                has_failed = self._failure is not None
+                outcome = attempt(self._store, self._writing, self._free_bytes, has_failed=has_failed)
+            with self._wake:
+                self._take(outcome)
+                failed = dict(self._aside)
+            commit.set_result(failed)
 
-    def _write(self, batch: WriteBatch, appended: int, commit: Future[None]) -> None:
-        try:
-            if batch:
-                self._store.apply(batch)
-        except Exception as error:  # whatever it is, those who wait must hear of it
-            logger.exception("the journal could not be written; %d sessions, vectors and responses wait", len(batch))
-            self._put_back(batch)
-            commit.set_exception(NotDurable(f"done, but it would not survive a restart: the journal says {error}"))
-        else:
-            self._written = appended
-            commit.set_result(None)
+    def _take(self, outcome: Outcome) -> None:
+        """Follow an attempt: what could not be written goes back, before what has happened meanwhile."""
+        failed = {**outcome.refused, **outcome.delayed}
+        self._log(outcome, failed)
+        news = self._pending.keys() - self._refused
+        put_back = {key: entry for key, entry in self._writing.items() if key in failed}
+        for key, entry in self._pending.items():
+            add_to(put_back, key, entry)
+        self._aside = {key: why for key, why in self._aside.items() if key not in self._writing} | failed
+        self._refused = (self._refused | outcome.refused.keys()) - news
+        if self._writing or self._failure is not None:
+            self._failure, self._is_full = outcome.failure, outcome.failure is not None and outcome.is_full
+            self._retry_s = RETRY_S if outcome.delayed or outcome.failure is not None else None
+        self._pending, self._writing = put_back, {}
 
-    def _put_back(self, batch: WriteBatch) -> None:
-        with self._wake:
-            for key, entry in self._pending.items():
-                add_to(batch, key, entry)
-            self._pending = batch
+    def _log(self, outcome: Outcome, failed: Mapping[Key, str]) -> None:
+        """One line where the journal begins to fail, one where that ends, and one for each change that it refuses."""
+        if outcome.failure is not None:
+            if self._failure is None:
+                logger.error(
+                    "the journal cannot be written: %s; the changes of %d sessions, vectors and responses wait, and "
+                    "are tried again every %g s",
+                    outcome.failure,
+                    len(failed),
+                    RETRY_S,
+                )
+            return
+        if self._failure is not None:
+            logger.warning("the journal is written again")
+        for key, reason in failed.items():
+            if key not in self._aside:
+                logger.error("the journal cannot take the changes of %s: %s; others are written", key, reason)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.domain.breakpoints import TensorData
+from app.domain.breakpoints import Breakpoint, TensorData
 from app.domain.values import Phase, Residency, SessionId
-from app.journal.steering import Steering
+from app.journal.steering import InterventionChange
 
 TOKEN_BYTES = 4
 """A token id is an unsigned 32-bit integer in the machine's byte order: an item of `array("I")`."""
@@ -32,21 +32,26 @@ class SessionRecord:
 class Change:
     """The session is `record` now, and its history from `position` on is `token_ids`, whatever stood there before.
 
-    `steering` is None if it is as it was.
+    `breakpoints` and `interventions` are None if they are as they were.
     """
 
     record: SessionRecord
     position: int
     token_ids: bytes
-    steering: Steering | None = None
+    breakpoints: tuple[Breakpoint, ...] | None = None
+    interventions: InterventionChange | None = None
 
     def then(self, later: Change) -> Change:
         """This change and a later one of the same session, as one."""
-        steering = self.steering if later.steering is None else later.steering
-        if later.position <= self.position:
-            return Change(later.record, later.position, later.token_ids, steering)
-        kept = self.token_ids[: (later.position - self.position) * TOKEN_BYTES]
-        return Change(later.record, self.position, kept + later.token_ids, steering)
+        breakpoints = self.breakpoints if later.breakpoints is None else later.breakpoints
+        interventions = self.interventions
+        if later.interventions is not None:
+            interventions = later.interventions if interventions is None else interventions.then(later.interventions)
+        position, token_ids = later.position, later.token_ids
+        if position > self.position:
+            token_ids = self.token_ids[: (position - self.position) * TOKEN_BYTES] + token_ids
+            position = self.position
+        return Change(later.record, position, token_ids, breakpoints, interventions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
-"""What the journal keeps of a session's breakpoints, as JSON."""
+"""What the journal keeps of a session's breakpoints, as JSON with a digest in the place of each vector's data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from pydantic import ConfigDict, TypeAdapter
 
-from app.domain.breakpoints import Breakpoint, Intervention
+from app.domain.breakpoints import Breakpoint, Edit, Intervention
+
+Swap = Callable[[bytes], bytes]
+"""From a tensor's data to its digest, or back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +20,65 @@ class Steering:
     breakpoints: tuple[Breakpoint, ...] = ()
     interventions: tuple[Intervention, ...] = ()
 
-    def to_json(self) -> str:
-        """As text; vectors are base64."""
-        return _JSON.dump_json((self.breakpoints, self.interventions)).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Steering:
-        """What `to_json` wrote. Raises `ValueError` for anything else."""
-        return cls(*_JSON.validate_json(text))
-
 
 NO_STEERING = Steering()
 
-_JSON: TypeAdapter[tuple[tuple[Breakpoint, ...], tuple[Intervention, ...]]] = TypeAdapter(
-    tuple[tuple[Breakpoint, ...], tuple[Intervention, ...]],
-    config=ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"),
-)
+
+@dataclass(frozen=True, slots=True)
+class InterventionChange:
+    """A session has `count` interventions now; `rows` are those of them that are new or changed, by their place."""
+
+    count: int
+    rows: Mapping[int, Intervention]
+
+    @classmethod
+    def between(cls, before: tuple[Intervention, ...], after: tuple[Intervention, ...]) -> InterventionChange | None:
+        """What makes `after` of `before`; None if they are the same."""
+        if after is before:
+            return None
+        rows = {
+            number: made
+            for number, made in enumerate(after)
+            if number >= len(before) or (made is not before[number] and made != before[number])
+        }
+        return cls(len(after), rows) if rows or len(after) != len(before) else None
+
+    def then(self, later: InterventionChange) -> InterventionChange:
+        """This change and a later one of the same session, as one."""
+        rows = {**self.rows, **later.rows}
+        return InterventionChange(later.count, {number: made for number, made in rows.items() if number < later.count})
+
+
+def breakpoints_to_json(breakpoints: tuple[Breakpoint, ...], swap: Swap) -> str:
+    """As text; `swap` takes the data of each vector and gives its digest."""
+    return _BREAKPOINTS.dump_json(tuple(_swapped(each, swap) for each in breakpoints)).decode()
+
+
+def breakpoints_from_json(text: str, swap: Swap) -> tuple[Breakpoint, ...]:
+    """What `breakpoints_to_json` wrote; `swap` goes the way back. Raises `ValueError` for anything else."""
+    return tuple(_swapped(each, swap) for each in _BREAKPOINTS.validate_json(text))
+
+
+def intervention_to_json(made: Intervention, swap: Swap) -> str:
+    """As text, like breakpoints."""
+    return _INTERVENTION.dump_json((replace(made, edit=_swapped_edit(made.edit, swap)),)).decode()
+
+
+def intervention_from_json(text: str, swap: Swap) -> Intervention:
+    """What `intervention_to_json` wrote. Raises `ValueError` for anything else."""
+    (made,) = _INTERVENTION.validate_json(text)
+    return replace(made, edit=_swapped_edit(made.edit, swap))
+
+
+def _swapped(breakpoint: Breakpoint, swap: Swap) -> Breakpoint:
+    return replace(breakpoint, edits=tuple(_swapped_edit(edit, swap) for edit in breakpoint.edits))
+
+
+def _swapped_edit(edit: Edit, swap: Swap) -> Edit:
+    return edit if edit.vector is None else replace(edit, vector=replace(edit.vector, data=swap(edit.vector.data)))
+
+
+_CONFIG = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+_BREAKPOINTS: TypeAdapter[tuple[Breakpoint, ...]] = TypeAdapter(tuple[Breakpoint, ...], config=_CONFIG)
+_INTERVENTION: TypeAdapter[tuple[Intervention]] = TypeAdapter(tuple[Intervention], config=_CONFIG)
+"""A dataclass by itself takes no configuration."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from array import array
-from dataclasses import astuple, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables, response_table
-from app.journal.records import TOKEN_BYTES, Change, ResponseKey, ResponseRecord, SessionRecord, VectorKey, WriteBatch
+from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, VectorKey, WriteBatch
 from app.journal.steering import Steering
+from app.journal.writing import COLUMNS, Refused, write_batch
+from app.machine.disk import free_bytes
 
-FORMAT = 3
+FORMAT = 4
 TABLES = f"""
 CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
 STRICT;
@@ -29,12 +31,16 @@ CREATE TABLE tokens (
 ) STRICT, WITHOUT ROWID;
 {breakpoint_tables.TABLES}
 {response_table.TABLE}
+CREATE TABLE proof (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
 PRAGMA user_version = {FORMAT};
 """
-"""A history is the `ids` of its rows in the order of `position`, which is that of a row's first token."""
-
-COLUMNS = ", ".join(field.name for field in fields(SessionRecord))
-PUT_SESSION = f"REPLACE INTO session ({COLUMNS}) VALUES ({', '.join('?' * len(fields(SessionRecord)))})"
+"""A history is the `ids` of its rows in the order of `position`, which is that of a row's first token. `proof` means
+nothing: that it could be written is the proof.
+"""
+SMALL_BYTES = 64 << 10
+"""What a turn or a new session has to write, at most. A journal that has no room even for that keeps no promise; a
+larger change may be the only one that does not fit.
+"""
 
 
 class JournalStore:
@@ -59,7 +65,9 @@ class JournalStore:
             self._check()
         except sqlite3.DatabaseError as error:
             self.close()
-            raise self._damaged(str(error)) from error
+            raise (
+                self._no_room(error) if free_bytes(path.parent) < SMALL_BYTES else self._damaged(str(error))
+            ) from error
         except FieldOutOfRange:
             self.close()
             raise
@@ -96,7 +104,7 @@ class JournalStore:
         """Every owner's vectors. Raises `FieldOutOfRange` if the file is damaged."""
         try:
             return breakpoint_tables.load_vectors(self._connection)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError) as error:
             raise self._damaged(str(error)) from error
 
     def load_responses(self) -> list[ResponseRecord]:
@@ -106,23 +114,14 @@ class JournalStore:
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from error
 
-    def apply(self, batch: WriteBatch) -> None:
-        """Write all of `batch`, or on `sqlite3.Error` nothing of it."""
+    def apply(self, batch: WriteBatch) -> Refused:
+        """`write_batch` to the file."""
+        return write_batch(self._connection, batch)
+
+    def prove_writable(self) -> None:
+        """Write `SMALL_BYTES` that mean nothing. Raises `sqlite3.Error` if that cannot be done."""
         with self._connection:
-            for key, entry in batch.items():
-                if isinstance(entry, Change):
-                    self._write(entry)
-                elif isinstance(key, VectorKey):
-                    assert not isinstance(entry, ResponseRecord)
-                    breakpoint_tables.put_vector(self._connection, key, entry)
-                elif isinstance(key, ResponseKey):
-                    assert not isinstance(entry, TensorData)
-                    response_table.put_response(self._connection, key, entry)
-                else:
-                    self._connection.execute("DELETE FROM session WHERE id = ?", (key,))
-                    self._connection.execute("DELETE FROM tokens WHERE session = ?", (key,))
-                    breakpoint_tables.delete_steering(self._connection, key)
-                    response_table.delete_responses(self._connection, key)
+            self._connection.execute("REPLACE INTO proof VALUES (1, zeroblob(?))", (SMALL_BYTES,))
 
     def close(self) -> None:
         """Close the file."""
@@ -187,21 +186,6 @@ class JournalStore:
             self._connection.execute("DELETE FROM model")
             self._connection.execute("INSERT INTO model VALUES (?, ?, ?, ?)", ours)
 
-    def _write(self, change: Change) -> None:
-        session, position = change.record.id, change.position
-        self._connection.execute(PUT_SESSION, astuple(change.record))
-        self._connection.execute("DELETE FROM tokens WHERE session = ? AND position >= ?", (session, position))
-        self._connection.execute(
-            "UPDATE tokens SET ids = substr(ids, 1, (?2 - position) * ?3) "
-            "WHERE session = ?1 AND position = (SELECT max(position) FROM tokens WHERE session = ?1) "
-            "AND position + length(ids) / ?3 > ?2",
-            (session, position, TOKEN_BYTES),
-        )
-        if change.token_ids:
-            self._connection.execute("INSERT INTO tokens VALUES (?, ?, ?)", (session, position, change.token_ids))
-        if change.steering is not None:
-            breakpoint_tables.put_steering(self._connection, session, change.steering)
-
     @staticmethod
     def _record(row: tuple[Any, ...]) -> SessionRecord:
         """Raises `ValueError` for a phase or residency that there is not."""
@@ -213,6 +197,13 @@ class JournalStore:
             f"the journal {self._path} was written by another version of Djinn: its format is {version}, "
             f"this version's is {FORMAT}. It is not damaged, but only that version can read it: go on with "
             "that one, or name another folder with --state-dir, or move the file away to start without its sessions",
+            param="state_dir",
+        )
+
+    def _no_room(self, error: sqlite3.Error) -> FieldOutOfRange:
+        return FieldOutOfRange(
+            f"cannot open the journal {self._path}: {error}, and its disk is full; make room there. Files in "
+            f"{self._path.parent / 'kv'} may go: they cost time, and nothing else",
             param="state_dir",
         )
 

@@ -35,11 +35,11 @@ from app.messages.events import (
     TurnEvent,
     TurnFinished,
 )
-from app.messages.server_commands import Inspect, Restored
+from app.messages.server_commands import FreeDisk, Inspect, Restored
 from app.messages.session_commands import Close, Export, Fork, Import, Open, Rewind, SessionCommand, SetPhase
 from app.messages.turn_commands import Cancel, Resume, Submit, TurnCommand
 
-Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | Restored | Inspect
+Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | Restored | Inspect | FreeDisk
 
 __all__ = [
     "Arm",
@@ -57,6 +57,7 @@ __all__ = [
     "ExportedKV",
     "Failed",
     "Fork",
+    "FreeDisk",
     "Import",
     "ImportedKV",
     "Inspect",

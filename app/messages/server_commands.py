@@ -19,3 +19,13 @@ class Inspect:
     """Ask for the memory map. Answered by `Done(MemoryMap)`."""
 
     ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class FreeDisk:
+    """Delete KV files of `count` bytes, as far as there are any that may go. Answered by `Done(None)` when that has
+    been ordered.
+    """
+
+    ticket: Ticket
+    count: int

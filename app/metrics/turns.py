@@ -1,13 +1,17 @@
 """Prometheus metrics of turns, and the text of `/metrics`, which has the engine's too."""
 
 import time
+from collections.abc import Iterator
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from app.domain.activations import ResumeCost
+from app.domain.journal_state import JournalState
 from app.domain.memory_map import MemoryMap
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.metrics.journal import journal_metrics
 from app.metrics.memory import memory_metrics
 from app.metrics.vllm import WithVllmNames
 
@@ -62,10 +66,13 @@ class Metrics:
         self._turns = own
         self._labels = {"model_name": model_name, "engine": "0"}
 
-    def render(self, memory: MemoryMap) -> bytes:
-        """The text of `/metrics`, with the engine's part taken from `memory`."""
-        everything = WithVllmNames(lambda: chain(memory_metrics(memory), self._turns.collect()), self._labels)
-        return generate_latest(everything)
+    def render(self, memory: MemoryMap, journal: JournalState) -> bytes:
+        """The text of `/metrics`, with the engine's part taken from `memory`, and the journal's from `journal`."""
+
+        def metrics() -> Iterator[Metric]:
+            return chain(memory_metrics(memory), journal_metrics(journal), self._turns.collect())
+
+        return generate_latest(WithVllmNames(metrics, self._labels))
 
 
 class TurnClock:

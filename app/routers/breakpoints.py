@@ -17,7 +17,7 @@ from app.wire.tensors import write_file
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["breakpoints"], route_class=JsonRoute)
 
 
-@router.post("/breakpoints", operation_id="createBreakpoint", status_code=201, responses=errors(400, 404, 409))
+@router.post("/breakpoints", operation_id="createBreakpoint", status_code=201, responses=errors(400, 404, 409, 503))
 async def create_breakpoint(
     session: SessionDep, body: BreakpointBody, services: ServicesDep, owner: OwnerDep
 ) -> BreakpointView:

@@ -5,7 +5,6 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from app.domain.errors import EngineError
 from app.exports import exports as session_files
 from app.exports.spool import read_chunks, write_chunks
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
@@ -21,7 +20,7 @@ IMPORT_PATH = f"{router.prefix}/import"
     "/{session_id}/export",
     operation_id="exportSession",
     response_class=StreamingResponse,
-    responses={**errors(404, 409), 200: {"content": FILE}},
+    responses={**errors(404, 409, 429, 503), 200: {"content": FILE}},
 )
 async def export_session(
     request: Request, session: SessionDep, services: ServicesDep, cleanup: CleanupDep
@@ -30,14 +29,14 @@ async def export_session(
 
     KV that has been dropped is left out; the importing server computes it again.
     """
-    path = await cleanup.enter_async_context(services.spool.path())
-    await session_files.export_session(services.sessions, session, path)
-    file = cleanup.enter_context(await asyncio.to_thread(path.open, "rb"))
+    file = await cleanup.enter_async_context(services.spool.file())
+    await session_files.export_session(services.sessions, session, file)
+    opened = cleanup.enter_context(await asyncio.to_thread(file.path.open, "rb"))
     headers = {
         "Content-Disposition": f'attachment; filename="{session.id}.safetensors"',
-        "Content-Length": str(path.stat().st_size),
+        "Content-Length": str(file.path.stat().st_size),
     }
-    return StreamingResponse(read_chunks(file), headers=headers, media_type=file_type(request))
+    return StreamingResponse(read_chunks(opened), headers=headers, media_type=file_type(request))
 
 
 @router.post(
@@ -49,10 +48,8 @@ async def export_session(
 )
 async def import_session(request: Request, services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep) -> SessionView:
     """Open a session from an exported file, which is the body. Refuses one that is damaged or of another model."""
-    path = await cleanup.enter_async_context(services.spool.path())
-    try:
-        await write_chunks(path, body_chunks(request))
-    except OSError as error:
-        raise EngineError(f"the file could not be stored: {error.strerror}") from error
-    session = await session_files.import_session(services.sessions, path, owner)
+    file = await cleanup.enter_async_context(services.spool.file())
+    file.claim(int(request.headers.get("Content-Length", 0)))  # before a byte of it is read
+    await write_chunks(file, body_chunks(request))
+    session = await session_files.import_session(services.sessions, file.path, owner)
     return SessionView.of(session)

@@ -9,7 +9,7 @@ from app.domain.errors import WrongState
 from app.domain.values import SessionState
 from app.routers.dependencies import CleanupDep, Services, ServicesDep, SessionDep, errors
 from app.routers.prompts import new_token_ids
-from app.routers.turn_answer import TURN_RESPONSE, answer_turn
+from app.routers.turn_answer import TURN_RESPONSES, answer_turn
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
 from app.text.turn_reader import TurnReader
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=JsonRou
     "/{session_id}/generate",
     operation_id="generate",
     response_model=TurnView,
-    responses={**errors(400, 404, 409, 429, 503), 200: TURN_RESPONSE},
+    responses={**errors(400, 404, 409, 429, 503), **TURN_RESPONSES},
 )
 async def generate(
     request: Request, session: SessionDep, body: GenerateBody, services: ServicesDep, cleanup: CleanupDep

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
-from app.routers.turn_answer import TURN_RESPONSE, answer_turn
+from app.routers.turn_answer import TURN_RESPONSES, answer_turn
 from app.web.json_body import JsonRoute
 from app.wire.checkpoint import ResumeBody
 from app.wire.turns import TurnView
@@ -18,7 +18,7 @@ TO_THE_NEXT_BREAKPOINT = ResumeBody()
     "/{session_id}/resume",
     operation_id="resumeSession",
     response_model=TurnView,
-    responses={**errors(400, 404, 409, 503), 200: TURN_RESPONSE},
+    responses={**errors(400, 404, 409, 503), **TURN_RESPONSES},
 )
 async def resume_session(
     request: Request,

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from app.domain.errors import JournalUnavailable
 from app.domain.values import KVPolicy
 from app.routers.dependencies import ServicesDep, errors
 from app.wire.errors import ErrorBody
@@ -24,9 +25,14 @@ async def get_health() -> Status:
 
 @router.get("/ready", operation_id="getReady", responses=errors(503))
 async def get_ready(services: ServicesDep) -> Status:
-    """Whether new work is taken: 503 while the server shuts down, 500 if the engine has failed."""
+    """Whether new work is taken: 503 while the server shuts down, and while its journal cannot be written; 500 if the
+    engine has failed.
+    """
     services.sessions.table.require_no_drain()
     services.sessions.executor.check()
+    failure = services.sessions.keeper.state.failure
+    if failure is not None:
+        raise JournalUnavailable(f"the journal cannot be written: {failure}")
     return Status(status="ready")
 
 
@@ -39,7 +45,7 @@ async def get_ready(services: ServicesDep) -> Status:
 async def get_metrics(services: ServicesDep) -> Response:
     """Metrics for Prometheus."""
     memory = await services.sessions.memory()
-    return Response(services.metrics.render(memory), media_type=CONTENT_TYPE_LATEST)
+    return Response(services.metrics.render(memory, services.sessions.keeper.state), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version", operation_id="getVersion", responses=errors())

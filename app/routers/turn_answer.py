@@ -1,9 +1,12 @@
 """How one stretch of a turn is answered, up to its end or its next pause: whole, or as server-sent events."""
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
+import orjson
 from fastapi import Request, Response
 
+from app.domain.errors import NotDurable
 from app.messages import Paused, TurnFinished
 from app.sessions.session import Session
 from app.text.generation import TextChunk
@@ -12,22 +15,32 @@ from app.web.error_bodies import body_of
 from app.web.openapi.document import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.checkpoint import CheckpointView
-from app.wire.events import TurnEvent
+from app.wire.events import TurnErrorBody, TurnEvent
 from app.wire.logprobs import json_with_logprobs
 from app.wire.turns import TokenEvent, TurnView
 
-TURN_RESPONSE = {
-    "description": "The turn; with `stream`, `token` events, then one event `finished`, `paused` or `error`.",
-    "content": {EventStream.media_type: {"schema": component(TurnEvent)}},
+TURN_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The turn; with `stream`, `token` events, then one event `finished`, `paused` or `error`.",
+        "content": {EventStream.media_type: {"schema": component(TurnEvent)}},
+    },
+    500: {"model": TurnErrorBody},
 }
-"""The documented answer of a route that answers with a turn, beside its model, `TurnView`."""
+"""The documented answers of a route that answers with a turn, where they are not those of every route. Its model is
+`TurnView`.
+"""
 
 
 async def answer_turn(request: Request, session: Session, reader: TurnReader, *, stream: bool) -> Response:
-    """Read the next stretch of the session's turn. Raises `ClientDisconnected` if nobody waits for it any more."""
+    """Read the next stretch of the session's turn. Raises `ClientDisconnected` if nobody waits for it any more, and
+    `NotDurable` with the turn in it.
+    """
     if stream:
         return EventStream(turn_events(session, reader))
-    end = await unless_disconnected(request, reader.read())
+    try:
+        end = await unless_disconnected(request, reader.read())
+    except NotDurable as error:
+        raise await _with_turn(error, session, reader) from error
     return Response((await _turn(session, reader, end))[1], media_type="application/json")
 
 
@@ -41,8 +54,18 @@ async def turn_events(session: Session, reader: TurnReader) -> AsyncGenerator[by
                 yield sse_event("token", await json_with_logprobs(event, found))
             elif isinstance(item, Paused | TurnFinished):
                 yield sse_event(*await _turn(session, reader, item))
+    except NotDurable as error:
+        yield sse_event("error", body_of(await _with_turn(error, session, reader)))
     except Exception as error:
         yield sse_event("error", body_of(error))
+
+
+async def _with_turn(error: NotDurable, session: Session, reader: TurnReader) -> NotDurable:
+    """The error with the turn's answer: the session has it, so the client must not ask for it again."""
+    if reader.finished is None:
+        return error
+    _, turn = await _turn(session, reader, reader.finished)
+    return NotDurable(error.reason, done="the turn is done, but a restart would undo it", turn=orjson.loads(turn))
 
 
 async def _turn(session: Session, reader: TurnReader, end: Paused | TurnFinished) -> tuple[str, bytes]:

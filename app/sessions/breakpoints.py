@@ -7,7 +7,7 @@ from app.bridge.executor import EngineExecutor
 from app.domain.activations import Captures
 from app.domain.breakpoint_work import check_work
 from app.domain.breakpoints import Breakpoint
-from app.domain.errors import FieldOutOfRange, NotFound
+from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable, NotFound
 from app.domain.values import SessionState
 from app.messages import Arm, ClearCaptures, Disarm, ReadCaptures
 from app.sessions.keeper import SessionKeeper
@@ -35,7 +35,7 @@ class Breakpoints:
         On an error there is no such breakpoint. Raises:
         - `FieldOutOfRange` if the session has too many breakpoints, or too much to do in a pass;
         - `WrongState` if the breakpoint pauses and a turn runs that cannot pause;
-        - `NotDurable`.
+        - `JournalUnavailable`.
         """
         if len(session.breakpoints) >= MAX_BREAKPOINTS:
             raise FieldOutOfRange(
@@ -48,8 +48,10 @@ class Breakpoints:
             await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))
             self._keeper.note(session)
             await self._keeper.settled(session)
-        except BaseException:  # a client that has gone does not know its id either
+        except BaseException as error:  # a client that has gone does not know its id either
             self._take_back(session, breakpoint)
+            if isinstance(error, NotDurable):
+                raise JournalUnavailable(f"no breakpoint was armed: {error.reason}") from error
             raise
 
     async def disarm(self, session: Session, breakpoint_id: str | None) -> None:

@@ -6,11 +6,13 @@ import json
 from array import array
 from dataclasses import asdict
 
+from app.domain.breakpoints import Breakpoint
 from app.domain.histories import common_prefix
+from app.domain.journal_state import NO_JOURNAL, JournalState
 from app.domain.values import ModelInfo, SessionId, SessionState
 from app.journal.journal import Journal
 from app.journal.records import Change, SessionRecord
-from app.journal.steering import NO_STEERING, Steering
+from app.journal.steering import NO_STEERING, InterventionChange, Steering
 from app.sessions.session import Session
 from app.sessions.usage import SessionUsage
 
@@ -49,8 +51,10 @@ class SessionKeeper:
         history = session.settled_history
         noted, length = self._journaled.get(session.id, (NOTHING, 0))
         position = min(length, len(history) if noted is history else common_prefix(noted, history))
-        changed = self._changed_steering(session)
-        self._journal.append(session.id, Change(_record(session), position, history[position:].tobytes(), changed))
+        token_ids = history[position:].tobytes()
+        self._journal.append(
+            session.id, Change(_record(session), position, token_ids, *self._changed_steering(session))
+        )
         self._journaled[session.id] = history, len(history)
 
     def forget(self, session: Session) -> None:
@@ -63,15 +67,22 @@ class SessionKeeper:
     async def settled(self, session: Session) -> None:
         """Return when all that was noted of the session is durable. Raises `NotDurable` if it could not be written."""
         if self._journal is not None and not session.ephemeral:
-            await self._journal.settled()
+            await self._journal.settled(session.id)
 
-    def _changed_steering(self, session: Session) -> Steering | None:
-        """The session's steering, if the journal does not have it yet."""
-        steering = Steering(tuple(session.breakpoints.values()), session.settled_interventions)
-        if steering == self._steering.get(session.id, NO_STEERING):
-            return None
-        self._steering[session.id] = steering
-        return steering
+    @property
+    def state(self) -> JournalState:
+        """What is to be told of the journal."""
+        return NO_JOURNAL if self._journal is None else self._journal.state
+
+    def _changed_steering(self, session: Session) -> tuple[tuple[Breakpoint, ...] | None, InterventionChange | None]:
+        """The session's breakpoints, and its interventions as far as they differ; None: the journal has them."""
+        had = self._steering.get(session.id, NO_STEERING)
+        armed, made = tuple(session.breakpoints.values()), session.settled_interventions
+        changed = InterventionChange.between(had.interventions, made)
+        if armed == had.breakpoints and changed is None:
+            return None, None
+        self._steering[session.id] = Steering(armed, made)
+        return None if armed == had.breakpoints else armed, changed
 
 
 def _record(session: Session) -> SessionRecord:

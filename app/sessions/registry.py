@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Phase, Residency, SessionState
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
@@ -110,25 +110,33 @@ class SessionRegistry:
                 raise
 
     async def keep(self, session: Session) -> None:
-        """Return when a new session is durable. On `NotDurable` there is no such session."""
+        """Return when a new session is durable. Raises `JournalUnavailable`; then there is no such session."""
         self.keeper.note(session)
         try:
             await self.keeper.settled(session)
-        except BaseException:  # a client that has gone does not know the session either
+        except BaseException as error:  # a client that has gone does not know the session either
             if session.state is not SessionState.CLOSED:
                 self.drop(session)
+            if isinstance(error, NotDurable):
+                raise JournalUnavailable(f"no session was opened: {error.reason}") from error
             raise
 
     async def close(self, session: Session) -> None:
-        """Close the session; when this returns, everything that it held is free. A running turn ends as cancelled."""
+        """Close the session; when this returns, everything that it held is free. A running turn ends as cancelled.
+
+        Raises `NotDurable`.
+        """
         self._forget(session)
         await self.executor.call(lambda ticket: Close(ticket, session.id))
-        await self.keeper.settled(session)
+        try:
+            await self.keeper.settled(session)
+        except NotDurable as error:
+            raise NotDurable(error.reason, done="the session is closed, but a restart would bring it back") from error
 
     async def fork(self, session: Session) -> Session:
         """Open a session with the same history, breakpoints and shared KV; that of a paused one is paused too.
 
-        Raises `WrongState` unless idle or paused, `Busy`, `Draining`.
+        Raises `WrongState` unless idle or paused, `Busy`, `Draining`, `JournalUnavailable`.
         """
         session.require(SessionState.IDLE, SessionState.PAUSED, to="fork")
         child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s)

@@ -50,4 +50,4 @@ class Vectors:
             self._vectors[key] = tensor
         if self._journal is not None:
             self._journal.append(key, tensor)
-            await self._journal.settled()
+            await self._journal.settled(key)

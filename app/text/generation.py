@@ -81,7 +81,7 @@ class TextTurn:
     tokens, none ends the turn before `min_tokens` tokens: earlier text is not searched.
 
     `settled` is awaited before the `TurnFinished`, so that a finished turn is durable. Its error takes the place of
-    the `TurnFinished`.
+    the `TurnFinished`, which `finished` has all the same.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class TextTurn:
         self._min_tokens = min_tokens
         self._generated = 0
         self._stopped = False
+        self.finished: TurnFinished | None = None
+        """How the turn has ended, durable or not."""
 
     def replay(self, run: TokenRun) -> TextChunk:
         """Take tokens that were generated before, in a turn that this one goes on with."""
@@ -122,8 +124,9 @@ class TextTurn:
                 tail = self._show(self._detokenizer.flush()) + self._matcher.flush()
                 if tail or self._stopped != already:
                     yield TextChunk(tail, stop=None if already else self._matcher.matched)
+                self.finished = self._finish(item)
                 await self._settled()
-                yield self._finish(item)
+                yield self.finished
             else:
                 yield item
 

@@ -57,6 +57,11 @@ class TurnReader:
         return "".join(self._text)
 
     @property
+    def finished(self) -> TurnFinished | None:
+        """How the turn has ended; it may have failed to become durable."""
+        return self._text_turn.finished
+
+    @property
     def all_logprobs(self) -> list[TokenLogprobs]:
         """`logprobs`, and those of the tokens that are there but have not been read."""
         return [*(self.logprobs or ()), *self.turn.mailbox.logprobs]

@@ -39,8 +39,9 @@ def error_answer(error: DjinnError, scope: Mapping[str, Any]) -> tuple[int, byte
 
 
 def error_body(error: DjinnError) -> bytes:
-    """The error as JSON, as the OpenAI API has it."""
-    return orjson.dumps({"error": {name: value and _clean(value) for name, value in error.body()["error"].items()}})
+    """The error as JSON, as the OpenAI API has it, and what the error carries beside it."""
+    body = error.body()
+    return orjson.dumps({**body, "error": {name: value and _clean(value) for name, value in body["error"].items()}})
 
 
 def messages_error_body(error: DjinnError, request_id: str | None) -> bytes:

@@ -2,11 +2,19 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Discriminator, Json
+from pydantic import BaseModel, Discriminator, Field, Json
 from typing_extensions import TypeAliasType
 
 from app.wire.errors import ErrorBody
 from app.wire.turns import TokenEvent, TurnView
+
+
+class TurnErrorBody(ErrorBody):
+    """The error body of a route that answers with a turn."""
+
+    turn: TurnView | None = Field(
+        None, description="with `not_durable`: the answer of the turn, which is in the session's history"
+    )
 
 
 class TurnTokenEvent(BaseModel):
@@ -31,10 +39,10 @@ class TurnFinishedEvent(BaseModel):
 
 
 class TurnErrorEvent(BaseModel):
-    """The last event of a turn that has failed. `data` is the JSON text of an `ErrorBody`."""
+    """The last event of a turn that has failed. `data` is the JSON text of a `TurnErrorBody`."""
 
     event: Literal["error"]
-    data: Json[ErrorBody]
+    data: Json[TurnErrorBody]
 
 
 TurnEvent = TypeAliasType(

@@ -16,9 +16,9 @@ TOKENS = 12
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[httpx.Client]:
+def serving(folder: Path, **changed: Any) -> Iterator[httpx.Client]:
     """A client of a server that keeps its sessions in `folder`."""
-    with serve(state_dir=folder) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with serve(state_dir=folder, **changed) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 
 

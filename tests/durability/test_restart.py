@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import shutil
 import sqlite3
 import time
@@ -20,7 +19,7 @@ from app.cli import main
 from app.journal.journal import FILE_NAME
 from tests.durability.restarting import generate, open_session, serving
 from tests.errors import assert_error
-from tests.processes import TINY, serve_process
+from tests.processes import TINY
 
 
 @contextmanager
@@ -194,26 +193,3 @@ def test_a_second_server_on_the_folder_is_refused(tmp_path: Path, capsys: pytest
     with serving(tmp_path):
         assert main(["serve", *TINY, "--state-dir", str(tmp_path)]) == 2
     assert "--state-dir" in capsys.readouterr().err
-
-
-def test_a_full_disk_is_told_and_what_happened_then_is_kept_once_there_is_room(tmp_path: Path) -> None:
-    """No file of the server may grow: what a full disk is to the journal."""
-    folder = tmp_path / "state"
-    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
-        session = open_session(http)
-        size = (folder / f"{FILE_NAME}-wal").stat().st_size
-        _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, unlimited))
-        turn = {"token_ids": [5], "max_tokens": 2, "ignore_eos": True}
-        assert_error(http.post(f"/v1/sessions/{session}/generate", json=turn), 500, "not_durable")
-        with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=turn | {"stream": True}) as source:
-            *_, last = source.iter_sse()
-        assert last.event == "error"
-        assert last.json()["error"]["code"] == "not_durable"
-        assert_error(http.post("/v1/sessions"), 500, "not_durable")
-        assert len(sessions(http)) == 1
-        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
-        generate(http, session, [5], 2)
-        server.kill()
-    with serving(folder) as http:
-        assert [(view["id"], view["tokens"]) for view in sessions(http)] == [(session, 9)]

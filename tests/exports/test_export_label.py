@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.activations import CheckpointInfo, PausedTurn
-from app.domain.breakpoint_work import MAX_WORK
 from app.domain.breakpoints import (
     MAX_INTERVENTIONS,
     Action,
@@ -232,7 +231,7 @@ def test_spans_of_positions_count_in_a_file_too() -> None:
 
 
 def test_there_are_not_more_interventions_than_are_kept() -> None:
-    most = MAX_INTERVENTIONS + MAX_WORK * len(HISTORY)
+    most = MAX_INTERVENTIONS
     made = (Intervention(0, 2, 1, SCALE),) * most
     check(label(interventions=made))
     for forged in (label(interventions=(*made, MADE[0])), label(replace(TURN, interventions=(*made, MADE[0])))):

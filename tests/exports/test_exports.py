@@ -12,6 +12,7 @@ from app.domain.errors import WrongState
 from app.domain.values import StopRule, Ticket
 from app.exports.exports import export_session
 from app.messages import Command
+from tests.exports.spooling import spooled
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, PROMPT, finish, start_turn
 
@@ -31,6 +32,6 @@ async def test_an_export_that_a_turn_overtakes_is_refused(tmp_path: Path, monkey
 
         monkeypatch.setattr(registry.executor, "call", overtaken)
         with pytest.raises(WrongState, match=r"history .* has changed meanwhile"):
-            await export_session(registry, session, tmp_path / "overtaken")
-        exported = await export_session(registry, session, tmp_path / "again")
+            await export_session(registry, session, spooled(tmp_path / "overtaken"))
+        exported = await export_session(registry, session, spooled(tmp_path / "again"))
         assert exported.tokens == len(session.history)

@@ -6,6 +6,8 @@ import sqlite3
 import struct
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,18 @@ from app.domain.breakpoints import (
     TensorData,
     When,
 )
-from app.domain.errors import FieldOutOfRange
+from app.domain.errors import FieldOutOfRange, NotDurable
+from app.domain.journal_state import JournalState
 from app.domain.values import SessionId, Ticket
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import VectorKey
-from app.journal.steering import Steering
+from app.journal.steering import (
+    InterventionChange,
+    breakpoints_from_json,
+    breakpoints_to_json,
+    intervention_from_json,
+    intervention_to_json,
+)
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
 from tests.journal.building import model_info
@@ -94,8 +103,33 @@ def restarted(journal: Journal, folder: Path) -> list[Session]:
 def test_every_breakpoint_and_intervention_comes_back_as_it_was(
     breakpoints: list[Breakpoint], interventions: list[Intervention]
 ) -> None:
-    steering = Steering(tuple(breakpoints), tuple(interventions))
-    assert Steering.from_json(steering.to_json()) == steering
+    armed = tuple(breakpoints)
+    assert breakpoints_from_json(breakpoints_to_json(armed, swapped), swapped) == armed
+    for made in interventions:
+        assert intervention_from_json(intervention_to_json(made, swapped), swapped) == made
+
+
+def swapped(data: bytes) -> bytes:
+    """Stands for a digest; the way back is the same."""
+    return data[::-1]
+
+
+@given(versions=st.lists(st.lists(INTERVENTIONS, max_size=4).map(tuple), min_size=2, max_size=5))
+def test_changes_that_merge_lead_where_each_of_them_leads(versions: list[tuple[Intervention, ...]]) -> None:
+    """A dict of rows is the table."""
+    one_by_one: dict[int, Intervention] = {}
+    merged: InterventionChange | None = None
+    for before, after in pairwise(((), *versions)):
+        change = InterventionChange.between(before, after)
+        if change is not None:
+            one_by_one = put(one_by_one, change)
+            merged = change if merged is None else merged.then(change)
+        assert tuple(one_by_one[number] for number in range(len(one_by_one))) == after
+    assert (put({}, merged) if merged else {}) == one_by_one
+
+
+def put(rows: dict[int, Intervention], change: InterventionChange) -> dict[int, Intervention]:
+    return {number: made for number, made in (rows | dict(change.rows)).items() if number < change.count}
 
 
 async def test_breakpoints_follow_their_session(journal: Journal, tmp_path: Path) -> None:
@@ -146,6 +180,82 @@ async def test_a_turn_on_a_steered_session_writes_no_vector_again(journal: Journ
     assert (tmp_path / f"{FILE_NAME}-wal").stat().st_size - size < 100_000
 
 
+async def test_interventions_are_appended_and_share_their_vectors(journal: Journal, tmp_path: Path) -> None:
+    """A turn that is steered writes what it has made, not all that the session has ever had, nor a vector again."""
+    keeper, kept = SessionKeeper(journal), session()
+    wide = vector(*[0.5] * 10_000)
+
+    async def written() -> int:
+        before = (tmp_path / f"{FILE_NAME}-wal").stat().st_size
+        keeper.note(kept)
+        await journal.settled()
+        return (tmp_path / f"{FILE_NAME}-wal").stat().st_size - before
+
+    edit = Edit(EditOp.ADD, 0.5, wide)
+    kept.interventions = tuple(Intervention(2 * n, 2 * n + 1, 2, edit) for n in range(1000))
+    kept.history.extend([7] * 2000)
+    await written()
+    kept.interventions += (Intervention(2000, 2001, 2, Edit(EditOp.ADD, 0.25, wide)),)
+    kept.interventions = (*kept.interventions[:-1], replace(kept.interventions[-1], end=2002))
+    assert await written() < 40_000
+    keeper.note(kept)
+    [back] = restarted(journal, tmp_path)
+    assert back.interventions == kept.interventions
+
+
+def stored_tensors(folder: Path) -> int:
+    connection = sqlite3.connect(folder / FILE_NAME)
+    (count,) = connection.execute("SELECT count(*) FROM tensor").fetchone()
+    connection.close()
+    return int(count)
+
+
+async def test_a_vector_is_stored_once_for_as_long_as_anybody_refers_to_it(journal: Journal, tmp_path: Path) -> None:
+    keeper, one, two, key = SessionKeeper(journal), session(1), session(2), VectorKey("me", "calm")
+    assert STEERED.edit.vector is not None
+    for each in (one, two):
+        each.breakpoints, each.interventions = {STEER.id: STEER}, (STEERED, replace(STEERED, boundary=1))
+        keeper.note(each)
+    journal.append(key, vector(1, -2))
+    await journal.settled()
+    assert stored_tensors(tmp_path) == 1
+    keeper.forget(one)
+    two.breakpoints = {}
+    keeper.note(two)
+    journal.append(key, vector(3, 4))
+    await journal.settled()
+    assert stored_tensors(tmp_path) == 2
+    two.truncate(0)
+    keeper.note(two)
+    await journal.settled()
+    assert stored_tensors(tmp_path) == 1
+    journal.append(key, None)
+    await journal.settled()
+    assert stored_tensors(tmp_path) == 0
+
+
+async def test_a_session_that_is_too_large_is_told_and_no_other(
+    journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At SQLite's limit of a value, which is lowered here."""
+    journal._store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
+    keeper, large, other = SessionKeeper(journal), session(1), session(2)
+    large.interventions = (Intervention(0, 3, 2, Edit(EditOp.ADD, 0.5, vector(*[0.5] * 20_000))),)
+    for length in range(3):
+        for each in (large, other):
+            each.history.append(length)
+            keeper.note(each)
+        await keeper.settled(other)
+        with pytest.raises(NotDurable, match="too big"):
+            await keeper.settled(large)
+    assert len([each for each in caplog.records if each.name == "app.journal.journal"]) == 1
+    assert journal.state == JournalState(waiting=1)
+    large.interventions = ()
+    keeper.note(large)
+    await keeper.settled(large)
+    assert [list(back.history) for back in restarted(journal, tmp_path)] == [[1, 2, 3, 0, 1, 2]] * 2
+
+
 async def test_what_is_armed_under_a_turn_is_kept_without_the_turn(journal: Journal, tmp_path: Path) -> None:
     keeper, kept = SessionKeeper(journal), session()
     kept.interventions = (STEERED,)
@@ -187,14 +297,22 @@ async def test_another_models_vectors_are_refused_even_without_a_session(journal
     again.close()
 
 
-@pytest.mark.parametrize("text", ["", "[[], []", '[[{"id": "bp_1"}], []]', '[[], [], "more"]', '["exec(1)", []]'])
-async def test_steering_that_cannot_be_read_is_named(journal: Journal, tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(f"UPDATE breakpoints SET body = '{text}'" for text in ("", "[[]", '[{"id": "bp_1"}]', '["exec(1)"]')),
+        *(f"UPDATE intervention SET body = '{text}'" for text in ("", "[]", '[{"first": 1}]')),
+        "DELETE FROM intervention WHERE number = 0",
+        "DELETE FROM tensor",
+    ],
+)
+async def test_steering_that_cannot_be_read_is_named(journal: Journal, tmp_path: Path, damage: str) -> None:
     kept = session()
-    kept.breakpoints = {STEER.id: STEER}
+    kept.breakpoints, kept.interventions = {STEER.id: STEER}, (STEERED, replace(STEERED, boundary=1))
     SessionKeeper(journal).note(kept)
     journal.close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("UPDATE steering SET steering = ?", (text,))
+        connection.execute(damage)
     connection.close()
     again = Journal(tmp_path)
     with pytest.raises(FieldOutOfRange, match=FILE_NAME):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.domain.errors import FieldOutOfRange, NotDurable
+from app.domain.journal_state import JournalState
 from app.domain.values import SessionId
 from app.journal.journal import FILE_NAME, Journal
 from tests.journal.building import change, histories, model_info
@@ -68,28 +69,131 @@ async def test_append_does_not_wait_for_a_file_that_is_held_up(journal: Journal,
     assert len(committed(tmp_path)) == 200
 
 
+def no_more_pages(journal: Journal) -> None:
+    """The disk is full, as far as SQLite knows."""
+    connection = journal._store._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def room_again(journal: Journal) -> None:
+    journal._store._connection.execute("PRAGMA max_page_count = 1000000")
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    assert not [each for each in caplog.records if each.exc_info]
+    return [each.getMessage() for each in caplog.records if each.name == "app.journal.journal"]
+
+
 async def test_a_full_disk_is_an_error_for_who_waits_and_loses_nothing_once_there_is_room(
     journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal.append(ONE, change(ONE, 0, [1, 2, 3]))
     await journal.settled()
-    connection = journal._store._connection
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    connection.execute(f"PRAGMA max_page_count = {pages}")
+    no_more_pages(journal)
     journal.append(ONE, change(ONE, 1, [9] * 10_000))
     for _ in range(2):
         with pytest.raises(NotDurable, match="full"):
-            await journal.settled()
+            await journal.settled(ONE)
     journal.append(ONE, change(ONE, 10_000, [8]))
     journal.append(TWO, change(TWO, 0, [9] * 10_000))
     with pytest.raises(NotDurable, match="full"):
         await journal.settled()
     assert committed(tmp_path)[ONE] == b"\1\0\0\0\2\0\0\0\3\0\0\0"
-    assert "the journal could not be written" in caplog.text
-    connection.execute("PRAGMA max_page_count = 1000000")
+    assert journal.state.waiting == 2
+    assert "full" in (journal.state.failure or "")
+    assert journal.state.is_full
+    room_again(journal)
     await journal.settled()
+    assert journal.state == JournalState()
+    [begun, ended] = said(caplog)
+    assert "cannot be written" in begun
+    assert "written again" in ended
     journal.close()
     assert histories(tmp_path / FILE_NAME) == {ONE: [1] + [9] * 9_999 + [8], TWO: [9] * 10_000}
+
+
+async def test_what_waits_is_written_as_soon_as_there_is_room_without_a_call(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.journal.journal.RETRY_S", 0.01)
+    no_more_pages(journal)
+    journal.append(ONE, change(ONE, 0, [9] * 10_000))
+    with pytest.raises(NotDurable, match="full"):
+        await journal.settled(ONE)
+    room_again(journal)
+    while journal.state.waiting:  # noqa: ASYNC110 (the journal's thread sets no event)
+        await asyncio.sleep(0.01)
+    assert journal.state == JournalState()
+    assert len(committed(tmp_path)[ONE]) == 40_000
+
+
+async def test_on_a_full_disk_what_fits_is_written_and_only_the_others_are_told(
+    journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A change that is too large for the disk does not make the journal one that cannot be written."""
+    journal.append(ONE, change(ONE, 0, [1]))
+    await journal.settled()
+    no_more_pages(journal)
+    journal.append(TWO, change(TWO, 0, [9] * 100_000))
+    journal.append(ONE, change(ONE, 1, [2]))
+    await journal.settled(ONE)
+    with pytest.raises(NotDurable, match="full"):
+        await journal.settled(TWO)
+    assert committed(tmp_path) == {ONE: b"\1\0\0\0\2\0\0\0"}
+    assert journal.state == JournalState(waiting=1)
+    assert len(said(caplog)) == 1
+    room_again(journal)
+    await journal.settled()
+    assert len(committed(tmp_path)[TWO]) == 400_000
+
+
+async def test_a_change_that_would_take_the_last_of_the_disk_is_not_tried(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What SQLite has written in vain stays in its log, on a disk that has no room."""
+    free = 500_000
+    monkeypatch.setattr(journal, "_free_bytes", lambda: free)
+    journal.append(ONE, change(ONE, 0, [9] * 100_000))
+    journal.append(TWO, change(TWO, 0, [9]))
+    await journal.settled(TWO)
+    with pytest.raises(NotDurable, match="the disk is full"):
+        await journal.settled(ONE)
+    assert (tmp_path / f"{FILE_NAME}-wal").stat().st_size < 200_000
+    free = 1_000_000
+    await journal.settled(ONE)
+
+
+async def test_a_file_that_another_process_holds_is_no_full_disk(journal: Journal, tmp_path: Path) -> None:
+    """No KV file has to go for it."""
+    journal._store._connection.execute("PRAGMA busy_timeout = 10")
+    holder = sqlite3.connect(tmp_path / FILE_NAME)
+    holder.execute("BEGIN IMMEDIATE")
+    journal.append(ONE, change(ONE, 0, [1]))
+    with pytest.raises(NotDurable, match="locked"):
+        await journal.settled(ONE)
+    assert journal.state == JournalState("database is locked", is_full=False, waiting=1)
+    holder.rollback()
+    holder.close()
+    await journal.settled(ONE)
+    assert journal.state == JournalState()
+
+
+async def test_an_error_of_its_own_sets_a_change_aside(journal: Journal, tmp_path: Path) -> None:
+    journal.append(ONE, change(ONE, 0, [1], ttl_s=2**70))
+    journal.append(TWO, change(TWO, 0, [2]))
+    await journal.settled(TWO)
+    for _ in range(2):
+        with pytest.raises(NotDurable, match="too large"):
+            await journal.settled(ONE)
+    journal.append(ONE, change(ONE, 1, [3]))
+    await journal.settled()
+    assert histories_of(journal, tmp_path) == {ONE: [1, 3], TWO: [2]}
+
+
+def histories_of(journal: Journal, folder: Path) -> dict[str, list[int]]:
+    journal.close()
+    return histories(folder / FILE_NAME)
 
 
 async def test_closing_writes_what_nobody_waited_for(journal: Journal, tmp_path: Path) -> None:

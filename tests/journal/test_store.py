@@ -197,6 +197,20 @@ def test_a_file_that_cannot_be_written_is_refused_at_start() -> None:
         assert len(histories(path)) == 50
 
 
+def test_a_start_on_a_full_disk_does_not_call_the_journal_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that SQLite cannot open, where there is nothing free: it may be as whole as ever."""
+    path = tmp_path / FILE
+    filled(path)
+    (tmp_path / f"{FILE}-wal").mkdir()
+    monkeypatch.setattr("app.journal.store.free_bytes", lambda folder: 0)
+    monkeypatch.setattr(JournalStore, "_require_writable", lambda store: None)
+    with pytest.raises(FieldOutOfRange, match=r"its disk is full; make room") as refused:
+        JournalStore(path)
+    assert "cannot read" not in refused.value.message
+
+
 def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
     with pytest.raises(FieldOutOfRange, match=r"Djinn cannot read the journal .*: it is empty; put back a copy"):

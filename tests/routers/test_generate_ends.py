@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -73,10 +74,10 @@ async def test_a_turn_is_refused_if_the_history_changes_while_its_text_is_encode
     encoding, changed = threading.Event(), threading.Event()
     encode = services.tokens.encode
 
-    def wait_and_encode(text: str, *, add_special_tokens: bool) -> list[int]:
+    def wait_and_encode(text: str, **options: Any) -> list[int]:
         encoding.set()
         changed.wait(10)
-        return encode(text, add_special_tokens=add_special_tokens)
+        return encode(text, **options)
 
     monkeypatch.setattr(services.tokens, "encode", wait_and_encode)
     async with AsyncExitStack() as cleanup:

@@ -12,6 +12,7 @@ from app.domain.values import StopRule
 from app.exports.exports import export_session, import_session
 from app.routers.dependencies import Services
 from app.sessions.session import Session
+from tests.exports.spooling import spooled
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, finish, start_turn
 
@@ -57,7 +58,7 @@ async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: S
     registry = services.sessions
     session = registry.create()
     await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
-    await export_session(registry, session, tmp_path / "session")
+    await export_session(registry, session, spooled(tmp_path / "session"))
     for path in (tmp_path / "session", tmp_path / "missing"):
         importing = asyncio.create_task(import_session(registry, path))
         await asyncio.sleep(0)

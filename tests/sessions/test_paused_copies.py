@@ -13,6 +13,7 @@ from app.exports.exports import export_session, import_session
 from app.routers.dependencies import Services
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from tests.exports.spooling import spooled
 from tests.pausing import EACH_TOKEN, PROMPT_END, TOKENS, assert_nobody_waits, assert_same, finish, paused, read, whole
 from tests.serving import running_services
 from tests.taking_turns import assert_nothing_is_held, until
@@ -65,7 +66,7 @@ async def test_a_copy_that_nobody_waits_for_is_not_there_after_a_restart(tmp_pat
     async with running_services(state_dir=tmp_path / "state") as services:
         registry = services.sessions
         parent, _ = await paused(registry)
-        await export_session(registry, parent, tmp_path / "session")
+        await export_session(registry, parent, spooled(tmp_path / "session"))
         copying = asyncio.create_task(copy(registry, parent, tmp_path / "session", way))
         async with asyncio.timeout(10):
             while len(registry.executor._turns) < 2:  # noqa: ASYNC110 (it ends when the engine has been told)
@@ -83,7 +84,7 @@ async def test_a_paused_session_goes_on_where_its_file_is_taken(services: Servic
     registry = services.sessions
     expected = await whole(registry, logprobs=1)
     session, _ = await paused(registry, "never said", logprobs=1)
-    await export_session(registry, session, tmp_path / "session")
+    await export_session(registry, session, spooled(tmp_path / "session"))
     await registry.close(session)
     back = await import_session(registry, tmp_path / "session")
     assert back.state is SessionState.PAUSED
@@ -104,7 +105,7 @@ async def test_a_session_paused_in_its_prompt_is_taken_away_while_it_waits(servi
     session, _ = await paused(registry, breakpoint=PROMPT_END, logprobs=1)
     registry.set_phase(session, Phase.IO_WAIT)
     await until(lambda: session.kv.tier is Tier.HOST)
-    await export_session(registry, session, tmp_path / "session")
+    await export_session(registry, session, spooled(tmp_path / "session"))
     await registry.close(session)
     back = await import_session(registry, tmp_path / "session")
     reader = registry.pauses.resume(back, NEXT_BREAKPOINT)
@@ -116,7 +117,7 @@ async def test_an_idle_sessions_file_brings_no_turn(services: Services, tmp_path
     registry = services.sessions
     session = registry.create()
     await registry.breakpoints.arm(session, EACH_TOKEN)
-    await export_session(registry, session, tmp_path / "session")
+    await export_session(registry, session, spooled(tmp_path / "session"))
     back = await import_session(registry, tmp_path / "session")
     assert back.state is SessionState.IDLE
     assert back.breakpoints == {EACH_TOKEN.id: EACH_TOKEN}

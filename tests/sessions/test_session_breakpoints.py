@@ -12,7 +12,7 @@ import pytest
 
 from app.domain.breakpoint_work import MAX_WORK
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, Pass, When
-from app.domain.errors import FieldOutOfRange, NotDurable, NotFound, WrongState
+from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotFound, WrongState
 from app.domain.values import SessionState, StopRule
 from app.journal.journal import FILE_NAME
 from app.messages import Paused, TurnFinished
@@ -167,7 +167,7 @@ async def test_what_cannot_be_journaled_is_not_armed(tmp_path: Path) -> None:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
         wide = replace(STEER, edits=tuple(Edit(EditOp.SCALE, 1 + index / 7) for index in range(MAX_WORK)))
-        with pytest.raises(NotDurable):
+        with pytest.raises(JournalUnavailable, match="no breakpoint was armed"):
             await registry.breakpoints.arm(session, wide)
         assert session.breakpoints == {}
         connection.execute("PRAGMA max_page_count = 1000000")

@@ -13,6 +13,7 @@ from app.routers.dependencies import Services
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
+from tests.exports.spooling import spooled
 from tests.taking_turns import GREEDY, LONG, PROMPT, assert_nothing_is_held, engine_tokens, finish, start_turn, until
 
 
@@ -43,10 +44,10 @@ async def test_a_session_with_a_turn_in_it_is_not_exported(services: Services, t
     session = registry.create()
     turn = start_turn(registry, session, PROMPT, GREEDY, LONG)
     with pytest.raises(WrongState, match=r"cannot export: .* is queued"):
-        await export_session(registry, session, tmp_path / "session")
+        await export_session(registry, session, spooled(tmp_path / "session"))
     await anext(turn)
     with pytest.raises(WrongState, match=r"cannot export: .* is running"):
-        await export_session(registry, session, tmp_path / "session")
+        await export_session(registry, session, spooled(tmp_path / "session"))
     registry.ends.release(session, turn)
 
 

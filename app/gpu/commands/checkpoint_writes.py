@@ -1,25 +1,18 @@
 """Changing the residual stream of a paused turn, and noting the change in case the KV is lost and computed again."""
 
-from app.domain.breakpoints import MAX_INTERVENTIONS, Edit, EditOp, Intervention
+from app.domain.breakpoints import Edit, EditOp, Intervention
 from app.domain.errors import FieldOutOfRange
 from app.gpu.commands.checkpoint_reads import checkpoint_of, chosen_span
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.sequence import TokenSequence
 from app.messages import WriteCheckpoint
 
-MAX_WRITTEN_BYTES = 64 << 20
-"""Limit of the activations that a client has written to one session, in memory and in the journal."""
-
 
 def edit_checkpoint(sequence: TokenSequence, edits: tuple[Edit, ...]) -> None:
     """Apply all edits, or none. Raises `WrongState`, and `FieldOutOfRange` for a field of one of them."""
     checkpoint = checkpoint_of(sequence)
-    if len(sequence.interventions) + len(edits) > MAX_INTERVENTIONS:
-        raise FieldOutOfRange(
-            f"the session's KV has been computed with {len(sequence.interventions)} edits; at most "
-            f"{MAX_INTERVENTIONS} are kept",
-            param="edits",
-        )
+    tensors = {edit.vector for edit in edits if edit.vector is not None}
+    sequence.interventions.check("edits", more=len(edits), more_bytes=sum(len(each.data) for each in tensors))
     hidden, made = checkpoint.hidden, []
     for index, edit in enumerate(edits):
         first, end = chosen_span(checkpoint, edit.positions, param=f"edits.{index}.positions")
@@ -39,12 +32,7 @@ def write_checkpoint(sequence: TokenSequence, command: WriteCheckpoint) -> None:
             f"not {tensor.dtype} {list(tensor.shape)}",
             param="activation",
         )
-    if sequence.interventions.written_bytes + len(tensor.data) > MAX_WRITTEN_BYTES:
-        raise FieldOutOfRange(
-            f"the session keeps {sequence.interventions.written_bytes} bytes of written activations, in case its KV is "
-            f"lost; at most {MAX_WRITTEN_BYTES} are kept",
-            param="activation",
-        )
+    sequence.interventions.check("activation", more=1, more_bytes=len(tensor.data))
     sequence.interventions.forget(checkpoint.boundary, checkpoint.first, checkpoint.end)
     edit = Edit(EditOp.REPLACE, vector=tensor)
     made = Intervention(checkpoint.first, checkpoint.end, checkpoint.boundary, edit)

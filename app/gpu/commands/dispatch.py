@@ -28,6 +28,7 @@ from app.messages import (
     Event,
     Export,
     Fork,
+    FreeDisk,
     Import,
     Inspect,
     Lens,
@@ -122,6 +123,8 @@ class CommandHandler:
                 self._checkpoints.reinstate(sessions.find(command.session), command)
             case Restored():
                 self._saved.delete_rest()
+            case FreeDisk():
+                self._placement.lower.give_way(-(-command.count // self._placement.tiers.block_bytes))
             case Inspect():
                 value = self._inspector.memory(self.sequences)
             case _:

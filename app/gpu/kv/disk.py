@@ -9,7 +9,8 @@ from urllib.parse import quote, unquote
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
 from app.gpu.kv.file import TEMPORARY_SUFFIX, read_kv_file, read_kv_header, write_kv_file
-from app.gpu.kv.header import KVFileDamaged, KVFileError, KVFileHeader, KVIdentity
+from app.gpu.kv.header import KVFileDamaged, KVFileError, KVFileHeader, KVIdentity, file_bytes
+from app.machine.disk import DiskRoom
 from app.machine.files import make_writable
 
 SUFFIX = ".safetensors"
@@ -31,8 +32,11 @@ class DiskStore:
     access release the GIL.
     """
 
-    def __init__(self, folder: Path, identity: KVIdentity) -> None:
-        """Make the folder and remove what a crash left half written. Raises `FieldOutOfRange` if it cannot."""
+    def __init__(self, folder: Path, identity: KVIdentity, room: DiskRoom | None = None) -> None:
+        """Make the folder and remove what a crash left half written. `room` is that on its disk; None: all of it.
+
+        Raises `FieldOutOfRange` if it cannot.
+        """
         try:
             make_writable(folder, 0o700)
             for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
@@ -44,6 +48,7 @@ class DiskStore:
             ) from error
         self._folder = folder
         self._identity = identity
+        self._room = room or DiskRoom(folder)
 
     def path(self, session: SessionId) -> Path:
         """Where the session's file is, or would be; an id cannot lead out of the folder."""
@@ -65,8 +70,9 @@ class DiskStore:
         return DiskIndex(headers, refused)
 
     def write(self, session: SessionId, header: KVFileHeader, blocks: Iterable[memoryview]) -> int:
-        """Write or replace the session's file; returns its size. See `write_kv_file` for the errors."""
-        return write_kv_file(self.path(session), header, blocks)
+        """Write or replace the session's file; returns its size. See `write_kv_file` for the errors, and `DiskFull`."""
+        with self._room.claiming(file_bytes(header)):
+            return write_kv_file(self.path(session), header, blocks)
 
     def read(self, session: SessionId, into: Sequence[memoryview]) -> KVFileHeader:
         """Read the first `len(into)` blocks of the session's file. See `read_kv_file` for the errors."""

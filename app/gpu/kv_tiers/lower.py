@@ -120,18 +120,25 @@ class LowerTiers:
         self.away.pop(sequence.session, None)
         self._files.pop(sequence.session, None)
 
+    def give_way(self, blocks: int) -> None:
+        """Delete files of `blocks` blocks, or all that may go: the disk has no room for them any more."""
+        self._delete_files(self.disk_used - blocks, ())
+
     def _make_disk_room(self, needed: int, for_sequence: TokenSequence, keep: Collection[TokenSequence]) -> bool:
-        """Delete files until `needed` blocks fit: first those whose KV is elsewhere too, then the oldest."""
+        """Whether a file of `needed` blocks for the sequence fits now, in place of its own."""
         if needed > self.disk_blocks:
             return False
+        return self._delete_files(self.disk_blocks - needed + for_sequence.disk_blocks, (for_sequence, *keep))
+
+    def _delete_files(self, most: int, keep: Collection[TokenSequence]) -> bool:
+        """Delete files until all have `most` blocks at most: first those whose KV is elsewhere too, then the oldest."""
         files, kept = self.tiers.files, tuple(self._files.values())
-        most = self.disk_blocks - needed + for_sequence.disk_blocks
         spare = (s for s in kept if s.tier is not Tier.DISK and s.moving is not Tier.TO_DISK)
         only = (s for s in kept if s.tier is Tier.DISK)
         for sequence in chain(spare, only):
             if files.used <= most:
                 break
-            if sequence is for_sequence or sequence in keep or (sequence.guaranteed and sequence.tier is Tier.DISK):
+            if sequence in keep or (sequence.guaranteed and sequence.tier is Tier.DISK):
                 continue
             if sequence.tier is Tier.DISK:
                 self.drop(sequence)

@@ -66,7 +66,10 @@ class Turns:
         empty while its prompt goes on. A drafted token counts if it was chosen, and the one after it with it.
         """
         sequence, turn, cache = row.sequence, row.turn, self._scheduler.cache
-        yield from self._note_pass(row)
+        if (refusal := self._note_edits(row)) is not None:
+            yield self.fail(sequence, turn, refusal)
+            return
+        yield from self._spend(row)
         resumed = sequence.paused_pass
         if resumed is not None:
             turn.resumed = resumed.cost()
@@ -105,7 +108,10 @@ class Turns:
     def pause(self, row: Row, hidden: StoredTensor) -> Iterator[Event]:
         """Stop the turn where its row has stopped, with the residual stream that it had there."""
         sequence, turn = row.sequence, row.turn
-        yield from self._note_pass(row)
+        if (refusal := self._note_edits(row)) is not None:
+            yield self.fail(sequence, turn, refusal)
+            return
+        yield from self._spend(row)
         resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
         sequence.checkpoint = Checkpoint(
             boundary=row.way.hi,
@@ -164,14 +170,22 @@ class Turns:
         self._scheduler.retire(sequence)
         return Failed(turn.ticket, error)
 
-    def _note_pass(self, row: Row) -> Iterator[Event]:
-        """Note the edits that breakpoints have made in the row, and those of them that are spent."""
-        sequence = row.sequence
+    def _note_edits(self, row: Row) -> FieldOutOfRange | None:
+        """Note the edits that breakpoints have made in the row; returns why the turn must fail if they are too many."""
+        log = row.sequence.interventions
         for made in row.way.new_edits:
-            sequence.interventions.add(made)
+            log.add(made)
+        try:
+            log.check("breakpoints")
+        except FieldOutOfRange as error:
+            return error
+        return None
+
+    def _spend(self, row: Row) -> Iterator[Event]:
+        """Note which breakpoints are spent in the row."""
         for spent in row.way.spent:
-            if sequence.breakpoints.pop(spent, None) is not None:
-                yield Spent(sequence.session, spent)
+            if row.sequence.breakpoints.pop(spent, None) is not None:
+                yield Spent(row.sequence.session, spent)
 
     def _drop_checkpoint(self, sequence: TokenSequence) -> None:
         """Free the checkpoint, and the KV of its pass, which will not go on."""

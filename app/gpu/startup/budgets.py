@@ -1,9 +1,7 @@
 """How many KV blocks each tier gets, and whether the weights fit."""
 
-import shutil
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import torch
 
@@ -12,6 +10,7 @@ from app.domain.values import KVBudget, KVPolicy, WeightsDtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.models import can_be_streamed
 from app.gpu.weights.form import Form
+from app.machine.disk import free_bytes as free_disk_bytes
 from app.machine.memory import read_host_memory
 from app.machine.units import size
 from app.model_store.resolve import ResolvedModel
@@ -66,14 +65,8 @@ def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int |
     on_host = lower_blocks("kv_host", settings.kv_host, free, HOST_SHARE)
     if settings.kv_dir is None:
         return TierBlocks(on_device, on_host, 0)
-    on_disk = lower_blocks("kv_disk", settings.kv_disk, _free_disk(settings.kv_dir), DISK_SHARE)
+    on_disk = lower_blocks("kv_disk", settings.kv_disk, free_disk_bytes(settings.kv_dir), DISK_SHARE)
     return TierBlocks(on_device, on_host, on_disk)
-
-
-def _free_disk(folder: Path) -> int:
-    """Free bytes where `folder` is, or will be."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return shutil.disk_usage(existing).free
 
 
 def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> int:

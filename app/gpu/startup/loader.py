@@ -3,6 +3,7 @@
 import logging
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -45,6 +46,7 @@ from app.gpu.step.activations import HostTensor
 from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import Borrower, KVLoans, LoanBook, lend_nothing
 from app.grammars.compiler import Grammars
+from app.machine.disk import DiskRoom
 from app.machine.units import size
 from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
@@ -55,9 +57,9 @@ logger = logging.getLogger(__name__)
 WARM_UP_TOKENS = 32
 
 
-def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
-    """Load the weights and allocate the KV pool. Takes seconds; raises DjinnError if the settings do not fit the
-    model.
+def load_engine(model: ResolvedModel, settings: EngineSettings, room: DiskRoom | None = None) -> Engine:
+    """Load the weights and allocate the KV pool. `room` is that for KV files; None: the whole disk. Takes seconds;
+    raises DjinnError if the settings do not fit the model.
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
@@ -65,7 +67,7 @@ def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
     attention = attention_for(device, batch_invariant=settings.batch_invariant)
     loaded = load_model(model, settings, device, dtype, attention)
     try:
-        engine = build_engine(model, loaded, settings)
+        engine = build_engine(model, loaded, settings, room=room)
     except BaseException:
         loaded.close()
         raise
@@ -74,7 +76,12 @@ def load_engine(model: ResolvedModel, settings: EngineSettings) -> Engine:
 
 
 def build_engine(
-    model: ResolvedModel, loaded: LoadedModel, settings: EngineSettings, recorder: Recorder | None = None
+    model: ResolvedModel,
+    loaded: LoadedModel,
+    settings: EngineSettings,
+    recorder: Recorder | None = None,
+    *,
+    room: DiskRoom | None = None,
 ) -> Engine:
     """An engine around a loaded model. `recorder` records decode steps; None: chosen by device and settings."""
     stack = loaded.stack
@@ -89,7 +96,7 @@ def build_engine(
     with allocating("kv_host", budgets.host * layout.block_bytes):
         host = HostPool(pool, budgets.host, loaded.streams)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
-    disk = DiskStore(settings.kv_dir, identity) if settings.kv_dir is not None and budgets.disk else None
+    disk = _open_disk(settings.kv_dir, identity, room) if settings.kv_dir is not None and budgets.disk else None
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
     _log_budgets(budgets, layout, limit, stack.max_model_len)
     draft_tokens = choose_draft_tokens(model, settings, stack.device, stack.dtype)
@@ -116,6 +123,10 @@ def build_engine(
         grammars,
         loaded.close,
     )
+
+
+def _open_disk(folder: Path, identity: KVIdentity, room: DiskRoom | None) -> DiskStore:
+    return DiskStore(folder, identity, None if room is None else room.beside(folder))
 
 
 def _choose_layers(loaded: LoadedModel, pool: KVPool, max_model_len: int) -> RunLayers:

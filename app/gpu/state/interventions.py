@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from app.domain.breakpoints import ALL, Intervention, TensorData
+from app.domain.breakpoints import ALL, MAX_INTERVENTION_BYTES, MAX_INTERVENTIONS, Intervention, TensorData
+from app.domain.errors import FieldOutOfRange
 
 
 @dataclass(slots=True)
@@ -24,6 +25,10 @@ class InterventionLog:
         self._entries: list[_Entry] = []
         self._ends: dict[int, int] = {}
         """By boundary: the position after the last that has an edit there."""
+        self._tensors: dict[TensorData, int] = {}
+        """How many edits have each."""
+        self.tensor_bytes = 0
+        """Of all tensors, each counted once."""
         for intervention in made:
             self.add(intervention)
 
@@ -35,12 +40,6 @@ class InterventionLog:
         """The position after the last that has an edit."""
         return max(self._ends.values(), default=0)
 
-    @property
-    def written_bytes(self) -> int:
-        """Bytes of tensors with a row for each position: clients have written them."""
-        vectors = (each.edit.vector for each in self.snapshot() if _has_rows(each))
-        return sum(len(vector.data) for vector in vectors if vector is not None)
-
     def snapshot(self) -> tuple[Intervention, ...]:
         """All of them."""
         return tuple(entry.intervention for entry in self._entries)
@@ -50,7 +49,25 @@ class InterventionLog:
         log = InterventionLog()
         log._entries = [_Entry(entry.intervention, entry.digest) for entry in self._entries]
         log._ends = dict(self._ends)
+        log._tensors, log.tensor_bytes = dict(self._tensors), self.tensor_bytes
         return log
+
+    def check(self, param: str, *, more: int = 0, more_bytes: int = 0) -> None:
+        """Raise `FieldOutOfRange` for `param` if the session has too many edits, or would with `more`."""
+        count, tensor_bytes = len(self._entries) + more, self.tensor_bytes + more_bytes
+        if count > MAX_INTERVENTIONS:
+            raise FieldOutOfRange(
+                f"{param}: the session's history would be computed with {count} edits, counted at each layer and each "
+                f"span of neighbouring positions; the number must be from 0 to {MAX_INTERVENTIONS}: let fewer "
+                "positions meet them, or go on from an earlier token",
+                param=param,
+            )
+        if tensor_bytes > MAX_INTERVENTION_BYTES:
+            raise FieldOutOfRange(
+                f"{param}: the vectors and written activations of the session's edits would have {tensor_bytes} bytes, "
+                f"which are kept in case its KV is lost; the number must be from 0 to {MAX_INTERVENTION_BYTES}",
+                param=param,
+            )
 
     def add(self, made: Intervention) -> None:
         """Note an edit; one that goes on where the same one ended becomes part of it."""
@@ -58,6 +75,7 @@ class InterventionLog:
         before = self._continued(made, digest)
         if before is None:
             self._entries.append(_Entry(replace(made, edit=replace(made.edit, positions=ALL)), digest))
+            self._count(made)
         else:
             before.intervention = replace(before.intervention, end=made.end)
         self._ends[made.boundary] = max(made.end, self._ends.get(made.boundary, 0))
@@ -102,10 +120,20 @@ class InterventionLog:
 
     def _keep(self, kept: Iterable[Intervention]) -> None:
         self._entries = [_Entry(each, each.edit.digest()) for each in kept]
-        self._ends = {}
+        self._ends, self._tensors, self.tensor_bytes = {}, {}, 0
         for entry in self._entries:
+            self._count(entry.intervention)
             boundary, end = entry.intervention.boundary, entry.intervention.end
             self._ends[boundary] = max(end, self._ends.get(boundary, 0))
+
+    def _count(self, made: Intervention) -> None:
+        """Count the tensor of a new edit, if it has one."""
+        tensor = made.edit.vector
+        if tensor is None:
+            return
+        if tensor not in self._tensors:
+            self.tensor_bytes += len(tensor.data)
+        self._tensors[tensor] = self._tensors.get(tensor, 0) + 1
 
 
 def clip(intervention: Intervention, first: int, end: int) -> Intervention:

@@ -102,10 +102,14 @@ class ResponseStore:
         self._note(response, with_items_before=is_first)
         self._make_room()
 
-    async def settled(self) -> None:
-        """Return when all that is kept is durable. Raises `NotDurable` if it could not be written."""
+    async def settled(self, response: StoredResponse) -> None:
+        """Return when what happened to the response, and with it to its conversation, is durable. Raises `NotDurable`
+        if it could not be written.
+        """
         if self._journal is not None:
-            await self._journal.settled()
+            conversation = response.conversation
+            keys = [ResponseKey(each) for each in conversation.responses]
+            await self._journal.settled(conversation.session.id, *keys)
 
     def delete(self, response: StoredResponse) -> None:
         """Forget a response. Its conversation goes with the last one; until then its items stay for those after it."""

@@ -87,7 +87,7 @@ class ResponseRun:
     async def _end(self) -> None:
         self._keep()
         await self._cleanup.aclose()
-        await self._services.responses.settled()
+        await self._services.responses.settled(self._stored)
 
     def _abandon(self) -> None:
         """Nobody reads the response any more. Of one that is over, nothing is left to do."""

@@ -49,8 +49,9 @@ async def delete_response(response_id: str, services: ServicesDep, owner: OwnerD
     """Forget a response. Responses that have gone on after it keep its items."""
     if services.responses.find_running(owner, response_id) is not None:
         raise MalformedRequest("the response is being generated: cancel it first", param="response_id")
-    services.responses.delete(services.responses.find(owner, response_id))
-    await services.responses.settled()
+    response = services.responses.find(owner, response_id)
+    services.responses.delete(response)
+    await services.responses.settled(response)
     return DeletedResponse(id=response_id)
 
 

@@ -19,7 +19,7 @@ from app.domain.breakpoints import (
     When,
 )
 from app.domain.errors import FieldOutOfRange
-from app.messages import ReadPaused, WriteCheckpoint
+from app.messages import Disarm, ReadPaused, WriteCheckpoint
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import Change, change_of, data_of, greedy
@@ -148,11 +148,35 @@ def test_a_session_that_has_been_edited_too_often_is_not_edited_any_more(
     assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
 
 
+@pytest.mark.parametrize(
+    ("limit", "value", "says"), [("MAX_INTERVENTIONS", 2, "3 edits"), ("MAX_INTERVENTION_BYTES", 191, "192 bytes")]
+)
+def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_without_them(
+    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, says: str
+) -> None:
+    """At every other token an edit begins that no other goes on with."""
+    monkeypatch.setattr(f"app.gpu.state.interventions.{limit}", value)
+    session = driver.open()
+    driver.run(driver.begin(session, START, 2))
+    [sequence] = driver.engine._handler.sequences
+    before = list(sequence.tokens)
+    add = Edit(EditOp.ADD, 0.5, data_of(vector(9, 48)))
+    driver.arm(session, LAYER, action=Action.EDIT, edits=(add,), when=When(Pass.DECODE, every=2))
+    with pytest.raises(FieldOutOfRange, match=says) as caught:
+        driver.settle(driver.begin(session, [8], COUNT))
+    assert caught.value.param == "breakpoints"
+    assert f"from 0 to {value}" in caught.value.message
+    assert (sequence.tokens, sequence.interventions.snapshot()) == (before, ())
+    driver.do(Disarm(driver.ticket(), session, None))
+    assert len(driver.run(driver.begin(session, [8], 4))) == 0
+    assert len(sequence.tokens) == len(before) + 5
+
+
 def test_what_a_session_keeps_of_written_activations_is_bounded(
     driver: BreakDriver, tiny_llama: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn = pause(driver, Pass.DECODE)
-    monkeypatch.setattr("app.gpu.commands.checkpoint_writes.MAX_WRITTEN_BYTES", WRITTEN.nbytes)
+    monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTION_BYTES", WRITTEN.nbytes)
     write(driver, turn, WRITTEN[None])
     before = driver.read(turn)
     driver.resume(turn, NEXT_BREAKPOINT)

@@ -15,6 +15,8 @@ from app.domain.values import SessionId
 from app.gpu.kv.disk import DiskStore
 from app.gpu.kv.file import write_kv_file
 from app.gpu.kv.header import KVFileDamaged, KVFileMismatch, file_bytes
+from app.machine import disk
+from app.machine.disk import DiskFull, DiskRoom
 from tests.gpu.kv.kv_files import HEADER, IDENTITY, blocks_of, buffers_for, damage, same
 from tests.privileges import unprivileged_folder
 
@@ -91,6 +93,17 @@ def test_no_id_leads_out_of_the_folder_or_to_another_session(
     store.write(session, HEADER, blocks_of(HEADER))
     assert list(store.index().headers) == [session]
     store.delete(session)
+
+
+def test_no_file_takes_from_the_reserve(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, size = store.path(ONE).parent, file_bytes(HEADER)
+    close = DiskStore(folder, IDENTITY, DiskRoom(folder, 1000))
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1000 + size - 1)
+    with pytest.raises(DiskFull, match="kept for the journal"):
+        close.write(ONE, HEADER, blocks_of(HEADER))
+    assert list(folder.iterdir()) == []
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1000 + size)
+    assert close.write(ONE, HEADER, blocks_of(HEADER)) == size
 
 
 EXPORT = replace(HEADER, namespace=b"")

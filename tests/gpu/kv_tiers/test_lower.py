@@ -65,3 +65,27 @@ def test_a_session_that_has_only_half_a_pass_gets_no_file() -> None:
     assert paused.session not in bench.placement.lower._files
     bench.close(paused)
     assert bench.finish() == []
+
+
+def on_disk(bench: Bench, blocks: int) -> TokenSequence:
+    sequence = bench.session(blocks * BLOCK_SIZE)
+    bench.bring_to(sequence, Tier.DISK)
+    bench.placement.refile(sequence)
+    return sequence
+
+
+def test_files_give_way_to_what_must_have_the_disk_copies_and_the_oldest_first() -> None:
+    bench = Bench(disk=32)
+    older, newer, promised = (on_disk(bench, 4) for _ in range(3))
+    copied = on_disk(bench, 2)
+    promised.guaranteed = True
+    bench.tiers.files.load(copied)
+    bench.finish()
+    lower = bench.placement.lower
+    assert lower.disk_used == 14
+    for blocks, left in ((1, 12), (3, 8), (1, 4), (100, 4), (1, 4)):
+        lower.give_way(blocks)
+        assert {move.kind for move in bench.finish()} <= {MoveKind.DELETE}
+        assert lower.disk_used == left
+    assert [tier_of(each) for each in (copied, older, newer, promised)] == [Tier.HOST, None, None, Tier.DISK]
+    assert bench.placement.counts().dropped == 2

@@ -1,0 +1,18 @@
+"""What the server tells of its journal."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """`failure` is why the journal cannot be written, None if it can be; `is_full`: because there is no room for it.
+    `waiting` counts sessions, vectors and responses with changes that are not in it yet.
+    """
+
+    failure: str | None = None
+    is_full: bool = False
+    waiting: int = 0
+
+
+NO_JOURNAL = JournalState()
+"""A server that keeps nothing has nothing to write."""

@@ -1,0 +1,88 @@
+"""One transaction of changes: all of them are written but those that SQLite refuses by themselves."""
+
+import sqlite3
+from dataclasses import astuple, fields
+
+from app.domain.breakpoints import TensorData
+from app.domain.values import SessionId
+from app.journal import breakpoint_tables, response_table
+from app.journal.records import (
+    TOKEN_BYTES,
+    Change,
+    Entry,
+    Key,
+    ResponseKey,
+    ResponseRecord,
+    SessionRecord,
+    VectorKey,
+    WriteBatch,
+)
+
+COLUMNS = ", ".join(field.name for field in fields(SessionRecord))
+PUT_SESSION = f"REPLACE INTO session ({COLUMNS}) VALUES ({', '.join('?' * len(fields(SessionRecord)))})"
+
+Refused = dict[Key, str]
+"""What was not written, and why."""
+
+
+def write_batch(connection: sqlite3.Connection, batch: WriteBatch) -> Refused:
+    """Write each change of `batch` whole or not at all; returns those that cannot be written, such as one that is too
+    large. Raises an exception, and writes nothing, if the file cannot be written.
+    """
+    refused: Refused = {}
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for key, entry in batch.items():
+            connection.execute("SAVEPOINT change")
+            try:
+                _write_entry(connection, key, entry)
+            except Exception as error:
+                if _is_the_files(error) or not connection.in_transaction:  # SQLite may have rolled all of it back
+                    raise
+                connection.execute("ROLLBACK TO change")
+                refused[key] = str(error)
+            connection.execute("RELEASE change")
+    return refused
+
+
+def _is_the_files(error: Exception) -> bool:
+    """Whether it is the file that cannot be written, whatever is to be written."""
+    return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
+
+
+def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None:
+    if isinstance(entry, Change):
+        _write_session(connection, entry)
+    elif isinstance(key, VectorKey):
+        assert not isinstance(entry, ResponseRecord)
+        breakpoint_tables.put_vector(connection, key, entry)
+    elif isinstance(key, ResponseKey):
+        assert not isinstance(entry, TensorData)
+        response_table.put_response(connection, key, entry)
+    else:
+        _delete_session(connection, key)
+
+
+def _delete_session(connection: sqlite3.Connection, session: SessionId) -> None:
+    connection.execute("DELETE FROM session WHERE id = ?", (session,))
+    connection.execute("DELETE FROM tokens WHERE session = ?", (session,))
+    breakpoint_tables.delete_steering(connection, session)
+    response_table.delete_responses(connection, session)
+
+
+def _write_session(connection: sqlite3.Connection, change: Change) -> None:
+    session, position = change.record.id, change.position
+    connection.execute(PUT_SESSION, astuple(change.record))
+    connection.execute("DELETE FROM tokens WHERE session = ? AND position >= ?", (session, position))
+    connection.execute(
+        "UPDATE tokens SET ids = substr(ids, 1, (?2 - position) * ?3) "
+        "WHERE session = ?1 AND position = (SELECT max(position) FROM tokens WHERE session = ?1) "
+        "AND position + length(ids) / ?3 > ?2",
+        (session, position, TOKEN_BYTES),
+    )
+    if change.token_ids:
+        connection.execute("INSERT INTO tokens VALUES (?, ?, ?)", (session, position, change.token_ids))
+    if change.breakpoints is not None:
+        breakpoint_tables.put_breakpoints(connection, session, change.breakpoints)
+    if change.interventions is not None:
+        breakpoint_tables.put_interventions(connection, session, change.interventions)

@@ -1,0 +1,92 @@
+"""Room on a disk: files that can be done without leave a reserve free for those that cannot."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.machine.units import size
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this process may still write where `folder` is, or will be. Raises `OSError`."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    found = os.statvfs(existing)
+    return found.f_bavail * found.f_frsize
+
+
+class DiskFull(OSError):
+    """A file would take room that is not there, or that is reserved. `strerror` says how much is missing."""
+
+
+class Claim:
+    """Bytes that a file under way has yet to write. `grow` and `wrote` follow it."""
+
+    def __init__(self, room: DiskRoom) -> None:
+        self._room = room
+        self.left = 0
+
+    def grow(self, count: int) -> None:
+        """Claim `count` bytes more. Raises `DiskFull`."""
+        self._room.take(count)
+        self.left += count
+
+    def wrote(self, count: int) -> None:
+        """So many of the bytes have been written: the disk itself counts them from now on."""
+        count = min(count, self.left)
+        self._room.give(count)
+        self.left -= count
+
+
+class DiskRoom:
+    """What is free on the disk of `folder` beside `reserve` bytes. Any thread may use it."""
+
+    def __init__(self, folder: Path, reserve: int = 0) -> None:
+        self._folder = folder
+        self.reserve = reserve
+        self._claimed = 0
+        self._lock = threading.Lock()
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the reserve that are not free. Raises `OSError`."""
+        return max(0, self.reserve - free_bytes(self._folder))
+
+    @contextmanager
+    def claiming(self, count: int = 0) -> Iterator[Claim]:
+        """Claim `count` bytes for a file that is written meanwhile. Raises `DiskFull`."""
+        claim = Claim(self)
+        claim.grow(count)
+        try:
+            yield claim
+        finally:
+            claim.wrote(claim.left)
+
+    def take(self, count: int) -> None:
+        """Claim bytes. Raises `DiskFull`."""
+        with self._lock:
+            room = free_bytes(self._folder) - self.reserve - self._claimed
+            if count > max(0, room):
+                reserved = f" beside {size(self.reserve)} that are kept for the journal" if self.reserve else ""
+                raise DiskFull(
+                    errno.ENOSPC, f"{size(count)} are needed on disk, {size(max(0, room))} are free{reserved}"
+                )
+            self._claimed += count
+
+    def give(self, count: int) -> None:
+        """Let go of bytes that were claimed."""
+        with self._lock:
+            self._claimed -= count
+
+    def beside(self, folder: Path) -> DiskRoom:
+        """The room for files in `folder`: this one if they share the disk, else another one without a reserve."""
+        return self if _device(folder) == _device(self._folder) else DiskRoom(folder)
+
+
+def _device(folder: Path) -> int:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return existing.stat().st_dev

@@ -1,0 +1,15 @@
+"""Prometheus metrics of the journal."""
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from app.domain.journal_state import JournalState
+
+
+def journal_metrics(state: JournalState) -> Iterator[Metric]:
+    """Every metric that follows from the journal's state."""
+    failing = "1 while the journal cannot be written"
+    yield GaugeMetricFamily("djinn_journal_failing", failing, float(state.failure is not None))
+    waiting = "Sessions, vectors and responses with changes that are not in the journal yet"
+    yield GaugeMetricFamily("djinn_journal_waiting", waiting, state.waiting)

@@ -1,0 +1,200 @@
+"""A disk without room: what is said was done was done, and the journal goes before every other file."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from httpx_sse import connect_sse
+from prometheus_client.parser import text_string_to_metric_families
+
+import client
+from app.journal.journal import FILE_NAME
+from app.machine import disk
+from tests.durability.restarting import generate, open_session, serving
+from tests.errors import assert_error
+from tests.processes import ServerProcess, serve_process
+
+MIB = 1 << 20
+TURN = {"token_ids": [5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def journal_metrics(http: httpx.Client) -> tuple[float, float]:
+    """Whether it fails, and how many changes wait."""
+    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+    failing, waiting = (families[f"djinn_journal_{name}"].samples[0].value for name in ("failing", "waiting"))
+    return failing, waiting
+
+
+@contextmanager
+def no_room(server: ServerProcess, folder: Path) -> Iterator[None]:
+    """No file of the server may grow: what a full disk is to the journal."""
+    size = (folder / f"{FILE_NAME}-wal").stat().st_size
+    _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, unlimited))
+    yield
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+
+
+def warm_up(http: httpx.Client, session: str) -> list[int]:
+    """Take a turn, whose kernels may have to be compiled and kept in files; returns the history."""
+    return [5, *generate(http, session, [5], 2)["token_ids"]]
+
+
+def test_a_full_disk_is_told_as_it_is_and_ends_by_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        session = open_session(http)
+        path = f"/v1/sessions/{session}"
+        before = warm_up(http, session)
+        assert http.get("/ready").status_code == 200
+        with no_room(server, folder):
+            answer = http.post(f"{path}/generate", json=TURN)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_durable")
+            turn = answer.json()["turn"]
+            assert (turn["status"], len(turn["token_ids"]), turn["usage"]["completion_tokens"]) == ("finished", 2, 2)
+            assert http.get(f"{path}/history").json()["token_ids"] == [*before, 5, *turn["token_ids"]]
+            with connect_sse(http, "POST", f"{path}/generate", json=TURN | {"stream": True}) as source:
+                *_, last = source.iter_sse()
+            assert (last.event, last.json()["error"]["code"]) == ("error", "not_durable")
+            assert len(last.json()["turn"]["token_ids"]) == 2
+            for opening in ("/v1/sessions", f"{path}/fork", "/v1/sessions"):
+                assert "no session was opened" in assert_error(http.post(opening), 503, "journal_unavailable")
+            watch = {"layer": 0, "action": "pause"}
+            unarmed = assert_error(http.post(f"{path}/breakpoints", json=watch), 503, "journal_unavailable")
+            assert "no breakpoint was armed" in unarmed
+            assert http.get(f"{path}/breakpoints").json()["data"] == []
+            assert [view["id"] for view in http.get("/v1/sessions").json()["data"]] == [session]
+            assert "journal" in assert_error(http.get("/ready"), 503, "journal_unavailable")
+            failing, waiting = journal_metrics(http)
+            assert failing == 1
+            assert waiting >= 1
+        until(lambda: http.get("/ready").status_code == 200)
+        assert journal_metrics(http) == (0, 0)
+        server.kill()
+    lines = folder.with_name("state.out").read_text()
+    assert lines.count("the journal cannot be written") == 1
+    assert lines.count("the journal is written again") == 1
+    assert "Traceback" not in lines
+    with serving(folder) as http:
+        assert [(view["id"], view["tokens"]) for view in http.get("/v1/sessions").json()["data"]] == [(session, 9)]
+
+
+def test_a_session_that_closes_on_a_full_disk_is_said_to_come_back(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        session = open_session(http)
+        with no_room(server, folder):
+            closed = assert_error(http.delete(f"/v1/sessions/{session}"), 500, "not_durable")
+            assert "is closed, but a restart would bring it back" in closed
+            assert_error(http.get(f"/v1/sessions/{session}"), 404, "not_found", param="session_id")
+        until(lambda: http.get("/ready").status_code == 200)
+        server.kill()
+    with serving(folder) as http:
+        assert http.get("/v1/sessions").json()["data"] == []
+
+
+def test_the_client_has_the_turn_that_is_not_durable(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serve_process(folder) as server, client.Djinn(server.url) as djinn:
+        session = djinn.sessions.create()
+        before = session.generate(token_ids=[5], max_tokens=2, ignore_eos=True)
+        with no_room(server, folder), pytest.raises(client.ServerError) as told:
+            session.generate(token_ids=[5], max_tokens=2, ignore_eos=True)
+        assert told.value.turn is not None
+        assert session.history().token_ids == (5, *before.token_ids, 5, *told.value.turn.token_ids)
+
+
+class FullDisk:
+    """What is free on every disk, as far as the server asks. Files of the server count."""
+
+    def __init__(self, folder: Path, total: int) -> None:
+        self.folder = folder
+        self.total = total
+
+    def free_bytes(self, folder: Path) -> int:
+        return max(0, self.total - sum(self.sizes()))
+
+    def sizes(self) -> Iterator[int]:
+        for path in self.folder.rglob("*"):
+            try:
+                yield path.stat().st_size if path.is_file() else 0
+            except FileNotFoundError:
+                continue
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    """A disk of 8 MiB with the folder `state`."""
+    found = FullDisk(tmp_path / "state", 8 * MIB)
+    monkeypatch.setattr(disk, "free_bytes", found.free_bytes)
+    return found
+
+
+def kv_files(disk: FullDisk) -> int:
+    return len(list((disk.folder / "kv").glob("*.safetensors")))
+
+
+def idle_session(http: httpx.Client, seed: int) -> str:
+    """A session of 500 tokens whose KV wants to go to the disk: half a MiB of it."""
+    session = open_session(http)
+    generate(http, session, [(seed * 31 + index) % 500 for index in range(500)], 1)
+    http.post(f"/v1/sessions/{session}/phase", json={"phase": "idle"}).raise_for_status()
+    return session
+
+
+def served(disk: FullDisk, **changed: Any) -> Any:
+    return serving(disk.folder, kv_disk=64 * MIB, disk_reserve=4 * MIB, **changed)
+
+
+def test_kv_files_leave_the_journal_its_reserve(full_disk: FullDisk) -> None:
+    with served(full_disk) as http:
+        for seed in range(16):
+            idle_session(http, seed)
+        until(lambda: http.get("/v1/memory").json()["counts"]["disk_failures"] >= 1)
+        assert 1 <= kv_files(full_disk) <= 8
+        for _ in range(30):
+            open_session(http)
+        until(lambda: full_disk.free_bytes(full_disk.folder) >= 4 * MIB)
+
+
+def test_kv_files_give_way_when_something_else_fills_the_disk(full_disk: FullDisk) -> None:
+    with served(full_disk) as http:
+        sessions = [idle_session(http, seed) for seed in range(3)]
+        until(lambda: kv_files(full_disk) == 3)
+        full_disk.total = sum(full_disk.sizes()) + 4 * MIB - 1
+        until(lambda: kv_files(full_disk) == 2)
+        full_disk.total = sum(full_disk.sizes())
+        until(lambda: kv_files(full_disk) == 0)
+        for session in sessions:
+            assert generate(http, session, [7], 1)["usage"]["prompt_tokens"] == 502
+
+
+def test_a_file_that_does_not_fit_is_refused_before_it_is_sent(full_disk: FullDisk) -> None:
+    with served(full_disk) as http:
+        session = open_session(http)
+        generate(http, session, list(range(100)), 1)
+        content = http.get(f"/v1/sessions/{session}/export").raise_for_status().content
+        assert http.post("/v1/sessions/import", content=content).status_code == 201
+        full_disk.total = sum(full_disk.sizes()) + 4 * MIB + len(content) // 2
+        before = len(http.get("/v1/sessions").json()["data"])
+        for whole in (content, iter([content])):
+            refused = assert_error(http.post("/v1/sessions/import", content=whole), 503, "disk_full")
+            assert "for the journal" in refused
+        assert_error(http.get(f"/v1/sessions/{session}/export"), 503, "disk_full")
+        assert len(http.get("/v1/sessions").json()["data"]) == before
+        full_disk.total = 64 * MIB
+        assert http.post("/v1/sessions/import", content=content).status_code == 201

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from app.machine import disk
+from app.machine.disk import DiskFull, DiskRoom, free_bytes
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskRoom:
+    """Room for 600 bytes beside a reserve of 400."""
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1000)
+    return DiskRoom(tmp_path, 400)
+
+
+def test_what_is_free_is_what_the_system_says(tmp_path: Path) -> None:
+    found = free_bytes(tmp_path / "not" / "there")
+    assert found == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+
+
+def test_files_under_way_share_what_is_free_beside_the_reserve(room: DiskRoom) -> None:
+    with room.claiming(500):
+        with pytest.raises(DiskFull, match="kept for the journal"), room.claiming(101):
+            pass
+        with room.claiming(100):
+            pass
+    with room.claiming(600):
+        pass
+
+
+def test_what_has_been_written_is_counted_once(room: DiskRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    with room.claiming(500) as claim:
+        monkeypatch.setattr(disk, "free_bytes", lambda folder: 700)
+        claim.wrote(300)
+        with room.claiming(100):
+            pass
+        with pytest.raises(DiskFull):
+            claim.grow(101)
+        claim.grow(100)
+
+
+def test_no_bytes_need_no_room(room: DiskRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 100)
+    assert room.missing == 300
+    with room.claiming():
+        pass
+
+
+def test_another_disk_has_no_reserve(room: DiskRoom, tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    assert room.beside(tmp_path / "kv") is room
+    with room.beside(memory).claiming(1000):
+        pass
