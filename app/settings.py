@@ -167,7 +167,7 @@ class Settings(BaseSettings):
         description="most tokens that a session computes ahead in one step, on a guess from its own history; 0 for "
         "none (default: 7 on a CPU where that changes no token)",
     )
-    max_queue: int = Field(1024, ge=1, description="turns that may wait; one more gets 429")
+    max_queue: int = Field(1024, ge=1, description="turns that may wait, beside --max-running that run; one more gets 429")
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
     max_responses: int = Field(
@@ -249,6 +249,11 @@ class Settings(BaseSettings):
         if self.allowed_hosts is not None:
             return self.allowed_hosts
         return ("*",) if self.api_keys or not is_loopback(self.host) else (*LOOPBACK_NAMES, self.host)
+
+    @property
+    def max_turns(self) -> int:
+        """Turns that may run or wait at once."""
+        return self.max_running + self.max_queue
 
     def engine(self) -> EngineSettings:
         """The engine's section."""
