@@ -45,7 +45,7 @@ class APIError(DjinnError):
 
 
 class BadRequest(APIError):
-    """400: the request cannot be understood, or does not fit in the context."""
+    """400: the request cannot be understood, or does not fit in the context. 408: it did not come whole."""
 
 
 class Unauthorized(APIError):
@@ -77,7 +77,7 @@ class RateLimited(APIError):
 
 
 class ServerError(APIError):
-    """5xx: a bug, a device failure, or the server is shutting down."""
+    """5xx: a bug, a device failure, too many connections, or the server is shutting down."""
 
 
 class TransportError(DjinnError):
@@ -113,6 +113,7 @@ BY_STATUS: Mapping[int, type[APIError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
+    408: BadRequest,
     409: Conflict,
     413: TooLarge,
     415: BadRequest,
@@ -127,6 +128,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "foreign_host": Forbidden,
     "model_not_found": NotFound,
     "not_found": NotFound,
+    "request_timeout": BadRequest,
     "wrong_state": Conflict,
     "request_too_large": TooLarge,
     "field_out_of_range": Unprocessable,
@@ -135,6 +137,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "queue_full": RateLimited,
     "session_limit": RateLimited,
     "draining": ServerError,
+    "connection_limit": ServerError,
     "not_durable": ServerError,
     "engine_error": ServerError,
     "weights_lost": ServerError,

@@ -63,6 +63,10 @@ class MethodNotAllowed(DjinnError, status=405, code="method_not_allowed"):
     """The path exists, but not for this method."""
 
 
+class RequestTimeout(DjinnError, status=408, code="request_timeout"):
+    """The client did not send the rest of its request."""
+
+
 class WrongState(DjinnError, status=409, code="wrong_state"):
     """The session's state does not allow this."""
 
@@ -116,6 +120,10 @@ class SessionLimit(Busy, code="session_limit"):
 
 class Draining(DjinnError, status=503, code="draining"):
     """The server is shutting down."""
+
+
+class TooManyConnections(DjinnError, status=503, code="connection_limit"):
+    """As many connections are open as may be."""
 
 
 class NotDurable(DjinnError, code="not_durable"):

@@ -1,4 +1,4 @@
-"""Prometheus metrics of turns, and the text of `/metrics`, which has the engine's too."""
+"""Prometheus metrics of turns, and the text of `/metrics`, which has the engine's and the connections' too."""
 
 import time
 from itertools import chain
@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from app.domain.activations import ResumeCost
 from app.domain.memory_map import MemoryMap
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.metrics.connections import ConnectionMetrics
 from app.metrics.memory import memory_metrics
 from app.metrics.vllm import WithVllmNames
 
@@ -59,12 +60,13 @@ class Metrics:
         self.ignored_fields = Counter(
             "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
         )
-        self._turns = own
+        self.connections = ConnectionMetrics(own)
+        self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def render(self, memory: MemoryMap) -> bytes:
         """The text of `/metrics`, with the engine's part taken from `memory`."""
-        everything = WithVllmNames(lambda: chain(memory_metrics(memory), self._turns.collect()), self._labels)
+        everything = WithVllmNames(lambda: chain(memory_metrics(memory), self._own.collect()), self._labels)
         return generate_latest(everything)
 
 
