@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from app.domain.errors import DjinnError
 from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_of
+from app.machine.descriptors import raise_descriptor_limit
 from app.settings import Settings
 from app.web.field_schema import schema_of
 from app.web.problems import describe_problem
@@ -88,10 +89,12 @@ def _add_command(commands: argparse._SubParsersAction[OneLineParser], name: str,
 
 
 def _serve(settings: Settings) -> None:
+    from app.web.connections.caps import Caps
     from app.web.server import Server, bind
 
     logging.basicConfig(level=logging.INFO, format="djinn: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    caps = Caps.of(settings, raise_descriptor_limit())
     with bind(settings.host, settings.port) as bound:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
         # Importing PyTorch takes a second: --help and a wrong flag need not wait for it.
@@ -99,7 +102,7 @@ def _serve(settings: Settings) -> None:
             from app.main import load_app
 
             application = load_app(settings)
-        Server(application).run([bound])
+        Server(application, caps).run([bound])
 
 
 @contextmanager

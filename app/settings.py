@@ -167,12 +167,26 @@ class Settings(BaseSettings):
         description="most tokens that a session computes ahead in one step, on a guess from its own history; 0 for "
         "none (default: 7 on a CPU where that changes no token)",
     )
-    max_queue: int = Field(1024, ge=1, description="turns that may wait; one more gets 429")
+    max_queue: int = Field(
+        1024, ge=1, description="turns that may wait, beside --max-running that run; one more gets 429"
+    )
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
     max_responses: int = Field(
         1024, ge=1, description="responses of /v1/responses that are kept; those unused for longest give way"
     )
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        description="connections that clients may have open at once (default: 8192, or three quarters of the limit of "
+        "open files)",
+    )
+    max_connections_per_address: int | None = Field(
+        None, ge=1, description="those from one address (default: half of them, and from loopback all)"
+    )
+    header_timeout_s: float = Field(10.0, gt=0, description="how long the header of a request may take")
+    body_timeout_s: float = Field(30.0, gt=0, description="how long the body of a request may pause")
+    write_timeout_s: float = Field(60.0, gt=0, description="how long a client may read nothing of an answer")
     max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
     max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
     max_spool_bytes: ByteSize = Field(
@@ -257,6 +271,11 @@ class Settings(BaseSettings):
         if self.allowed_hosts is not None:
             return self.allowed_hosts
         return ("*",) if self.api_keys or not is_loopback(self.host) else (*LOOPBACK_NAMES, self.host)
+
+    @property
+    def max_turns(self) -> int:
+        """Turns that may run or wait at once."""
+        return self.max_running + self.max_queue
 
     def engine(self) -> EngineSettings:
         """The engine's section."""

@@ -50,7 +50,7 @@ class APIError(DjinnError):
 
 
 class BadRequest(APIError):
-    """400: the request cannot be understood, or does not fit in the context."""
+    """400: the request cannot be understood, or does not fit in the context. 408: it did not come whole."""
 
 
 class Unauthorized(APIError):
@@ -82,7 +82,7 @@ class RateLimited(APIError):
 
 
 class ServerError(APIError):
-    """5xx: a bug, a device failure, a full disk, or the server is shutting down."""
+    """5xx: a bug, a device failure, a full disk, too many connections, or the server is shutting down."""
 
 
 class TransportError(DjinnError):
@@ -118,6 +118,7 @@ BY_STATUS: Mapping[int, type[APIError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
+    408: BadRequest,
     409: Conflict,
     413: TooLarge,
     415: BadRequest,
@@ -132,6 +133,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "foreign_host": Forbidden,
     "model_not_found": NotFound,
     "not_found": NotFound,
+    "request_timeout": BadRequest,
     "wrong_state": Conflict,
     "request_too_large": TooLarge,
     "field_out_of_range": Unprocessable,
@@ -141,6 +143,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "session_limit": RateLimited,
     "spool_full": RateLimited,
     "draining": ServerError,
+    "connection_limit": ServerError,
     "not_durable": ServerError,
     "journal_unavailable": ServerError,
     "disk_full": ServerError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -33,8 +34,10 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _serve(output: str, flags: Sequence[str]) -> None:
+def _serve(output: str, flags: Sequence[str], descriptors: tuple[int, int] | None) -> None:
     """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
+    if descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -46,9 +49,11 @@ def _serve(output: str, flags: Sequence[str]) -> None:
 class ServerProcess:
     """A running `djinn serve`."""
 
-    def __init__(self, process: BaseProcess, url: str) -> None:
+    def __init__(self, process: BaseProcess, url: str, output: Path) -> None:
         self._process = process
         self.url = url
+        self.output = output
+        """What it has printed and logged."""
         assert process.pid is not None
         self.pid = process.pid
 
@@ -72,14 +77,18 @@ class ServerProcess:
 
 
 @contextmanager
-def serve_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
-    """A server of a tiny model that keeps its sessions in `folder`; it is killed at the end of the block."""
+def serve_process(folder: Path, *flags: str, descriptors: tuple[int, int] | None = None) -> Iterator[ServerProcess]:
+    """A server of a tiny model that keeps its sessions in `folder`; it is killed at the end of the block.
+
+    `descriptors` are the soft and the hard limit of its open files; None for those of the tests.
+    """
     output = folder.with_name(f"{folder.name}.out")
     output.unlink(missing_ok=True)
-    process = forking().Process(target=_serve, args=(str(output), [*TINY, "--state-dir", str(folder), *flags]))
+    arguments = (str(output), [*TINY, "--state-dir", str(folder), *flags], descriptors)
+    process = forking().Process(target=_serve, args=arguments)
     process.start()
     try:
-        yield ServerProcess(process, _url(process, output))
+        yield ServerProcess(process, _url(process, output), output)
     finally:
         process.kill()
         process.join()

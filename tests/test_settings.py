@@ -89,6 +89,8 @@ def test_the_environment_counts_and_a_flag_wins(monkeypatch: pytest.MonkeyPatch)
         (["--dtype", "int3"], "dtype"),
         (["--block-size", "0"], "block_size"),
         (["--drain-timeout-s", "-1"], "drain_timeout_s"),
+        (["--header-timeout-s", "0"], "header_timeout_s"),
+        (["--max-connections", "0"], "max_connections"),
         (["--api-key", ""], "api_keys"),
         (["--api-keys", "a,"], "api_keys"),
     ],

@@ -64,6 +64,10 @@ class MethodNotAllowed(DjinnError, status=405, code="method_not_allowed"):
     """The path exists, but not for this method."""
 
 
+class RequestTimeout(DjinnError, status=408, code="request_timeout"):
+    """The client did not send the rest of its request."""
+
+
 class WrongState(DjinnError, status=409, code="wrong_state"):
     """The session's state does not allow this."""
 
@@ -129,6 +133,10 @@ class DiskShort(DjinnError, status=503, code="disk_full"):
 
 class JournalUnavailable(DjinnError, status=503, code="journal_unavailable"):
     """Not done: the journal cannot be written, so it would not survive a restart."""
+
+
+class TooManyConnections(DjinnError, status=503, code="connection_limit"):
+    """As many connections are open as may be."""
 
 
 class NotDurable(DjinnError, code="not_durable"):

@@ -1,1 +1,1 @@
-"""Prometheus metrics of turns and of memory, also under the names of vLLM."""
+"""Prometheus metrics of turns, connections and memory, also under the names of vLLM."""

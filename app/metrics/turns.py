@@ -1,4 +1,4 @@
-"""Prometheus metrics of turns, and the text of `/metrics`, which has the engine's too."""
+"""Prometheus metrics of turns, and the text of `/metrics`, which has the engine's and the connections' too."""
 
 import time
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from app.domain.activations import ResumeCost
 from app.domain.journal_state import JournalState
 from app.domain.memory_map import MemoryMap
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.metrics.connections import ConnectionMetrics
 from app.metrics.journal import journal_metrics
 from app.metrics.memory import memory_metrics
 from app.metrics.vllm import WithVllmNames
@@ -63,14 +64,15 @@ class Metrics:
         self.ignored_fields = Counter(
             "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
         )
-        self._turns = own
+        self.connections = ConnectionMetrics(own)
+        self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def render(self, memory: MemoryMap, journal: JournalState) -> bytes:
         """The text of `/metrics`, with the engine's part taken from `memory`, and the journal's from `journal`."""
 
         def metrics() -> Iterator[Metric]:
-            return chain(memory_metrics(memory), journal_metrics(journal), self._turns.collect())
+            return chain(memory_metrics(memory), journal_metrics(journal), self._own.collect())
 
         return generate_latest(WithVllmNames(metrics, self._labels))
 

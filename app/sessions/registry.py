@@ -59,7 +59,7 @@ class SessionRegistry:
             metrics,
             self.ends,
             self.pauses,
-            max_queue=settings.max_queue,
+            max_turns=settings.max_turns,
             on_queued=on_queued,
         )
         self.paused_copies = PausedCopies(executor, self.turns, self.pauses)

@@ -123,9 +123,9 @@ class SessionTable:
         return self._open.get(session_id) or self._opening.get(session_id)
 
     @property
-    def waiting(self) -> int:
-        """Turns in the queue."""
-        return sum(session.state is SessionState.QUEUED for session in self._open.values())
+    def turns(self) -> int:
+        """Turns in the queue or in the engine; paused ones are in neither."""
+        return sum(session.state in (SessionState.QUEUED, SessionState.RUNNING) for session in self._open.values())
 
     @property
     def expired(self) -> list[Session]:

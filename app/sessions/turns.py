@@ -43,7 +43,9 @@ class TurnRequest:
 
 
 class Turns:
-    """The turns of all open sessions. At most `max_queue` of them wait at once. Used on the event loop only."""
+    """The turns of all open sessions. At most `max_turns` of them run or wait at once, but for turns that were paused.
+    Used on the event loop only.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Turns:
         ends: TurnEnds,
         pauses: Pauses,
         *,
-        max_queue: int,
+        max_turns: int,
         on_queued: Callable[[Session], None],
     ) -> None:
         """`on_queued` is told of each session whose next turn is in the queue."""
@@ -66,7 +68,7 @@ class Turns:
         self._metrics = metrics
         self._ends = ends
         self._pauses = pauses
-        self._max_queue = max_queue
+        self._max_turns = max_turns
         self._on_queued = on_queued
 
     async def compile_grammar(self, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack) -> None:
@@ -94,8 +96,9 @@ class Turns:
         session.require(SessionState.IDLE, to="start a turn")
         if not request.pausable:
             _require_no_pauses(session)
-        if self._table.waiting >= self._max_queue:
-            raise Busy(f"the queue is full ({self._max_queue} turns wait)", retry_after_s=RETRY_AFTER_S)
+        # Not by those that wait: turns that come together all wait, until the engine has looked at the first.
+        if self._table.turns >= self._max_turns:
+            raise Busy(f"the queue is full ({self._max_turns} turns run or wait)", retry_after_s=RETRY_AFTER_S)
         new = array("I", request.token_ids)
         history = new if request.replace else session.history + new
         if not history:

@@ -18,6 +18,11 @@ ANSWERS = ("http.response.start", "websocket.accept", "websocket.http.response.s
 SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
+def new_request_id() -> str:
+    """One that no other answer has."""
+    return f"req_{secrets.token_hex(12)}"
+
+
 class RequestIdMiddleware:
     """Sets `request.state.request_id` and the response header."""
 
@@ -30,7 +35,7 @@ class RequestIdMiddleware:
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        request_id = given if SANE.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        request_id = given if SANE.fullmatch(given) else new_request_id()
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:

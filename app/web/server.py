@@ -1,4 +1,6 @@
-"""uvicorn with an orderly end: on SIGTERM new work is refused and running turns may finish before the port closes."""
+"""uvicorn with limits for connections and an orderly end: on SIGTERM new work is refused, and running turns may finish
+before the port closes.
+"""
 
 import asyncio
 import errno
@@ -12,6 +14,12 @@ from fastapi import FastAPI
 
 from app.domain.errors import FieldOutOfRange
 from app.sessions.lifecycle import drain
+from app.web.connections.caps import Caps
+from app.web.connections.listener import Listener
+from app.web.connections.protocol import Deadlines, HttpProtocol
+from app.web.connections.quiet import ONCE_PER_MINUTE
+from app.web.connections.table import Connection, ConnectionTable
+from app.web.connections.watch import watch
 
 logger = logging.getLogger(__name__)
 
@@ -45,33 +53,57 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Serves `app`; prints one line to stdout when it takes requests."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, caps: Caps) -> None:
+        services = app.state.services
         super().__init__(
             uvicorn.Config(
                 app,
+                loop="asyncio",
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-                ws_max_size=int(app.state.services.settings.max_request_bytes),
+                ws_max_size=int(services.settings.max_request_bytes),
             )
         )
-        self._services = app.state.services
+        logging.getLogger("uvicorn.error").addFilter(ONCE_PER_MINUTE)
+        self._services = services
+        self._table = ConnectionTable(caps, services.metrics.connections)
+        self._listener: Listener | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen."""
-        for bound in sockets or ():
-            # Connections inherit it: without it those of a server that was killed keep the port for a minute.
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        await super().startup(sockets)
+        """Start to listen, on the one of `sockets`."""
+        assert sockets is not None
+        (bound,) = sockets
+        # Connections inherit it: without it those of a server that was killed keep the port for a minute.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await super().startup([])
         if self.started:
+            self._listen(bound)
             # A full collection goes through each object and stops every turn meanwhile: 0.3 s with those of the
             # modules and the model, which are never garbage.
             gc.collect()
             gc.freeze()
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            host, port = bound.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"Djinn serves {self._services.info.name} on http://{shown}:{port}", flush=True)
+
+    def _listen(self, bound: socket.socket) -> None:
+        metrics = self._services.metrics.connections
+        self._listener = Listener(bound, self._table, metrics, self._speak)
+        self._listener.start(self.config.backlog)
+        deadlines = Deadlines.of(self._services.settings)
+        self._watching = asyncio.create_task(watch(self._table, deadlines, metrics))
+
+    def _speak(self, connection: Connection) -> HttpProtocol:
+        return HttpProtocol(
+            connection,
+            self._table,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
@@ -84,7 +116,11 @@ class Server(uvicorn.Server):
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
         draining.cancel()
+        if self._listener is not None:
+            self._listener.close()
         await super().shutdown(sockets)
+        if self._watching is not None:
+            self._watching.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, leave at the second. Unlike uvicorn's own, exits with 0."""

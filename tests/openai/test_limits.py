@@ -23,9 +23,9 @@ PATH = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def small(reference: Reference) -> Iterator[httpx.Client]:
-    """A server for six sessions and a queue of four turns."""
+    """A server for six sessions and five turns."""
     with (
-        serve(model=str(reference.folder), max_sessions=6, max_queue=4) as url,
+        serve(model=str(reference.folder), max_sessions=6, max_queue=4, max_running=1) as url,
         httpx.Client(base_url=url, timeout=30) as client,
     ):
         yield client
@@ -34,7 +34,7 @@ def small(reference: Reference) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("prompts", "n", "param", "limit"),
-    [(5, 1, "prompt", "4 turns"), (1, 6, "n", "4 turns"), (2, 4, "n", "6 sessions"), (1, 7, "n", "4 turns")],
+    [(6, 1, "prompt", "5 turns"), (1, 6, "n", "5 turns"), (2, 3, "n", "5 turns"), (2, 4, "n", "6 sessions")],
 )
 def test_more_choices_than_the_server_has_room_for_are_refused_before_any_work(
     small: httpx.Client, stream: bool, prompts: int, n: int, param: str, limit: str
@@ -45,7 +45,7 @@ def test_more_choices_than_the_server_has_room_for_are_refused_before_any_work(
     assert small.get("/v1/memory").json()["data"] == before["data"]
 
 
-@pytest.mark.parametrize(("prompts", "n"), [(4, 1), (1, 5), (2, 3)])
+@pytest.mark.parametrize(("prompts", "n"), [(5, 1), (1, 5), (2, 2)])
 def test_as_many_choices_as_there_is_room_for_are_taken(small: httpx.Client, prompts: int, n: int) -> None:
     answer = small.post(PATH, json={**ASKED, "prompt": ["a"] * prompts, "n": n})
     assert len(answer.json()["choices"]) == prompts * n

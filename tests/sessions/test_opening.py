@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from app.bridge.turn import Turn
 from app.domain.errors import Busy
 from app.domain.values import StopRule
 from app.exports.exports import export_session, import_session
@@ -93,18 +95,32 @@ async def test_guaranteed_sessions_count_towards_max_sessions() -> None:
         assert isinstance(second, Busy)
 
 
-async def test_a_full_queue_and_too_many_sessions_are_busy() -> None:
-    async with running_services(max_queue=2, max_sessions=3, max_running=1) as services:
-        registry = services.sessions
-        sessions = [registry.create() for _ in range(3)]
+async def test_more_sessions_than_may_be_open_are_busy() -> None:
+    async with running_services(max_sessions=3) as services:
+        for _ in range(3):
+            services.sessions.create()
         with pytest.raises(Busy, match="3 sessions") as busy:
-            registry.create()
+            services.sessions.create()
         assert busy.value.retry_after_s >= 1
-        turns = [start_turn(registry, session, PROMPT, GREEDY, LONG) for session in sessions[:2]]
+
+
+@pytest.mark.parametrize(("max_running", "max_queue"), [(1, 1), (2, 2), (1, 5), (6, 1), (4, 3)])
+async def test_as_many_turns_are_taken_as_may_run_and_wait(max_running: int, max_queue: int) -> None:
+    """However many of them come before the engine has looked at the first."""
+    async with running_services(max_running=max_running, max_queue=max_queue) as services:
+        registry = services.sessions
+        taken: list[tuple[Session, Turn]] = []
+        for session in [registry.create() for _ in range(10)]:
+            with contextlib.suppress(Busy):
+                taken.append((session, start_turn(registry, session, PROMPT, GREEDY, LONG)))
+        assert len(taken) == max_running + max_queue
+        await anext(taken[0][1])
         with pytest.raises(Busy, match="queue is full"):
-            start_turn(registry, sessions[2], PROMPT, GREEDY, LONG)
-        await anext(turns[0])
-        turns.append(start_turn(registry, sessions[2], PROMPT, GREEDY, LONG))
-        for session, turn in zip(sessions, turns, strict=True):
+            start_turn(registry, registry.create(), PROMPT, GREEDY, LONG)
+        registry.ends.release(*taken[0])
+        await finish(taken[0][1])
+        late = registry.create()
+        taken[0] = late, start_turn(registry, late, PROMPT, GREEDY, LONG)
+        for session, turn in taken:
             registry.ends.release(session, turn)
             await finish(turn)

@@ -12,6 +12,7 @@ import pytest
 
 from app.domain.errors import FieldOutOfRange
 from app.main import load_app
+from app.web.connections.caps import Caps
 from app.web.server import Server, bind
 from tests.processes import serve_process
 from tests.serving import START_TIMEOUT_S, tiny_settings
@@ -50,7 +51,8 @@ def test_a_server_that_was_killed_under_a_client_comes_back_on_its_port(tmp_path
 def test_a_full_collection_of_garbage_passes_over_what_the_server_started_with() -> None:
     """It stops every turn as long as it lasts, and goes through all objects that are not frozen."""
     gc.unfreeze()
-    server = Server(load_app(tiny_settings()))
+    settings = tiny_settings()
+    server = Server(load_app(settings), Caps.of(settings, descriptors=1024))
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, args=([bound],))
         before = len(gc.get_objects())

@@ -188,14 +188,14 @@ def check_model(services: Services, name: str) -> None:
 def _check_count(settings: Settings, *, prompts: int, n: int) -> None:
     """Raise `FieldOutOfRange` for more choices than the server takes even if it has nothing else to do.
 
-    Each has a session; the first of every prompt wait in the queue at once, and later the others of a prompt.
+    Each has a session and a turn. Towards the end of the call all of them may run or wait at once.
     """
-    for param, count, limit, what in (
-        ("prompt", prompts, settings.max_queue, "turns can wait at once"),
-        ("n", n - 1, settings.max_queue, "turns can wait at once"),
-        ("n" if n > 1 else "prompt", prompts * n, settings.max_sessions, "sessions can be open at once"),
+    param = "n" if n > 1 else "prompt"
+    for limit, what in (
+        (settings.max_sessions, "sessions can be open at once"),
+        (settings.max_turns, "turns can run or wait at once"),
     ):
-        if count > limit:
+        if prompts * n > limit:
             raise FieldOutOfRange(
                 f"{param}: {prompts} prompts with {n} choices each are too many: at most {limit} {what}", param=param
             )

@@ -1,0 +1,144 @@
+"""Takes connections. asyncio's own way has no caps, and logs a traceback for each one that it cannot take."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+
+from app.domain.errors import TooManyConnections
+from app.metrics.connections import ConnectionMetrics, Refused
+from app.web.connections.answers import last_answer
+from app.web.connections.caps import origin_of
+from app.web.connections.quiet import ONCE_PER_MINUTE
+from app.web.connections.table import Connection, ConnectionTable
+
+logger = logging.getLogger(__name__)
+logger.addFilter(ONCE_PER_MINUTE)
+
+AT_ONCE = 64
+"""Connections that are taken before anything else gets its turn."""
+PAUSE_S = 0.1
+"""Until the next try, when the system could give none."""
+UNSENT_BYTES = 256 << 10
+"""Of an answer that a client reads slowly, the kernel keeps no more than this, instead of some MB for each connection.
+A slow reader is then soon told apart from one that reads nothing.
+"""
+RETRY_AFTER_S = 1
+LINGER_S = 1.0
+"""How long a refused connection stays open. A client that still sends its request would lose the answer otherwise."""
+LINGERING = 32
+"""Refused connections that stay open at once; others are closed without delay."""
+
+
+class AcceptedSocket(socket.socket):
+    """A connection's socket, which tells when it is closed. Its protocol cannot: a WebSocket gets another one."""
+
+    on_close: Callable[[], None]
+
+    def close(self) -> None:
+        """Close it, and tell."""
+        super().close()
+        self.on_close()
+
+
+class Listener:
+    """Takes the connections of one bound socket, within the caps of `table`, from `start` to `close`."""
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        table: ConnectionTable,
+        metrics: ConnectionMetrics,
+        make_protocol: Callable[[Connection], asyncio.Protocol],
+    ) -> None:
+        self._bound = bound
+        self._table = table
+        self._metrics = metrics
+        self._make_protocol = make_protocol
+        self._opening: set[asyncio.Task[None]] = set()
+        self._lingering: set[socket.socket] = set()
+        self._retry: asyncio.TimerHandle | None = None
+
+    def start(self, backlog: int) -> None:
+        """Listen. Call on the running event loop."""
+        self._bound.setblocking(False)
+        self._bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)  # connections inherit it
+        self._bound.listen(backlog)
+        self._watch()
+
+    def close(self) -> None:
+        """Take no more; those that are open stay."""
+        if self._retry is not None:
+            self._retry.cancel()
+        asyncio.get_running_loop().remove_reader(self._bound)
+        for refused in list(self._lingering):
+            self._let_go(refused)
+
+    def _watch(self) -> None:
+        self._retry = None
+        asyncio.get_running_loop().add_reader(self._bound, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                accepted, peer = self._bound.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            self._take(accepted, peer[0])
+
+    def _pause(self, error: OSError) -> None:
+        """The system keeps saying that a connection is there: to try at once again would take all of a core."""
+        logger.warning("connections cannot be taken: %s; they wait", error.strerror)
+        self._metrics.count_refused(Refused.SYSTEM)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._bound)
+        self._retry = loop.call_later(PAUSE_S, self._watch)
+
+    def _take(self, accepted: socket.socket, peer: str) -> None:
+        origin = origin_of(peer)
+        if (cause := self._table.make_room(origin, asyncio.get_running_loop().time())) is not None:
+            self._refuse(accepted, peer, cause)
+            return
+        connection = self._table.open(origin)
+        own = AcceptedSocket(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
+        own.on_close = lambda: self._table.close(connection)
+        task = asyncio.create_task(self._open(own, connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, accepted: AcceptedSocket, connection: Connection) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: self._make_protocol(connection), accepted)
+        except OSError:  # the client has gone already
+            accepted.close()
+
+    def _refuse(self, accepted: socket.socket, peer: str, cause: Refused) -> None:
+        self._metrics.count_refused(cause)
+        caps = self._table.caps
+        if cause is Refused.TOTAL:
+            error = TooManyConnections(f"{caps.total} connections are open, each with a request: try again")
+            logger.warning("connections are refused: %d are open, each with a request", caps.total)
+        else:
+            most = caps.of_origin(origin_of(peer))
+            error = TooManyConnections(f"this address has {most} connections open, each with a request: try again")
+            logger.warning("connections from %s are refused: it has %d open, each with a request", peer, most)
+        accepted.setblocking(False)
+        with contextlib.suppress(OSError):
+            accepted.send(last_answer(error, f"retry-after: {RETRY_AFTER_S}"))
+            accepted.shutdown(socket.SHUT_WR)
+        if len(self._lingering) >= LINGERING:
+            accepted.close()
+            return
+        self._lingering.add(accepted)
+        asyncio.get_running_loop().call_later(LINGER_S, self._let_go, accepted)
+
+    def _let_go(self, refused: socket.socket) -> None:
+        self._lingering.discard(refused)
+        refused.close()

@@ -1,0 +1,109 @@
+"""HTTP/1.1 by uvicorn and h11, with an account of what the client still owes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from app.domain.errors import RequestTimeout
+from app.metrics.connections import Ended
+from app.settings import Settings
+from app.web.connections.answers import last_answer
+from app.web.connections.table import Connection, ConnectionTable
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a client may keep the server waiting, in s."""
+
+    header_s: float
+    """For a whole header, and for the first one since the connection was made."""
+    body_s: float
+    """For the next part of a body; for all of what is left once the answer is complete."""
+    write_s: float
+    """Until the client reads the next part of an answer."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Deadlines:
+        """What the settings ask for."""
+        return cls(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s)
+
+
+class HttpProtocol(H11Protocol):
+    """One connection that speaks HTTP. Says to the table whether a request is under way."""
+
+    def __init__(self, connection: Connection, table: ConnectionTable, **uvicorn: Any) -> None:
+        """`uvicorn` is what uvicorn's own protocol takes."""
+        super().__init__(**uvicorn)
+        self._connection = connection
+        self._table = table
+        self._owed: Ended | None = None
+        """What the client is to send next; None while the server is to answer, and between requests."""
+        self._since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Wait for the first header."""
+        super().connection_made(transport)
+        # An answer is sent when the client has read the one before: what waits here can only shrink.
+        transport.set_write_buffer_limits(high=0)
+        self._connection.transport = transport
+        self._follow()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent."""
+        super().data_received(data)
+        self._follow()
+        if self._owed is Ended.BODY and not self.cycle.response_complete:
+            self._since = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for what is left of a body that the answer did not wait for."""
+        super().on_response_complete()
+        self._follow()
+        self._since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read everything."""
+        super().resume_writing()
+        self._connection.note_sent()
+        self._follow()
+
+    def overdue(self, now: float, deadlines: Deadlines) -> Ended | None:
+        """What the client should have sent by now."""
+        if self._owed is None or self.transport.is_closing():
+            return None
+        if self._owed is Ended.BODY and (self.flow.read_paused or self.cycle.waiting_for_100_continue):
+            self._since = now  # the server keeps the client waiting
+        limit_s = deadlines.header_s if self._owed is Ended.HEADER else deadlines.body_s
+        return self._owed if now - self._since > limit_s else None
+
+    def time_out(self) -> None:
+        """End the connection of a client that owes something, with an answer if it has begun a request."""
+        begun = self._owed is Ended.BODY or bool(self.conn.trailing_data[0])
+        if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            message = f"the rest of the request's {self._owed} did not come in time"
+            self.transport.write(last_answer(RequestTimeout(message)))
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # an answer that comes now would follow the one above
+        self.transport.close()
+
+    def _follow(self) -> None:
+        """Note what the client owes after anything that can change it."""
+        match self.conn.their_state:
+            case _ if self.transport.get_protocol() is not self:
+                owed = None  # a WebSocket by now
+            case h11.IDLE:
+                # Between two requests uvicorn has a timer of its own. A byte of the next header ends it.
+                owed = Ended.HEADER if self.timeout_keep_alive_task is None else None
+            case h11.SEND_BODY:
+                owed = Ended.BODY
+            case _:
+                owed = None
+        if owed is not self._owed:
+            self._owed, self._since = owed, self.loop.time()
+        is_waiting = self.conn.their_state is h11.IDLE and not self.flow.write_paused
+        self._table.set_waiting(self._connection, self.loop.time() if is_waiting else None)

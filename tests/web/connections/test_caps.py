@@ -1,0 +1,134 @@
+"""Caps of connections: who is refused, and who gives way before that."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from app.domain.errors import FieldOutOfRange
+from app.web.connections.caps import LOOPBACK, Caps, origin_of
+from app.web.connections.table import GRACE_S
+from tests.serving import tiny_settings
+from tests.web.connections.conftest import GET, HEADER, Edge, Serve, read_answer, read_to_end, wait_until
+
+QUIET = b"GET /quiet HTTP/1.1\r\n" + HEADER + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("peer", "origin"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("127.0.0.1", LOOPBACK),
+        ("127.9.9.9", LOOPBACK),
+        ("::ffff:127.0.0.1", LOOPBACK),
+        ("::1", LOOPBACK),
+    ],
+)
+def test_a_host_counts_as_one_address(peer: str, origin: str) -> None:
+    assert origin_of(peer) == origin
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "changed", "caps"),
+    [
+        (1 << 20, {}, Caps(8192, 4096, 8192)),
+        (1024, {}, Caps(768, 384, 768)),
+        (1024, {"max_connections": 100}, Caps(100, 50, 100)),
+        (1024, {"max_connections": 1}, Caps(1, 1, 1)),
+        (1024, {"max_connections_per_address": 9}, Caps(768, 9, 9)),
+        (1 << 20, {"max_connections": 100_000}, Caps(100_000, 50_000, 100_000)),
+    ],
+)
+def test_loopback_may_have_all_and_another_address_half(descriptors: int, changed: dict[str, int], caps: Caps) -> None:
+    assert Caps.of(tiny_settings(**changed), descriptors) == caps
+
+
+def test_more_connections_than_there_are_descriptors_for_are_refused() -> None:
+    with pytest.raises(FieldOutOfRange, match=r"max_connections must be at most 768: .* 1024") as refused:
+        Caps.of(tiny_settings(max_connections=769), 1024)
+    assert refused.value.param == "max_connections"
+
+
+@pytest.mark.parametrize("cap", ["max_connections", "max_connections_per_address"])
+def test_one_connection_too_many_gets_an_answer_if_all_have_a_request(edge: Serve, cap: str) -> None:
+    server = edge(**{cap: 3})
+    busy = [server.connect(QUIET) for _ in range(3)]
+    _assert_refused(server)
+    assert [read_answer(each).rpartition(b"\r\n\r\n")[2] for each in busy] == [b"late"] * 3
+    time.sleep(2 * GRACE_S)
+    assert read_answer(server.connect(GET)).startswith(b"HTTP/1.1 200 ")
+    cause = "total" if cap == "max_connections" else "address"
+    assert server.metric("djinn_connections_refused_total", cause=cause) == 1
+
+
+def _assert_refused(server: Edge) -> None:
+    """Without a request: the answer comes all the same."""
+    header, _, body = read_to_end(server.connect()).partition(b"\r\n\r\n")
+    assert header.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in header
+    assert json.loads(body)["error"]["code"] == "connection_limit"
+
+
+def test_the_one_that_waited_longest_for_a_request_gives_way(edge: Serve) -> None:
+    server = edge(max_connections=3)
+    half, idle = server.connect(GET[:-2]), server.connect(GET)
+    read_answer(idle)
+    busy = server.connect(QUIET)
+    time.sleep(2 * GRACE_S)
+    new = server.connect(GET)
+    assert read_to_end(half) == b""
+    assert read_answer(new).startswith(b"HTTP/1.1 200 ")
+    newest = server.connect(GET)
+    assert read_to_end(idle) == b""
+    assert read_answer(newest).startswith(b"HTTP/1.1 200 ")
+    assert read_answer(busy).endswith(b"late")
+
+
+def test_an_answer_on_its_way_to_a_slow_reader_does_not_give_way(edge: Serve) -> None:
+    server = edge(max_connections=1)
+    slow = server.connect(b"GET /big HTTP/1.1\r\nConnection: close\r\n" + HEADER + b"\r\n", small_window=True)
+    assert slow.recv(1).startswith(b"H")
+    _assert_refused(server)
+    assert len(read_to_end(slow)) > 4 << 20
+
+
+def test_eighty_agents_on_one_address_are_all_served_at_once(edge: Serve) -> None:
+    server = edge()
+    together = threading.Barrier(80)
+
+    def ask(_: int) -> bytes:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            together.wait(60)
+            return http.get("/quiet").content + http.get("/quiet").content
+
+    with ThreadPoolExecutor(80) as agents:
+        assert set(agents.map(ask, range(80))) == {b"latelate"}
+    assert server.metric("djinn_connections_refused_total", cause="total") == 0
+
+
+def test_open_connections_are_counted_however_they_close(edge: Serve) -> None:
+    server = edge()
+    for sent in (b"", GET, GET[:-2], b"nonsense\r\n\r\n", QUIET):
+        server.connect(sent).close()
+    read_answer(server.connect(GET))
+    wait_until(lambda: server.metric("djinn_connections") == 2)  # one of them asks
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none") as client, client.responses.connect():
+        assert server.metric("djinn_connections") == 3
+    wait_until(lambda: server.metric("djinn_connections") == 2)
+
+
+def test_bad_requests_are_logged_once_a_minute(edge: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server = edge()
+    for _ in range(20):
+        assert read_to_end(server.connect(b"nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+    assert sum("Invalid HTTP" in record.getMessage() for record in caplog.records) <= 1

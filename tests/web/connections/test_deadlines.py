@@ -1,0 +1,199 @@
+"""Clients that keep the server waiting lose their connection; those that only are slow, or wait themselves, keep it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.web.connections.conftest import (
+    BIG,
+    GET,
+    HEADER,
+    QUIET_S,
+    Edge,
+    Serve,
+    read_answer,
+    read_to_end,
+    serving,
+    wait_until,
+)
+
+SHORT = {"header_timeout_s": 1.0, "body_timeout_s": 1.0, "write_timeout_s": 1.0}
+
+POST = b"POST /v1/sessions HTTP/1.1\r\nContent-Type: application/json\r\n" + HEADER
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Edge]:
+    """A server with those deadlines, which the tests share."""
+    with serving(**SHORT) as server:
+        yield server
+
+
+def ended(server: Edge, cause: str) -> float:
+    return server.metric("djinn_connections_ended_total", cause=cause)
+
+
+def assert_timed_out(answer: bytes) -> None:
+    header, _, body = answer.partition(b"\r\n\r\n")
+    assert header.startswith(b"HTTP/1.1 408 ")
+    assert b"x-request-id: " in header
+    assert b"connection: close" in header
+    assert json.loads(body)["error"]["code"] == "request_timeout"
+
+
+def test_a_connection_that_says_nothing_is_closed_without_an_answer(impatient: Edge) -> None:
+    before = ended(impatient, "header")
+    assert read_to_end(impatient.connect()) == b""
+    assert ended(impatient, "header") == before + 1
+
+
+@pytest.mark.parametrize("begun", [b"G", b"GET /health HTTP/1.1\r\nHost: a", GET[:-2]])
+def test_half_a_header_is_answered_and_closed(impatient: Edge, begun: bytes) -> None:
+    assert_timed_out(read_to_end(impatient.connect(begun)))
+
+
+def test_a_header_that_comes_byte_by_byte_does_not_last(impatient: Edge) -> None:
+    connection = impatient.connect(b"GET /health HTTP/1.1\r\n")
+    connection.settimeout(0.1)
+    for _ in range(300):
+        try:
+            connection.sendall(b"x")
+            if connection.recv(1) == b"H":
+                return
+        except TimeoutError:
+            pass
+        except ConnectionError:
+            return
+    pytest.fail("the connection is still open")
+
+
+def test_the_next_header_of_a_connection_has_the_same_deadline(impatient: Edge) -> None:
+    connection = impatient.connect(GET)
+    assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+    connection.sendall(GET[:20])
+    assert_timed_out(read_to_end(connection))
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        POST + b"Content-Length: 100\r\n\r\n",
+        POST + b"Content-Length: 100\r\n\r\n{",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+        b"POST /v1/sessions/import HTTP/1.1\r\nContent-Length: 100\r\n" + HEADER + b"\r\nxx",
+    ],
+)
+def test_a_body_that_stops_is_answered_and_closed(
+    impatient: Edge, begun: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, sessions = ended(impatient, "body"), impatient.metric("djinn_sessions")
+    assert_timed_out(read_to_end(impatient.connect(begun)))
+    assert ended(impatient, "body") == before + 1
+    assert impatient.metric("djinn_sessions") == sessions
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_what_is_left_of_a_body_after_the_answer_has_one_deadline_in_all(impatient: Edge) -> None:
+    connection = impatient.connect(POST + b"Content-Length: 100000000\r\n\r\n")
+    assert read_answer(connection).startswith(b"HTTP/1.1 413 ")
+    wait_until(lambda: _is_refused(connection, b"x"))
+
+
+def test_an_upload_may_take_long_if_it_goes_on(edge: Serve) -> None:
+    server = edge(header_timeout_s=2, body_timeout_s=2)
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        session = http.post("/v1/sessions").json()["id"]
+        http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 5})
+        file = http.get(f"/v1/sessions/{session}/export").content
+    connection = server.connect(
+        b"POST /v1/sessions/import HTTP/1.1\r\nContent-Length: %d\r\n" % len(file) + HEADER + b"\r\n"
+    )
+    step = -(-len(file) // 8)
+    for start in range(0, len(file), step):
+        time.sleep(0.4)
+        connection.sendall(file[start : start + step])
+    assert read_answer(connection).startswith(b"HTTP/1.1 201 ")
+
+
+@pytest.mark.parametrize(("path", "body"), [("/quiet", b"late"), ("/quiet-stream", b"begun late")])
+def test_a_client_may_wait_for_its_answer_and_for_each_part_of_it(impatient: Edge, path: str, body: bytes) -> None:
+    with httpx.Client(base_url=impatient.url, timeout=30) as http:
+        assert http.get(path).content == body
+        assert http.post(path, content=b"x").status_code == 405
+
+
+def test_a_connection_may_be_idle_between_requests(impatient: Edge) -> None:
+    connection = impatient.connect(GET)
+    assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+    time.sleep(QUIET_S)
+    connection.sendall(GET)
+    assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_websocket_may_be_idle(impatient: Edge) -> None:
+    with OpenAI(base_url=f"{impatient.url}/v1", api_key="none") as client, client.responses.connect() as socket:
+        for _ in range(2):
+            socket.response.create(model="tiny-llama", input="a", max_output_tokens=1)
+            while socket.recv().type not in ("response.completed", "response.incomplete"):
+                pass
+            time.sleep(QUIET_S)
+
+
+def test_who_does_not_read_an_answer_loses_it_and_the_session_with_it(impatient: Edge) -> None:
+    asked = {
+        "model": "tiny-llama",
+        "prompt": "a",
+        "n": 4,
+        "max_tokens": 900,
+        "ignore_eos": True,
+        "logprobs": 20,
+        "stream": True,
+    }
+    body = json.dumps(asked).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    before, sessions = ended(impatient, "unread"), impatient.metric("djinn_sessions")
+    impatient.connect(head + HEADER + b"\r\n" + body, small_window=True)
+    wait_until(lambda: ended(impatient, "unread") == before + 1)
+    wait_until(lambda: impatient.metric("djinn_sessions") == sessions)
+
+
+def test_who_does_not_read_an_answer_is_reset(impatient: Edge) -> None:
+    before = ended(impatient, "unread")
+    connection = impatient.connect(b"GET /big HTTP/1.1\r\n" + HEADER + b"\r\n", small_window=True)
+    wait_until(lambda: ended(impatient, "unread") == before + 1)
+    with pytest.raises(ConnectionResetError):
+        read_to_end(connection)
+
+
+def test_who_reads_slowly_gets_everything(edge: Serve) -> None:
+    connection = edge(write_timeout_s=2).connect(b"GET /big HTTP/1.1\r\n" + HEADER + b"\r\n", small_window=True)
+    received = _read_slowly(connection, len(BIG))
+    assert received.endswith(BIG)
+
+
+def _is_refused(connection: socket.socket, sent: bytes) -> bool:
+    """Whether the server has closed the connection on which this is sent."""
+    try:
+        connection.sendall(sent)
+    except ConnectionError:
+        return True
+    return False
+
+
+def _read_slowly(connection: socket.socket, length: int) -> bytes:
+    """Read at least `length` bytes, with pauses that add up to several seconds."""
+    received = bytearray()
+    paused = 0
+    while len(received) < length:
+        if len(received) >= paused:
+            time.sleep(0.2)
+            paused += length // 20
+        received += connection.recv(1 << 14)
+    return bytes(received)
