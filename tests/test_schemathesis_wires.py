@@ -30,7 +30,7 @@ WITH_FIELDS = (
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
 )
-EXAMPLES = {GenerationMode.POSITIVE: 15, GenerationMode.NEGATIVE: 4}
+EXAMPLES = {GenerationMode.POSITIVE: 25, GenerationMode.NEGATIVE: 4}
 """Bad requests take longest to make."""
 
 

@@ -30,8 +30,8 @@ class Victims:
 
     @classmethod
     def in_given_order(cls, sequences: Iterable[TokenSequence]) -> Self:
-        """As they come."""
-        return cls([[(0.0, sequence) for sequence in sequences]])
+        """As they come. Nobody has said when any of them returns, so each may give way to a prefetch."""
+        return cls([[(-math.inf, sequence) for sequence in sequences]])
 
     @classmethod
     def by_return(cls, sequences: Iterable[TokenSequence], now: float, margin_s: float) -> Self:
