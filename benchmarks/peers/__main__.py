@@ -3,7 +3,9 @@
 import argparse
 import sys
 from collections.abc import Callable
+from subprocess import CalledProcessError
 
+import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -15,6 +17,7 @@ from benchmarks.peers.rounds import Round
 from benchmarks.peers.runner import PeerRunner
 from benchmarks.peers.workload import FULL, QUICK, Workload, build_workload
 from benchmarks.text import read_text_tokens
+from loadgen.errors import LoadgenError
 from loadgen.peers.dtypes import AUTO
 from loadgen.peers.registry import find_peer
 from loadgen.results.tables import to_rich
@@ -34,7 +37,7 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
     runner = PeerRunner(arguments.model, cores, plan)
     workload = build_workload(plan, read_text_tokens(arguments.model))
     variants = [(peer, dtype) for dtype in arguments.dtypes for peer in arguments.only]
-    rounds = _run_rounds(runner, variants, 1 if arguments.quick else arguments.rounds, workload, console)
+    rounds = run_rounds(runner, variants, 1 if arguments.quick else arguments.rounds, workload, console)
     launches = {" ".join(variant): runner.launch(*variant, port=0) for variant in variants}
     run = describe_run(arguments.model, plan, launches, rounds)
     console.print(f"on {run.place_and_time}", *best_types(run), sep="\n", highlight=False)
@@ -43,11 +46,33 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> None:
         console.print(f"written: {write_run(arguments.output, run)}")
 
 
-def _run_rounds(
+def run_rounds(
     runner: PeerRunner, variants: list[tuple[str, str]], count: int, workload: Workload, console: Console
 ) -> list[Round]:
-    """`count` rounds over all variants. Each round begins with another one, so that none always runs on a cool CPU."""
-    rounds = []
+    """`count` rounds over all variants. Each round begins with another one, so that none always runs on a cool CPU.
+
+    If a later round fails or is broken off, the whole ones before it are what there is.
+    """
+    rounds: list[Round] = []
+    try:
+        _add_rounds(rounds, runner, variants, count, workload, console)
+    except (KeyboardInterrupt, LoadgenError, httpx.HTTPError, CalledProcessError) as error:
+        whole = len(rounds) // len(variants)
+        if not whole:
+            raise
+        console.print(f"broken off after {whole} of {count} rounds, which are kept: {error!r}", markup=False)
+        del rounds[whole * len(variants) :]
+    return rounds
+
+
+def _add_rounds(
+    rounds: list[Round],
+    runner: PeerRunner,
+    variants: list[tuple[str, str]],
+    count: int,
+    workload: Workload,
+    console: Console,
+) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=count * len(variants))
@@ -58,7 +83,6 @@ def _run_rounds(
                 rounds.append(runner.run(number, peer, dtype, workload))
                 _warn_if_disturbed(rounds[-1], progress)
                 progress.advance(task)
-    return rounds
 
 
 def _warn_if_disturbed(entry: Round, progress: Progress) -> None:
