@@ -92,9 +92,12 @@ class Drafting:
     def _choose(self, rows: Sequence[Row], guesses: Sequence[Guess], budget: int) -> list[int]:
         """How many tokens of each guess to compute. The likeliest come first; one pays if it is expected to bring
         `_WORTH` times as many tokens for its time as the step does without it.
+
+        Prompts do not count: beside them a token takes long to come, but to compute it in a later step is as cheap.
         """
         lengths = [0] * len(rows)
-        tokens, expected = sum(row.length for row in rows), float(sum(row.samples for row in rows))
+        tokens = sum(row.length for row in rows if row.choices == row.length)
+        expected = float(tokens)
         per_token = self._costs.per_token
         offers = [(odds, number) for number, guess in enumerate(guesses) for odds in guess.odds]
         for odds, number in sorted(offers, reverse=True)[: max(0, budget)]:

@@ -302,3 +302,27 @@ def test_drafts_follow_what_they_are_worth(tiny_llama: TinyModel) -> None:
         drafted.append(driver.memory().drafts.drafted)
     assert drafted[0] > 0
     assert drafted[1] == 0
+
+
+class Linear:
+    """Costs under which a token more costs nearly as much as a step of one."""
+
+    per_token = 0.9
+
+    def note(self, tokens: int, seconds: float) -> None:
+        pass
+
+    def seconds(self, tokens: int) -> float:
+        return 0.1 + 0.9 * tokens
+
+
+def test_a_prompt_in_the_step_makes_no_draft_worth_more(tiny_llama: TinyModel) -> None:
+    """Its step takes long, but a drafted token costs what it costs in any other."""
+    driver = drive(tiny_llama.engine(max_step_tokens=64))
+    driver.engine._scheduler.drafting._costs = Linear()  # type: ignore[assignment]
+    turn = driver.begin(driver.open(), repetitive(1, 20), 30)
+    for _ in range(10):
+        driver.advance()
+    driver.begin(driver.open(), prompt(7, 100), 1)
+    driver.settle(turn)
+    assert driver.memory().drafts.drafted == 0
