@@ -97,11 +97,14 @@ def _serve(settings: Settings) -> None:
     caps = Caps.of(settings, raise_descriptor_limit())
     with bind(settings.host, settings.port) as bound:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-        # Importing PyTorch takes a second: --help and a wrong flag need not wait for it.
+        # Imports take seconds: --help and a wrong flag need not wait for them.
         with _no_garbage_collected():
+            from app.engine_process.engine import EngineProcess
+
+            process = EngineProcess(settings.engine_timeout_s)  # it imports PyTorch meanwhile
             from app.main import load_app
 
-            application = load_app(settings)
+            application = load_app(settings, process)
         Server(application, caps).run([bound])
 
 

@@ -48,6 +48,7 @@ METAVARS = {
     "max_import_bytes": "SIZE",
     "max_spool_bytes": "SIZE",
     "disk_reserve": "SIZE",
+    "engine_timeout_s": "SECONDS",
     "drain_timeout_s": "SECONDS",
 }
 """What `--help` calls the value of each setting that is neither a choice of words nor a switch."""

@@ -1,26 +1,25 @@
 """Wiring: from settings to a loaded model to an application."""
 
 import asyncio
-import tempfile
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
-from app.bridge.executor import Engine, EngineExecutor
-from app.domain.values import WeightsDtype
+from app.bridge.executor import Engine, EngineExecutor, GrammarCompiler
+from app.engine_process.engine import EngineProcess
+from app.engine_process.frames import Load
+from app.engine_process.loading import disk_room, find_model, load_frame
 from app.exports.spool import Spool
-from app.gpu.startup.loader import load_engine
-from app.grammars.compiler import Grammars
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
 from app.metrics.turns import Metrics
-from app.model_store.resolve import resolve
+from app.model_store.resolve import ResolvedModel
 from app.openai.responses.store import ResponseStore
 from app.routers import breakpoints, checkpoint, export, generate, phase, resume, sessions, system, vectors
 from app.routers.anthropic import messages as anthropic_messages
@@ -30,7 +29,7 @@ from app.sessions.bound.sessions import BoundSessions
 from app.sessions.bound.tool_waits import ToolWaits
 from app.sessions.disk_guard import guard_disk
 from app.sessions.keeper import SessionKeeper
-from app.sessions.lifecycle import Notices, restore, sweep
+from app.sessions.lifecycle import Notices, restore, sweep, take_up
 from app.sessions.registry import SessionRegistry
 from app.sessions.table import SessionTable
 from app.sessions.vectors import Vectors
@@ -68,34 +67,37 @@ ROUTERS = (
 )
 
 
-def load_app(settings: Settings) -> FastAPI:
-    """Find and load the model, which takes seconds, and build the application around it. Raises `DjinnError`."""
-    model = resolve(
-        settings.model,
-        cache_dir=settings.cache_dir.expanduser(),
-        seed=settings.seed,
-        weights_dtype=WeightsDtype(settings.weights_dtype),
-    )
-    served = replace(model, name=settings.served_name or model.name)
+def load_app(settings: Settings, process: EngineProcess | None = None) -> FastAPI:
+    """Find and load the model, which takes seconds, and build the application around it. Raises `DjinnError`.
+
+    The engine runs in `process`, which is ended if that fails; None: on a thread of this one.
+    """
+    load = load_frame(settings, logging.getLogger().getEffectiveLevel())
     with ExitStack() as undo:
+        if process is not None:
+            undo.callback(process.close)
+        model = find_model(load)
         # Before the engine: it locks the folder, where the engine keeps files too.
         journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser())
         if journal is not None:
             undo.callback(journal.close)
+        room = disk_room(load)
+        if process is not None:
+            process.begin(load)
         tokens = load_tokens(model)
-        room = _disk_room(settings)
-        engine = load_engine(served, settings.engine(), room)
-        undo.callback(engine.close)
+        engine = process.loaded() if process is not None else _load_here(model, load, room, undo)
         app = create_app(settings, engine, tokens, journal, room)
         undo.pop_all()
     return app
 
 
-def _disk_room(settings: Settings) -> DiskRoom:
-    """That beside the journal, or where the system keeps temporary files."""
-    if settings.state_dir is None:
-        return DiskRoom(Path(tempfile.gettempdir()))
-    return DiskRoom(settings.state_dir.expanduser(), int(settings.disk_reserve))
+def _load_here(model: ResolvedModel, load: Load, room: DiskRoom, undo: ExitStack) -> Engine:
+    """An engine for a thread of this process."""
+    from app.gpu.startup.loader import load_engine  # imports PyTorch
+
+    engine = load_engine(model, load.engine, room)
+    undo.callback(engine.close)
+    return engine
 
 
 def create_app(
@@ -119,7 +121,7 @@ def create_app(
     registry = SessionRegistry(executor, table, keeper, tokens, metrics, settings, on_queued=tool_waits.end)
     kept_responses = ResponseStore(registry, journal, limit=settings.max_responses)
     kept_responses.restore(restored)
-    room = room or _disk_room(settings)
+    room = room or disk_room(load_frame(settings, logging.WARNING))
     spool_folder = settings.state_dir and settings.state_dir.expanduser() / "tmp"
     spool_room = room.beside(spool_folder) if spool_folder else room
     spool = Spool(spool_folder, spool_room, int(settings.max_spool_bytes))
@@ -132,6 +134,7 @@ def create_app(
             if journal is not None:
                 journal.start()
                 ends.push_async_callback(asyncio.to_thread, journal.close)
+            executor.on_back(partial(take_up, registry))
             executor.start()
             ends.push_async_callback(executor.stop)
             await restore(registry, restored)
@@ -184,7 +187,7 @@ def _middleware(settings: Settings) -> list[Middleware]:
     ]
 
 
-async def _prepare_grammars(grammars: Grammars, table: SessionTable) -> None:
+async def _prepare_grammars(grammars: GrammarCompiler, table: SessionTable) -> None:
     """Have the vocabulary read while nobody waits for anything else."""
     while True:
         await asyncio.sleep(QUIET_S)

@@ -148,6 +148,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "journal_unavailable": ServerError,
     "disk_full": ServerError,
     "engine_error": ServerError,
+    "engine_restarting": ServerError,
     "weights_lost": ServerError,
     "internal_error": ServerError,
 }

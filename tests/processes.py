@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from app.cli import SPIN_COUNT
+from app.engine_process import engine
 
 START_TIMEOUT_S = 60
 READY = re.compile(r"Djinn serves \S+ on (http://\S+:\d+)\n")
@@ -25,7 +26,7 @@ def forking() -> ForkServerContext:
     """Processes that begin as forks of one that has imported PyTorch and all of Djinn, which takes seconds."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # as `djinn serve` does: it counts when PyTorch is imported
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.main", "app.web.server"])
+    context.set_forkserver_preload(["app.main", "app.web.server", "app.gpu.startup.loader"])
     return context
 
 
@@ -34,8 +35,10 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _serve(output: str, flags: Sequence[str], descriptors: tuple[int, int] | None) -> None:
+def _serve(output: str, flags: Sequence[str], descriptors: tuple[int, int] | None, own_engine: bool) -> None:
     """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
+    if not own_engine:
+        engine.EngineProcess = lambda timeout_s: None  # type: ignore[assignment, misc, return-value]
     if descriptors is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -77,14 +80,17 @@ class ServerProcess:
 
 
 @contextmanager
-def serve_process(folder: Path, *flags: str, descriptors: tuple[int, int] | None = None) -> Iterator[ServerProcess]:
+def serve_process(
+    folder: Path, *flags: str, descriptors: tuple[int, int] | None = None, own_engine: bool = False
+) -> Iterator[ServerProcess]:
     """A server of a tiny model that keeps its sessions in `folder`; it is killed at the end of the block.
 
-    `descriptors` are the soft and the hard limit of its open files; None for those of the tests.
+    `descriptors` are the soft and the hard limit of its open files; None for those of the tests. Its engine has an
+    `own_engine` process, which takes seconds to start, or a thread.
     """
     output = folder.with_name(f"{folder.name}.out")
     output.unlink(missing_ok=True)
-    arguments = (str(output), [*TINY, "--state-dir", str(folder), *flags], descriptors)
+    arguments = (str(output), [*TINY, "--state-dir", str(folder), *flags], descriptors, own_engine)
     process = forking().Process(target=_serve, args=arguments)
     process.start()
     try:

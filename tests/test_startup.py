@@ -16,7 +16,8 @@ from pathlib import Path
 from app.main import load_app
 from app.settings import Settings
 
-load_app(Settings(model=sys.argv[1], cache_dir=sys.argv[2], state_dir="none", kv_device="8MiB", kv_host="0"))
+settings = Settings(model=sys.argv[1], cache_dir=sys.argv[2], state_dir="none", kv_device="8MiB", kv_host="0")
+load_app(settings)
 print(*sys.modules)
 """
 

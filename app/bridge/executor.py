@@ -4,18 +4,46 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from app.bridge.turn import Turn
-from app.domain.errors import DjinnError, EngineError
+from app.domain.errors import DjinnError, EngineError, EngineRestarting
+from app.domain.grammar import Grammar
 from app.domain.values import ModelInfo, Ticket
-from app.grammars.compiler import Grammars
-from app.messages import Command, Done, Event, Failed, Notice, Resume, Submit, TurnEvent, TurnFinished
+from app.messages import (
+    Back,
+    Command,
+    Done,
+    Event,
+    Failed,
+    Lost,
+    Notice,
+    Replacement,
+    Resume,
+    Submit,
+    TurnEvent,
+    TurnFinished,
+)
 
 logger = logging.getLogger(__name__)
 
-Deliver = Callable[[Sequence[Event]], None]
+Deliver = Callable[[Sequence[Event | Replacement]], None]
+
+
+class GrammarCompiler(Protocol):
+    """What the server needs of the engine's grammars. Any thread may call it."""
+
+    def prepare(self) -> None:
+        """Begin what the first grammar would wait for."""
+        ...
+
+    def compile(self, grammar: Grammar) -> Future[Any]:
+        """Compile it; the engine finds it as long as the result is held. Raises `Busy`, and the future
+        `FieldOutOfRange`.
+        """
+        ...
 
 
 class Engine(Protocol):
@@ -25,7 +53,7 @@ class Engine(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
-    def grammars(self) -> Grammars: ...
+    def grammars(self) -> GrammarCompiler: ...
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `deliver`."""
@@ -52,8 +80,15 @@ class EngineExecutor:
         self._turns: dict[Ticket, tuple[Turn, Callable[[TurnEvent], None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self.failure: BaseException | None = None
-        """What ended the engine thread, if it died."""
+        self.failure: str | None = None
+        """Why the engine takes no commands; None: it takes them."""
+        self._is_restarting = False
+        """Whether another engine is on its way."""
+        self._is_back = False
+        """Whether it is there already, and sessions are opened in it."""
+        self._losses = 0
+        self._reopen: Callable[[], Awaitable[None]] | None = None
+        self._reopening: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start the engine thread. Call on the running event loop."""
@@ -67,15 +102,25 @@ class EngineExecutor:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         await asyncio.sleep(0)
+        if self._reopening is not None:
+            self._reopening.cancel()
         self._fail_all(EngineError("the engine has stopped"))
 
-    async def call(self, make: Callable[[Ticket], Command]) -> Any:
-        """Send the command that `make` builds and wait for its `Done`. Raises the error of a `Failed`."""
-        return await self._send(make)
+    def on_back(self, reopen: Callable[[], Awaitable[None]]) -> None:
+        """Have `reopen` called when another engine has taken a dead one's place. Until it is done, only calls that say
+        `while_restarting` are taken.
+        """
+        self._reopen = reopen
 
-    def post(self, make: Callable[[Ticket], Command]) -> None:
+    async def call(self, make: Callable[[Ticket], Command], *, while_restarting: bool = False) -> Any:
+        """Send the command that `make` builds and wait for its `Done`. Raises the error of a `Failed`, and
+        `EngineRestarting`.
+        """
+        return await self._send(make, while_restarting=while_restarting)
+
+    def post(self, make: Callable[[Ticket], Command], *, while_restarting: bool = False) -> None:
         """Send the command that `make` builds without waiting; commands keep their order. A failure is logged."""
-        self._send(make).add_done_callback(_log_failure)
+        self._send(make, while_restarting=while_restarting).add_done_callback(_log_failure)
 
     def start_turn(self, make: Callable[[Ticket], Submit], observe: Callable[[TurnEvent], None]) -> Turn:
         """Send a `Submit`; its events go first to `observe`, which must not raise, then to the returned turn."""
@@ -110,17 +155,22 @@ class EngineExecutor:
         self._turns[turn.ticket] = (turn, observe)
         return turn
 
-    def _send(self, make: Callable[[Ticket], Command]) -> asyncio.Future[object]:
-        ticket = self._next_ticket()
+    def _send(self, make: Callable[[Ticket], Command], *, while_restarting: bool = False) -> asyncio.Future[object]:
+        if not (while_restarting and self._is_back):
+            self.check()
+        ticket = Ticket(next(self._tickets))
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._replies[ticket] = future
         self.engine.send(make(ticket))
         return future
 
     def check(self) -> None:
-        """Raise `EngineError` if the engine thread has died."""
+        """Raise `EngineError` if the engine has died, `EngineRestarting` if another is on its way."""
         if self.failure is not None:
-            raise EngineError(f"the engine has failed: {self.failure}")
+            raise self._error(self.failure)
+
+    def _error(self, failure: str) -> DjinnError:
+        return EngineRestarting(failure) if self._is_restarting else EngineError(f"the engine has failed: {failure}")
 
     def _next_ticket(self) -> Ticket:
         self.check()
@@ -130,12 +180,12 @@ class EngineExecutor:
         try:
             self.engine.run(self._deliver)
         except BaseException as error:
-            self.failure = error
-            failed = EngineError(f"the engine has failed: {error}")
+            self.failure, self._is_restarting, self._is_back = str(error), False, False
+            failed = self._error(self.failure)
             self._on_loop(lambda: self._fail_all(failed))
             raise
 
-    def _deliver(self, events: Sequence[Event]) -> None:
+    def _deliver(self, events: Sequence[Event | Replacement]) -> None:
         self._on_loop(lambda: self._dispatch(events))
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
@@ -144,16 +194,21 @@ class EngineExecutor:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
 
-    def _dispatch(self, events: Sequence[Event]) -> None:
+    def _dispatch(self, events: Sequence[Event | Replacement]) -> None:
         for event in events:
             try:
                 self._give(event)
             except Exception:  # the events behind it are of others
                 logger.exception("an event was not taken: %s", type(event).__name__)
 
-    def _give(self, event: Event) -> None:
+    def _give(self, event: Event | Replacement) -> None:
         if isinstance(event, Notice):
             self._on_notice(event)
+        elif isinstance(event, Lost):
+            self._lose(event.reason)
+        elif isinstance(event, Back):
+            self._is_back = True
+            self._reopening = asyncio.create_task(self._come_back())
         elif event.ticket in self._turns:
             self._give_turn(event)
         else:
@@ -169,9 +224,24 @@ class EngineExecutor:
         finally:
             turn.deliver(event)
 
+    def _lose(self, reason: str) -> None:
+        self.failure, self._is_restarting, self._is_back = reason, True, False
+        self._losses += 1
+        self._fail_all(EngineRestarting(reason))
+
+    async def _come_back(self) -> None:
+        losses = self._losses
+        try:
+            if self._reopen is not None:
+                await self._reopen()
+        except EngineRestarting:  # the new one has died too
+            return
+        if self._losses == losses:
+            self.failure, self._is_restarting, self._is_back = None, False, False
+
     def _give_reply(self, event: TurnEvent | Done) -> None:
-        future = self._replies.pop(event.ticket)
-        if future.done():  # the waiter was cancelled
+        future = self._replies.pop(event.ticket, None)
+        if future is None or future.done():  # it was sent to an engine that died, or the waiter was cancelled
             return
         if isinstance(event, Failed):
             future.set_exception(event.error)

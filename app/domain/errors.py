@@ -162,5 +162,14 @@ class EngineError(DjinnError, code="engine_error"):
     """A bug or a device failure."""
 
 
+class EngineRestarting(DjinnError, status=503, code="engine_restarting"):
+    """The engine has died, and another is started. Nothing of the request was done; carries Retry-After."""
+
+    retry_after_s: ClassVar[int] = 2
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine is being started again, repeat the request in a few seconds: {reason}")
+
+
 class WeightsLost(EngineError, code="weights_lost"):
     """Weights that are streamed cannot be read any more, or are not what was stored."""

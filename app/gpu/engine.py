@@ -68,6 +68,8 @@ class Engine:
         """Whether the last step had to wait for moves that are under way."""
         self._outdated = False
         """Whether another plan could differ from the last one."""
+        self.busy_since: float | None = None
+        """On `time.monotonic`: when it began what it does now; None while it waits for messages."""
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `run`'s `deliver`."""
@@ -216,7 +218,9 @@ class Engine:
         """Take all messages that have come. While nothing can be computed, wait for one or for the next alarm."""
         if not self._can_compute:
             self._take_weights_back()
+            self.busy_since = None
             self._messages.wait(self._until_alarm())
+        self.busy_since = time.monotonic()
         self._messages.drain()
 
     def _take_weights_back(self) -> None:

@@ -22,13 +22,16 @@ from app.messages.checkpoint_commands import (
     WriteCheckpoint,
 )
 from app.messages.events import (
+    Back,
     Done,
     Event,
     Failed,
+    Lost,
     Notice,
     Paused,
     Placed,
     PromptScored,
+    Replacement,
     Spent,
     Started,
     Token,
@@ -43,6 +46,7 @@ Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand |
 
 __all__ = [
     "Arm",
+    "Back",
     "BreakpointCommand",
     "Cancel",
     "CheckpointCommand",
@@ -62,6 +66,7 @@ __all__ = [
     "ImportedKV",
     "Inspect",
     "Lens",
+    "Lost",
     "Notice",
     "Open",
     "Paused",
@@ -71,6 +76,7 @@ __all__ = [
     "ReadCheckpoint",
     "ReadPaused",
     "Reinstate",
+    "Replacement",
     "Restored",
     "Resume",
     "Rewind",

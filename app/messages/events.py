@@ -101,7 +101,21 @@ class Spent:
     breakpoint: str
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The engine has died, and all that it held with it. Commands before this are not answered. Another is started."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Another engine takes commands. It knows of no session yet."""
+
+
 TurnEvent = Started | PromptScored | Token | Paused | TurnFinished | Failed
 Notice = Placed | Spent
 """Events that answer no command."""
 Event = TurnEvent | Done | Notice
+Replacement = Lost | Back
+"""What is told of an engine in a process of its own, in their order."""

@@ -14,8 +14,14 @@ MOVE_FIGURES: dict[str, tuple[str, Callable[[MoveTotals], float]]] = {
 }
 
 
-def memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
-    """Every metric that follows from the map."""
+def engine_metrics(memory: MemoryMap | None) -> Iterator[Metric]:
+    """Every metric that follows from the map; None: there is no engine now."""
+    yield GaugeMetricFamily("djinn_engine_up", "0 while the engine is started again", float(memory is not None))
+    if memory is not None:
+        yield from _memory_metrics(memory)
+
+
+def _memory_metrics(memory: MemoryMap) -> Iterator[Metric]:
     yield GaugeMetricFamily("djinn_sessions", "Open sessions", memory.sessions)
     yield GaugeMetricFamily("djinn_turns_running", "Turns that the engine works on", memory.running)
     yield GaugeMetricFamily("djinn_turns_waiting", "Turns in the queue", memory.waiting)

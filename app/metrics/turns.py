@@ -13,7 +13,7 @@ from app.domain.memory_map import MemoryMap
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.metrics.connections import ConnectionMetrics
 from app.metrics.journal import journal_metrics
-from app.metrics.memory import memory_metrics
+from app.metrics.memory import engine_metrics
 from app.metrics.vllm import WithVllmNames
 
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
@@ -64,15 +64,18 @@ class Metrics:
         self.ignored_fields = Counter(
             "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
         )
+        self.engine_restarts = Counter("djinn_engine_restarts", "Engines that took a dead one's place", registry=own)
         self.connections = ConnectionMetrics(own)
         self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}
 
-    def render(self, memory: MemoryMap, journal: JournalState) -> bytes:
-        """The text of `/metrics`, with the engine's part taken from `memory`, and the journal's from `journal`."""
+    def render(self, memory: MemoryMap | None, journal: JournalState) -> bytes:
+        """The text of `/metrics`, with the engine's part taken from `memory`, and the journal's from `journal`. None:
+        there is no engine now.
+        """
 
         def metrics() -> Iterator[Metric]:
-            return chain(memory_metrics(memory), journal_metrics(journal), self._own.collect())
+            return chain(engine_metrics(memory), journal_metrics(journal), self._own.collect())
 
         return generate_latest(WithVllmNames(metrics, self._labels))
 

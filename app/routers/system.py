@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from app.domain.errors import JournalUnavailable
+from app.domain.errors import EngineRestarting, JournalUnavailable
 from app.domain.values import KVPolicy
 from app.routers.dependencies import ServicesDep, errors
 from app.wire.errors import ErrorBody
@@ -25,8 +25,8 @@ async def get_health() -> Status:
 
 @router.get("/ready", operation_id="getReady", responses=errors(503))
 async def get_ready(services: ServicesDep) -> Status:
-    """Whether new work is taken: 503 while the server shuts down, and while its journal cannot be written; 500 if the
-    engine has failed.
+    """Whether new work is taken: 503 while the server shuts down, while its engine is started again, and while its
+    journal cannot be written; 500 if the engine has failed for good.
     """
     services.sessions.table.require_no_drain()
     services.sessions.executor.check()
@@ -43,8 +43,11 @@ async def get_ready(services: ServicesDep) -> Status:
     responses={**errors(), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def get_metrics(services: ServicesDep) -> Response:
-    """Metrics for Prometheus."""
-    memory = await services.sessions.memory()
+    """Metrics for Prometheus. Those of the engine are missing while it is started again."""
+    try:
+        memory = await services.sessions.memory()
+    except EngineRestarting:
+        memory = None
     return Response(services.metrics.render(memory, services.sessions.keeper.state), media_type=CONTENT_TYPE_LATEST)
 
 

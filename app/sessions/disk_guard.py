@@ -1,9 +1,11 @@
 """Keeps the journal's reserve of the disk free: KV files, which can be computed again, give way."""
 
 import asyncio
+import contextlib
 from functools import partial
 
 from app.bridge.executor import EngineExecutor
+from app.domain.errors import EngineRestarting
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
 from app.messages import FreeDisk
@@ -19,7 +21,8 @@ async def guard_disk(executor: EngineExecutor, journal: Journal, room: DiskRoom)
         await asyncio.sleep(INTERVAL_S)
         missing = _missing(journal, room)
         if missing and executor.failure is None:
-            await executor.call(partial(FreeDisk, count=missing))
+            with contextlib.suppress(EngineRestarting):
+                await executor.call(partial(FreeDisk, count=missing))
 
 
 def _missing(journal: Journal, room: DiskRoom) -> int:

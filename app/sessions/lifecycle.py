@@ -1,14 +1,17 @@
 """Changes of sessions that no client asks for: restore, expiry, the end at shutdown, notices of the engine."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import assert_never
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import Busy
+from app.domain.errors import Busy, EngineRestarting
+from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionState
-from app.messages import Notice, Open, Placed, Restored, SetPhase, Spent
+from app.messages import Close, Notice, Open, Placed, Restored, SetPhase, Spent
 from app.sessions.keeper import SessionKeeper
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -17,6 +20,8 @@ from app.sessions.table import SessionTable, has_expired
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.5
+AT_ONCE = 64
+"""Sessions that are opened together in an engine that knows of none."""
 
 
 async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> None:
@@ -25,8 +30,26 @@ async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> Non
         if has_expired(session):
             registry.keeper.forget(session)
         else:
-            await _reopen(registry, session)
-    registry.executor.post(Restored)
+            registry.table.add(session)
+    with contextlib.suppress(EngineRestarting):  # the next engine opens them
+        await reopen(registry)
+
+
+async def reopen(registry: SessionRegistry) -> None:
+    """Open all sessions in an engine that knows of none. Raises `EngineRestarting` if it dies meanwhile."""
+    sessions = sorted(registry.table, key=lambda session: session.residency is not Residency.GUARANTEED)
+    for some in _batched(sessions, AT_ONCE):
+        await asyncio.gather(*(_reopen(registry, session) for session in some))
+    registry.executor.post(Restored, while_restarting=True)
+    for session in sessions:
+        if session.state is SessionState.CLOSED:  # meanwhile, when nobody could tell the engine
+            registry.executor.post(partial(Close, session=session.id), while_restarting=True)
+
+
+async def take_up(registry: SessionRegistry) -> None:
+    """Go on with an engine that has taken a dead one's place."""
+    registry.metrics.engine_restarts.inc()
+    await reopen(registry)
 
 
 async def sweep(registry: SessionRegistry) -> None:
@@ -57,11 +80,11 @@ async def drain(registry: SessionRegistry, timeout_s: float) -> None:
 
 
 async def _reopen(registry: SessionRegistry, session: Session) -> None:
-    """Open a session that the journal has brought back.
+    """Open one session.
 
     If there is no room any more for the KV that was promised to it, it loses the promise: the session is worth more.
     """
-    registry.table.add(session)
+    session.kv = SessionMemory()
     try:
         await _open(registry.executor, session)
     except Busy as error:
@@ -70,7 +93,8 @@ async def _reopen(registry: SessionRegistry, session: Session) -> None:
         registry.keeper.note(session)
         await _open(registry.executor, session)
     if session.phase is not Phase.COMPUTE:
-        await registry.executor.call(lambda ticket: SetPhase(ticket, session.id, session.phase))
+        set_phase = partial(SetPhase, session=session.id, phase=session.phase)
+        await registry.executor.call(set_phase, while_restarting=True)
 
 
 async def _open(executor: EngineExecutor, session: Session) -> None:
@@ -83,8 +107,14 @@ async def _open(executor: EngineExecutor, session: Session) -> None:
             tuple(session.history),
             tuple(session.breakpoints.values()),
             session.interventions,
-        )
+        ),
+        while_restarting=True,
     )
+
+
+def _batched(sessions: Sequence[Session], size: int) -> Iterator[Sequence[Session]]:
+    """In parts of at most `size`."""
+    return (sessions[first : first + size] for first in range(0, len(sessions), size))
 
 
 class Notices:

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from app.bridge.executor import EngineExecutor
-from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable
+from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavailable, NotDurable
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Phase, Residency, SessionState
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
@@ -44,7 +44,7 @@ class SessionRegistry:
         self.executor = executor
         self.table = table
         self.keeper = keeper
-        self._metrics = metrics
+        self.metrics = metrics
         self.part_tokens = min(settings.max_step_tokens, executor.engine.info.max_model_len)
         """Most tokens that one pass of a session has."""
         self.breakpoints = Breakpoints(executor, keeper, part_tokens=self.part_tokens)
@@ -127,7 +127,8 @@ class SessionRegistry:
         Raises `NotDurable`.
         """
         self._forget(session)
-        await self.executor.call(lambda ticket: Close(ticket, session.id))
+        with contextlib.suppress(EngineRestarting):  # an engine that has died holds nothing of it
+            await self.executor.call(lambda ticket: Close(ticket, session.id))
         try:
             await self.keeper.settled(session)
         except NotDurable as error:
@@ -156,6 +157,7 @@ class SessionRegistry:
         session.require(SessionState.IDLE, to="rewind")
         if not 0 <= to_token <= len(session.history):
             raise FieldOutOfRange(f"to_token must be from 0 to {len(session.history)}", param="to_token")
+        self.executor.check()
         session.truncate(to_token)
         self.keeper.note(session)
         await self.executor.call(lambda ticket: Rewind(ticket, session.id, to_token))
@@ -166,7 +168,7 @@ class SessionRegistry:
 
         Raises `WrongState` unless idle or paused.
         """
-        with self._metrics.signal.time():
+        with self.metrics.signal.time():
             session.require(SessionState.IDLE, SessionState.PAUSED, to=f"set the phase to {phase}")
             session.phase = phase
             self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))

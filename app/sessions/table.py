@@ -28,6 +28,10 @@ class SessionTable:
         self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
         """The last sessions of each owner that closed, as many as may be open: still places in the owner's list."""
 
+    def __iter__(self) -> Iterator[Session]:
+        """The sessions that are found, in the order in which they were opened."""
+        return iter(list(self._open.values()))
+
     def giving_way(self, count: int) -> list[Session]:
         """The sessions that must close before `count` more may be opened, in that order.
 

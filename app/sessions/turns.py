@@ -12,7 +12,6 @@ from app.bridge.turn import Turn
 from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, WrongState
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
-from app.grammars.compiler import Compiled
 from app.messages import Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
 from app.sessions.keeper import SessionKeeper
@@ -82,8 +81,9 @@ class Turns:
             raise FieldOutOfRange(f"min_tokens must be 0 with {grammar.field}", param="min_tokens")
         cleanup.enter_context(nullcontext(await self.compiled(grammar)))
 
-    async def compiled(self, grammar: Grammar) -> Compiled:
+    async def compiled(self, grammar: Grammar) -> object:
         """The grammar, which the engine thread finds for as long as the result is held. Raises `FieldOutOfRange`."""
+        self._executor.check()
         return await asyncio.wrap_future(self._executor.engine.grammars.compile(grammar))
 
     def start(self, session: Session, request: TurnRequest, cleanup: AsyncExitStack) -> TurnReader:

@@ -12,6 +12,7 @@ from app.domain.errors import (
     Busy,
     DjinnError,
     EngineError,
+    EngineRestarting,
     MalformedRequest,
     MethodNotAllowed,
     NotFound,
@@ -38,7 +39,7 @@ FROM_STATUS: dict[int, type[DjinnError]] = {
 def error_response(error: DjinnError, scope: Mapping[str, Any]) -> Response:
     """The answer to the request of an ASGI `scope`, which failed with `error`."""
     headers = {}
-    if isinstance(error, Busy):
+    if isinstance(error, Busy | EngineRestarting):
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"

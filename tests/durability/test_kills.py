@@ -113,7 +113,7 @@ async def run_until_killed(folder: Path, agents: list[Agent], choose: random.Ran
 
     Returns the agent that left before: at least one session has its KV on disk at each kill.
     """
-    with serve_process(folder, *TIERS) as server:
+    with serve_process(folder, *TIERS, own_engine=True) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
             for agent in agents:
                 agent.catch_up((await client.get(agent.path)).json())

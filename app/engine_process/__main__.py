@@ -1,0 +1,26 @@
+"""`python -m app.engine_process DESCRIPTOR`: an engine at the other end of a server's socket pair."""
+
+import os
+import signal
+import socket
+import sys
+
+from app.engine_process.channel import Channel, Closed
+from app.engine_process.host import ORPHANED, serve
+
+
+def main() -> int:
+    """Serve one engine; returns the exit status. Ctrl-C and SIGTERM are for the server, which then says `Stop`."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    try:
+        return serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    except Closed:
+        return ORPHANED
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads of libraries may still run, and none has anything left to say

@@ -1,0 +1,53 @@
+"""One process with an engine: started, listened to, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from app.engine_process.channel import Channel
+
+PRIVATE = "DJINN_"
+"""Variables of the environment that begin so are settings of the server, keys among them."""
+END_TIMEOUT_S = 10.0
+
+
+class Child:
+    """A process that runs `app.engine_process`. It begins to import PyTorch at once, which takes seconds."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "app.engine_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # a server's own stdout has one line, for whoever waits for it
+                env=environment,
+            )
+        self.channel = Channel(ours)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def wait(self) -> str:
+        """Wait until the process has ended, which it is made to in the end. Returns how."""
+        try:
+            status = self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            status = self._process.wait()
+        self.channel.close()
+        if status < 0:
+            return f"its process was ended by {signal.Signals(-status).name}"
+        return f"its process ended with status {status}"
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()

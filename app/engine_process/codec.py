@@ -1,0 +1,110 @@
+"""Frames as MessagePack. Nothing in a frame is executed, and only types that are listed here are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from app.domain.activations import Activation, Captures, LensPosition, PausedTurn
+from app.domain.errors import DjinnError, EngineError
+from app.domain.memory_map import MemoryMap
+from app.domain.values import Ticket
+from app.engine_process.frames import FromEngine, ToEngine
+from app.messages import Command, Done, Event, ExportedKV, Failed, ImportedKV, Token
+
+Frame = Command | ToEngine | FromEngine
+FRAMES: dict[str, type[Any]] = {each.__name__: each for each in get_args(Frame)}
+EVENTS: dict[str, type[Any]] = {each.__name__: each for each in get_args(Event)}
+VALUES: dict[str, Any] = {
+    "NoneType": None,
+    "int": int,
+    "tuple": tuple[LensPosition, ...],
+    **{each.__name__: each for each in (Activation, Captures, ExportedKV, ImportedKV, MemoryMap, PausedTurn)},
+}
+"""What a `Done` may carry, by the name of its type."""
+
+Plain = Any
+"""Numbers, strings, bytes, lists and dictionaries."""
+
+
+def encode(frame: Frame) -> bytes:
+    """One frame that is no event."""
+    return msgspec.msgpack.encode((type(frame).__name__, frame), enc_hook=_to_plain)
+
+
+def encode_events(events: Sequence[Event]) -> bytes:
+    """The events of a step as one frame. A `Done` with a function carries what the function returns: it is called."""
+    return msgspec.msgpack.encode([_pack(event) for event in events], enc_hook=_to_plain)
+
+
+def decode(data: bytes | bytearray | memoryview) -> Frame | list[Event]:
+    """A frame, or the events of a step. Raises `msgspec.MsgspecError` or `KeyError` for what was not encoded here."""
+    found: Plain = msgspec.msgpack.decode(data)
+    if found and isinstance(found[0], str):
+        name, fields = found
+        frame: Frame = msgspec.convert(fields, FRAMES[name], dec_hook=_from_plain)
+        return frame
+    return list(map(_unpack, found))
+
+
+def _pack(event: Event) -> tuple[Plain, ...]:
+    if isinstance(event, Token) and event.logprobs is None:  # most events are these: a pair of numbers
+        return (event.ticket, event.token_id)
+    if isinstance(event, Done):
+        value = event.value() if callable(event.value) else event.value
+        return ("Done", event.ticket, type(value).__name__, value)
+    if isinstance(event, Failed):
+        return ("Failed", event.ticket, event.error)
+    return (type(event).__name__, event)
+
+
+def _unpack(packed: list[Plain]) -> Event:
+    if len(packed) == 2 and isinstance(packed[0], int):
+        return Token(Ticket(packed[0]), packed[1])
+    name, *fields = packed
+    if name == "Done":
+        ticket, kind, plain = fields
+        value = msgspec.convert(plain, VALUES[kind])
+        return Done(ticket, (lambda: value) if kind == "Captures" else value)
+    if name == "Failed":
+        ticket, error = fields
+        return Failed(ticket, _error(error))
+    event: Event = msgspec.convert(fields[0], EVENTS[name])
+    return event
+
+
+def _to_plain(value: object) -> Plain:
+    """What MessagePack has no type for."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, DjinnError):
+        return (type(value).__name__, vars(value))
+    if isinstance(value, int):  # of a type that adds nothing, such as pydantic's for sizes
+        return int(value)
+    raise NotImplementedError(f"a {type(value).__name__} cannot be sent")
+
+
+def _from_plain(kind: type[Any], plain: Plain) -> Any:
+    if issubclass(kind, Path):
+        return Path(plain)
+    if issubclass(kind, DjinnError):
+        return _error(plain)
+    raise NotImplementedError(f"a {kind.__name__} cannot be received")
+
+
+def _error(plain: Plain) -> DjinnError:
+    """The error again. One of a kind that only the other process knows is an `EngineError` here."""
+    name, fields = plain
+    kind = next((each for each in _kinds(DjinnError) if each.__name__ == name), EngineError)
+    error = kind.__new__(kind, fields["message"])
+    vars(error).update(fields)
+    return error
+
+
+def _kinds(base: type[DjinnError]) -> Iterator[type[DjinnError]]:
+    yield base
+    for each in base.__subclasses__():
+        yield from _kinds(each)

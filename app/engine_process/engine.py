@@ -1,0 +1,186 @@
+"""The engine as the server sees it: in another process, which is replaced when it dies."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from app.bridge.executor import Deliver
+from app.domain.errors import DjinnError, EngineError
+from app.domain.values import ModelInfo
+from app.engine_process.channel import Closed
+from app.engine_process.child import Child
+from app.engine_process.codec import Frame, decode, encode
+from app.engine_process.frames import Beat, Compiled, Dying, Load, Loaded, NotLoaded, Stop
+from app.engine_process.grammars import RemoteGrammars
+from app.messages import Back, Command, Lost
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Between two looks at a process that says nothing."""
+STOP_TIMEOUT_S = 30.0
+"""How long a process that has been told to stop may be silent: its last step may be a long one."""
+PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Before each attempt to start another engine. When the last has failed, nobody tries again."""
+
+
+class EngineProcess:
+    """Runs an engine in a process of its own: `begin` and `loaded` first, then as `app.bridge.executor.Engine`.
+
+    When the process dies, or is busy with one thing for `timeout_s` seconds, another is started: `deliver` gets `Lost`,
+    and `Back` when the new one takes commands. All that was sent before is then forgotten.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._child = Child()
+        self._load: Load | None = None
+        self._info: ModelInfo | None = None
+        self._is_open = False
+        """Whether the process takes commands."""
+        self._stopping = threading.Event()
+        self._reason = ""
+        """What the process said of its own end."""
+        self.grammars = RemoteGrammars(self._send)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model."""
+        assert self._info is not None
+        return self._info
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        return self._child.pid
+
+    def begin(self, load: Load) -> None:
+        """Begin to load the model, which takes seconds or minutes."""
+        self._load = load
+        self._child.channel.send(encode(load))
+
+    def loaded(self) -> EngineProcess:
+        """Wait until the model is loaded. Raises the `DjinnError` that says why it is not."""
+        self._info = self._wait_until_loaded()
+        self._is_open = True
+        return self
+
+    def send(self, command: Command) -> None:
+        """Queue a command; its answer comes through `deliver`, unless the process dies before."""
+        self._send(command)
+
+    def run(self, deliver: Deliver) -> None:
+        """Deliver events until `stop`, on the calling thread. Raises `EngineError` if no engine can be started."""
+        while True:
+            reason = self._listen(deliver)
+            if self._stopping.is_set():
+                return
+            self._is_open = False
+            logger.error("the engine has died: %s; another is started", reason)
+            self.grammars.fail_all(reason)
+            deliver([Lost(reason)])
+            if not self._replace():
+                return
+            self._is_open = True
+            deliver([Back()])
+
+    def stop(self) -> None:
+        """Make `run` return; what is still running ends as `Failed(Draining)`."""
+        self._stopping.set()
+        self._child.channel.send(encode(Stop()))
+
+    def close(self) -> None:
+        """End the process; for an engine that never ran."""
+        self._stopping.set()
+        self._child.kill()
+        self._child.wait()
+
+    def _send(self, frame: Frame) -> bool:
+        """Whether the process takes frames; else it goes nowhere."""
+        if self._is_open:
+            self._child.channel.send(encode(frame))
+        return self._is_open
+
+    def _listen(self, deliver: Deliver) -> str:
+        """Deliver events until the process has ended; returns why it has."""
+        self._reason, heard_at = "", time.monotonic()
+        while True:
+            try:
+                data = self._child.channel.receive(LOOK_S)
+            except Closed:
+                how = self._child.wait()
+                return self._reason or how
+            now = time.monotonic()
+            if data is None:
+                if self._stopping.is_set() and now - heard_at > STOP_TIMEOUT_S:
+                    self._give_up("it does not stop")
+                elif now - heard_at > self._timeout_s:
+                    self._give_up(f"it has said nothing for {self._timeout_s:g} s")
+                continue
+            heard_at = now
+            frame = decode(data)
+            if isinstance(frame, list):
+                deliver(frame)
+            else:
+                self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case Compiled(number, error):
+                self.grammars.settle(number, error)
+            case Beat(busy_s):
+                if busy_s > self._timeout_s:
+                    self._give_up(f"it has been busy with one thing for {busy_s:.0f} s")
+            case Dying(reason):
+                self._reason = reason
+            case _:
+                raise EngineError(f"an engine does not say {type(frame).__name__}")
+
+    def _give_up(self, reason: str) -> None:
+        """End a process that hangs; then its end of the channel closes."""
+        self._reason = reason
+        self._child.kill()
+
+    def _replace(self) -> bool:
+        """Start another process, in several attempts; False if the server stops meanwhile. Raises `EngineError`."""
+        assert self._load is not None
+        for pause_s in PAUSES_S:
+            if self._stopping.wait(pause_s):
+                return False
+            self._child = Child()
+            self._child.channel.send(encode(self._load))
+            try:
+                found = self._wait_until_loaded()
+            except DjinnError as error:
+                logger.error("no other engine could be started: %s", error.message)
+                continue
+            if self._stopping.is_set():
+                self._child.channel.send(encode(Stop()))
+                self._child.wait()
+                return False
+            if found == self.info:
+                return True
+            logger.error("the new engine is not as the one before: %s instead of %s", found, self.info)
+            self._child.kill()
+            self._child.wait()
+        raise EngineError("it died, and no other could be started")
+
+    def _wait_until_loaded(self) -> ModelInfo:
+        """Raises `DjinnError` if the process says why it cannot run, or ends."""
+        while True:
+            try:
+                data = self._child.channel.receive(LOOK_S)
+            except Closed:
+                raise EngineError(f"the engine could not be started: {self._child.wait()}") from None
+            if data is None:
+                if self._stopping.is_set():
+                    self._child.kill()
+                continue
+            frame = decode(data)
+            if isinstance(frame, Loaded):
+                return frame.info
+            if isinstance(frame, NotLoaded):
+                self._child.wait()
+                raise frame.error

@@ -1,0 +1,165 @@
+"""The engine's process: it loads a model, and carries frames between the engine and the server."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, get_args
+
+from app.domain.errors import Busy, DjinnError, EngineError
+from app.engine_process.channel import Channel, Closed
+from app.engine_process.codec import decode, encode, encode_events
+from app.engine_process.frames import Beat, Compile, Compiled, Dying, Load, Loaded, NotLoaded, Prepare, Release, Stop
+from app.engine_process.loading import disk_room, find_model
+from app.messages import Command, Done, Event, Failed
+
+if TYPE_CHECKING:
+    from app.gpu.engine import Engine
+    from app.grammars.compiler import Compiled as CompiledGrammar
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+FLUSH_S = 5.0
+"""How long the last frames may take."""
+FAILED, ORPHANED = 1, 3
+"""Exit statuses: the engine has failed; the server is gone."""
+
+
+def serve(channel: Channel) -> int:
+    """Load the model that the first frame names, and run its engine until `Stop`. Returns the exit status."""
+    gc.disable()  # a million objects are made until the engine runs, and hardly any garbage
+    from app.gpu.startup.loader import load_engine  # imports PyTorch, while the server looks for the model
+
+    load = _first(channel)
+    logging.basicConfig(level=load.log_level, format="djinn: %(message)s")
+    try:
+        engine = load_engine(find_model(load), load.engine, disk_room(load))
+    except DjinnError as error:
+        channel.send(encode(NotLoaded(error)))
+        channel.drain(FLUSH_S)
+        return FAILED
+    host = _Host(channel, engine)
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    host.start()
+    try:
+        engine.run(host.deliver)
+    except Exception as error:
+        logger.exception("the engine has failed")
+        channel.send(encode(Dying(f"{type(error).__name__}: {error}")))
+        return FAILED
+    finally:
+        channel.drain(FLUSH_S)
+    return 0
+
+
+def _first(channel: Channel) -> Load:
+    while (data := channel.receive(BEAT_S)) is None:
+        pass
+    frame = decode(data)
+    assert isinstance(frame, Load)
+    return frame
+
+
+class _Host:
+    """The threads around a running engine."""
+
+    def __init__(self, channel: Channel, engine: Engine) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._grammars: dict[int, Future[CompiledGrammar]] = {}
+        """Those that the server waits for or holds."""
+
+    def start(self) -> None:
+        """Say that the engine takes commands, and take them."""
+        self._channel.send(encode(Loaded(self._engine.info)))
+        for work in (self._receive, self._beat):
+            threading.Thread(target=work, name="djinn-host", daemon=True).start()
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Send the events of a step. What is slow to make is made on a thread of its own."""
+        slow = [event for event in events if isinstance(event, Done) and callable(event.value)]
+        for event in slow:
+            threading.Thread(target=self._send, args=([event],), name="djinn-answer", daemon=True).start()
+        self._send([event for event in events if event not in slow] if slow else events)
+
+    def _send(self, events: Sequence[Event]) -> None:
+        try:
+            data = encode_events(events)
+        except Exception as error:
+            logger.exception("events could not be sent")
+            if len(events) > 1:
+                for event in events:
+                    self._send([event])
+                return
+            data = encode_events([_failure(event, error) for event in events])
+        self._channel.send(data)
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                data = self._channel.receive(BEAT_S)
+                if data is not None and not self._take(data):
+                    return
+        except Closed:  # the server was killed, and nobody is left to tell
+            os._exit(ORPHANED)
+        except Exception:
+            logger.exception("a frame of the server could not be read")
+            os._exit(FAILED)
+
+    def _take(self, data: bytes) -> bool:
+        """Whether more frames may follow."""
+        match decode(data):
+            case Stop():
+                self._engine.stop()
+                return False
+            case Compile() as compile:
+                self._compile(compile)
+            case Release(number):
+                held = self._grammars.pop(number, None)
+                if held is not None:  # an engine before this one may have had it
+                    held.cancel()
+            case Prepare():
+                self._engine.grammars.prepare()
+            case command:
+                assert isinstance(command, get_args(Command))
+                self._engine.send(command)
+        return True
+
+    def _compile(self, frame: Compile) -> None:
+        try:
+            compiling = self._engine.grammars.compile(frame.grammar)
+        except Busy as error:
+            compiling = Future()
+            compiling.set_exception(error)
+        self._grammars[frame.number] = compiling
+        compiling.add_done_callback(lambda done: self._tell_compiled(frame.number, done))
+
+    def _tell_compiled(self, number: int, compiling: Future[CompiledGrammar]) -> None:
+        if compiling.cancelled():
+            return
+        error = compiling.exception()
+        if error is not None and not isinstance(error, DjinnError):
+            logger.error("a grammar could not be compiled", exc_info=error)
+            error = EngineError(f"the grammar could not be compiled: {error}")
+        self._channel.send(encode(Compiled(number, error)))
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            since = self._engine.busy_since
+            self._channel.send(encode(Beat(0.0 if since is None else time.monotonic() - since)))
+
+
+def _failure(event: Event, error: Exception) -> Event:
+    ticket = getattr(event, "ticket", None)
+    if ticket is None:
+        raise error
+    return Failed(ticket, EngineError(f"the answer could not be sent: {error}"))

@@ -1,0 +1,73 @@
+"""Frames between two ends: whole, in order, and nobody waits for a reader."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from app.engine_process.channel import Channel, Closed
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    pair = socket.socketpair()
+    one, other = (Channel(end) for end in pair)
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_frames_of_all_sizes_come_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    sent = [bytes([number % 251]) * size for number, size in enumerate((0, 1, 7, 8, 9, 70_000, 3_000_000, 5, 0))]
+    for frame in sent:
+        one.send(frame)
+    assert [other.receive(SECONDS) for _ in sent] == sent
+
+
+def test_both_ends_can_send_more_than_the_socket_holds_before_either_reads(ends: tuple[Channel, Channel]) -> None:
+    frame = bytes(20 << 20)
+    for end in ends:
+        end.send(frame)
+    assert [end.receive(SECONDS) for end in ends] == [frame, frame]
+
+
+def test_frames_of_several_threads_do_not_mix(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    threads, frames = 4, 400
+
+    def send(number: int) -> None:
+        for count in range(frames):
+            one.send(bytes([number]) * (1 + 997 * (count % 50)) + count.to_bytes(2, "big"))
+
+    senders = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
+    for sender in senders:
+        sender.start()
+    counts = [0] * threads
+    for _ in range(threads * frames):
+        frame = other.receive(SECONDS)
+        assert frame is not None
+        number, count = frame[0], int.from_bytes(frame[-2:], "big")
+        assert set(frame[:-2]) == {number}
+        assert count == counts[number]  # the order of each thread
+        counts[number] += 1
+    assert counts == [frames] * threads
+
+
+def test_nothing_comes_in_time(ends: tuple[Channel, Channel]) -> None:
+    assert ends[0].receive(0.01) is None
+
+
+def test_what_was_sent_before_the_end_still_comes(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    one.send(b"last")
+    one.close()
+    assert other.receive(SECONDS) == b"last"
+    with pytest.raises(Closed):
+        other.receive(SECONDS)
+    other.send(b"nobody")  # is no error: `receive` has told of the end

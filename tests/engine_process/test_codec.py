@@ -1,0 +1,89 @@
+"""What one process sends, the other gets: every kind of command, frame and event."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.domain.activations import Captures
+from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, SessionLimit
+from app.domain.values import Ticket, TokenLogprobs
+from app.engine_process.codec import FRAMES, VALUES, Frame, decode, encode, encode_events
+from app.messages import Done, Event, Failed, Token
+from tests.engine_process.any_value import any_value
+
+FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+SENT_EVENTS = [each for each in get_args(Event) if each not in (Done, Failed)]
+
+
+def seen(value: object) -> object:
+    """All that a value holds, errors and fields that do not count for equality included."""
+    if isinstance(value, DjinnError):
+        return type(value), vars(value)
+    fields = getattr(type(value), "__dataclass_fields__", None)
+    if fields is not None:
+        return type(value), {name: seen(getattr(value, name)) for name in fields}
+    return [seen(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+@pytest.mark.parametrize("kind", FRAMES.values(), ids=list(FRAMES))
+@FEW
+@given(data=st.data())
+def test_a_frame_comes_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:
+    frame: Frame = data.draw(any_value(kind))
+    assert seen(decode(encode(frame))) == seen(frame)
+
+
+@FEW
+@given(data=st.data())
+def test_the_events_of_a_step_come_in_their_order(data: st.DataObject) -> None:
+    events = data.draw(st.lists(st.one_of(*(any_value(each) for each in SENT_EVENTS)), max_size=6))
+    assert seen(decode(encode_events(events))) == seen(events)
+
+
+@pytest.mark.parametrize("kind", [each for each in VALUES if each != "Captures"])
+@FEW
+@given(data=st.data())
+def test_an_answer_keeps_its_value(kind: str, data: st.DataObject) -> None:
+    value = data.draw(any_value(type(None) if VALUES[kind] is None else VALUES[kind]))
+    assert seen(decode(encode_events([Done(Ticket(3), value)]))) == seen([Done(Ticket(3), value)])
+
+
+@given(captures=any_value(Captures))
+def test_captures_are_copied_by_who_sends_them(captures: Captures) -> None:
+    [answer] = decode(encode_events([Done(Ticket(3), lambda: captures)]))  # type: ignore[misc]
+    assert isinstance(answer, Done)
+    assert callable(answer.value)
+    assert answer.value() == captures
+
+
+@pytest.mark.parametrize("error", [FieldOutOfRange("no", param="layers"), SessionLimit(3, retry_after_s=60)])
+def test_an_error_keeps_its_kind_and_its_field(error: DjinnError) -> None:
+    [failed] = decode(encode_events([Failed(Ticket(1), error)]))  # type: ignore[misc]
+    assert isinstance(failed, Failed)
+    assert (type(failed.error), failed.error.body(), str(failed.error)) == (type(error), error.body(), str(error))
+
+
+def test_an_error_that_only_the_engine_knows_is_an_engine_error() -> None:
+    data = msgspec.msgpack.encode([("Failed", 1, ("NotHere", {"message": "lost", "param": None}))])
+    [failed] = decode(data)  # type: ignore[misc]
+    assert isinstance(failed, Failed)
+    assert type(failed.error) is EngineError
+    assert failed.error.message == "lost"
+
+
+def test_a_token_with_log_probabilities_keeps_them() -> None:
+    token = Token(Ticket(9), 5, TokenLogprobs(5, -0.25, ((5, -0.25), (7, -1.5))))
+    assert decode(encode_events([Token(Ticket(8), 4), token])) == [Token(Ticket(8), 4), token]
+
+
+@given(data=st.binary(max_size=40))
+def test_bytes_that_are_no_frame_make_nothing_else(data: bytes) -> None:
+    try:
+        decode(data)
+    except (msgspec.MsgspecError, KeyError, ValueError, TypeError, IndexError):
+        return

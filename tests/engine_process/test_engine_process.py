@@ -1,0 +1,201 @@
+"""A server whose engine dies: what its clients see, and what they get back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.durability.restarting import generate, open_session
+from tests.processes import ServerProcess, serve_process
+
+PROMPT = [5, 6, 7]
+BACK_S = 60.0
+
+
+def engine_of(server: ServerProcess) -> psutil.Process:
+    """The process of the server's engine."""
+    found = [child for child in psutil.Process(server.pid).children() if "app.engine_process" in child.cmdline()]
+    assert len(found) == 1
+    return found[0]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BACK_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def until_ready(http: httpx.Client) -> None:
+    until(lambda: http.get("/ready").status_code == 200)
+
+
+def kill_engine(server: ServerProcess, http: httpx.Client) -> None:
+    """`kill -9` to the engine; returns when the server has noticed."""
+    engine_of(server).kill()
+    until(lambda: http.get("/ready").status_code != 200)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("engine") / "state"
+    with serve_process(folder, "--engine-timeout-s", "3", own_engine=True) as server:
+        yield server
+
+
+@pytest.fixture
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=BACK_S) as http:
+        until_ready(http)
+        yield http
+
+
+def running_turn(http: httpx.Client, session: str) -> tuple[threading.Thread, list[httpx.Response]]:
+    """A turn of many tokens, and its answer once it has come."""
+    answers: list[httpx.Response] = []
+    body = {"token_ids": PROMPT, "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+    before = tokens_of(http, session)
+
+    def run() -> None:
+        answers.append(http.post(f"/v1/sessions/{session}/generate", json=body))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: tokens_of(http, session) > before + len(PROMPT))
+    return thread, answers
+
+
+def tokens_of(http: httpx.Client, session: str) -> int:
+    found: int = http.get(f"/v1/sessions/{session}").json()["tokens"]
+    return found
+
+
+def test_a_turn_that_ran_fails_with_a_word_on_repeating_it_and_can_be_repeated(
+    server: ServerProcess, http: httpx.Client
+) -> None:
+    session, whole = open_session(http), open_session(http)
+    first = generate(http, session, PROMPT)
+    before = tokens_of(http, session)
+    thread, answers = running_turn(http, session)
+    kill_engine(server, http)
+    thread.join(BACK_S)
+    [answer] = answers
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert "SIGKILL" in answer.json()["error"]["message"]
+    assert http.get("/health").status_code == 200
+    until_ready(http)
+    assert tokens_of(http, session) == before
+    again = generate(http, session, PROMPT)
+    assert [first["token_ids"], again["token_ids"]] == [
+        generate(http, whole, PROMPT)["token_ids"],
+        generate(http, whole, PROMPT)["token_ids"],
+    ]
+
+
+def test_while_the_engine_is_away_the_server_says_so_and_closes_sessions(
+    server: ServerProcess, http: httpx.Client
+) -> None:
+    session, closing = open_session(http), open_session(http)
+    restarts = metric(http, "djinn_engine_restarts_total")
+    kill_engine(server, http)
+    refused = http.post("/v1/sessions")
+    if refused.status_code != 201:  # else it was back already
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
+    assert http.get("/metrics").status_code == 200
+    assert http.delete(f"/v1/sessions/{closing}").status_code == 204
+    until_ready(http)
+    assert metric(http, "djinn_engine_restarts_total") == restarts + 1
+    assert metric(http, "djinn_engine_up") == 1
+    assert http.get(f"/v1/sessions/{closing}").status_code == 404
+    generate(http, session, PROMPT)
+    assert metric(http, "djinn_sessions") == len(http.get("/v1/sessions").json()["data"])
+
+
+def metric(http: httpx.Client, name: str) -> float:
+    [line] = [line for line in http.get("/metrics").text.splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[1])
+
+
+def test_an_engine_that_hangs_is_replaced(server: ServerProcess, http: httpx.Client) -> None:
+    session = open_session(http)
+    tokens = generate(http, session, PROMPT)["token_ids"]
+    engine = engine_of(server)
+    os.kill(engine.pid, signal.SIGSTOP)
+    answer = http.post(f"/v1/sessions/{session}/generate", json={"token_ids": PROMPT, "max_tokens": 3})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
+    assert "said nothing for 3 s" in answer.json()["error"]["message"]
+    until_ready(http)
+    assert not engine.is_running()
+    assert tokens_of(http, session) == len(PROMPT) + len(tokens)
+
+
+def test_breakpoints_and_steering_come_back_and_a_pause_does_not(server: ServerProcess, http: httpx.Client) -> None:
+    steer = {"layers": [1], "action": "edit", "edits": [{"op": "scale", "factor": 0.5}]}
+    sessions = [open_session(http) for _ in range(3)]
+    paused, steered, whole = sessions
+    for session in (steered, whole):
+        http.post(f"/v1/sessions/{session}/breakpoints", json=steer).raise_for_status()
+    turns = [generate(http, session, PROMPT) for session in (steered, whole)]
+    assert turns[0]["token_ids"] == turns[1]["token_ids"]
+    http.post(f"/v1/sessions/{paused}/breakpoints", json={"layers": [0], "action": "pause"}).raise_for_status()
+    body = {"token_ids": PROMPT, "max_tokens": 3}
+    assert http.post(f"/v1/sessions/{paused}/generate", json=body).json()["status"] == "paused"
+    expected = generate(http, whole, PROMPT)["token_ids"]
+    kill_engine(server, http)
+    until_ready(http)
+    assert generate(http, steered, PROMPT)["token_ids"] == expected
+    found = http.get(f"/v1/sessions/{paused}").json()
+    assert (found["state"], found["tokens"]) == ("idle", 0)
+    assert http.post(f"/v1/sessions/{paused}/generate", json=body).json()["status"] == "paused"
+
+
+def test_a_stock_client_repeats_the_call_and_notices_nothing(server: ServerProcess, http: httpx.Client) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=20) as client:
+        model = client.models.list().data[0].id
+        request: dict[str, Any] = {"model": model, "prompt": "a b c", "max_tokens": 8, "temperature": 0}
+        before = client.completions.create(**request).choices[0].text
+        kill_engine(server, http)
+        assert client.completions.create(**request).choices[0].text == before
+
+
+def test_a_grammar_works_before_and_after(server: ServerProcess, http: httpx.Client) -> None:
+    session = open_session(http)
+    body = {"token_ids": PROMPT, "max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}
+    invalid = {"token_ids": PROMPT, "max_tokens": 8, "structured_outputs": {"regex": "("}}
+    for _ in range(2):
+        assert http.post(f"/v1/sessions/{session}/generate", json=body).json()["text"] in ("yes", "no")
+        refused = http.post(f"/v1/sessions/{session}/generate", json=invalid)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "field_out_of_range")
+        kill_engine(server, http)
+        until_ready(http)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_engine_ends_with_its_server(tmp_path: Path) -> None:
+    for number, end in enumerate((ServerProcess.kill, ServerProcess.terminate)):
+        with serve_process(tmp_path / f"state-{number}", own_engine=True) as server:
+            engine = engine_of(server)
+            end(server)
+            until(partial(has_ended, engine))
+
+
+def test_no_key_is_in_the_engines_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_process(tmp_path / "state", "--api-key", "secret-of-the-test", own_engine=True) as server:
+        engine = engine_of(server)
+        assert not [name for name in engine.environ() if name.startswith("DJINN_")]
+        assert "secret-of-the-test" not in " ".join(engine.cmdline())
