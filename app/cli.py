@@ -1,4 +1,4 @@
-"""The command line: `djinn serve`, `djinn doctor`, `djinn models pull`, `list` and `export`."""
+"""The command line: `djinn serve`, `djinn doctor`, `djinn keys new`, `djinn models pull`, `list` and `export`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from app.domain.errors import DjinnError
 from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_of
 from app.machine.descriptors import raise_descriptor_limit
 from app.settings import Settings
+from app.tenants.keys import digest, new_key
 from app.web.field_schema import schema_of
 from app.web.problems import describe_problem
 
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _serve(settings_of(arguments))
         elif arguments.command == "doctor":
             return _doctor(arguments)
+        elif arguments.command == "keys":
+            _new_key()
         else:
             _models(arguments.action, getattr(arguments, "name", ""))
     except ValidationError as error:
@@ -72,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     for setting, metavar in (("device", "NAME"), ("state-dir", "FOLDER")):
         doctor.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")
     doctor.add_argument("--json", action="store_true", help="all facts too, for programs")
+    keys = _add_command(commands, "keys", "API keys of tenants")
+    making = keys.add_subparsers(dest="action", metavar="ACTION", required=True)
+    making.add_parser("new", help="make a key, and its digest for the file of --tenants")
     models = _add_command(commands, "models", "the models that Djinn knows by name")
     actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("pull", help="fetch a model").add_argument("name", metavar="NAME")
@@ -126,6 +132,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     state_dir = None if settings.state_dir is None else settings.state_dir.expanduser()
     return diagnose(settings.device, state_dir, as_json=arguments.json)
+
+
+def _new_key() -> None:
+    key = new_key()
+    print(f"key:    {key}\nsha256: {digest(key.encode())}")
 
 
 def _models(action: str, name: str) -> None:

@@ -19,6 +19,8 @@ METAVARS = {
     "host": "ADDRESS",
     "port": "PORT",
     "api_keys": "KEY[,KEY...]",
+    "tenants": "FILE",
+    "audit_log": "FILE",
     "allowed_hosts": "NAME[,NAME...]",
     "model": "MODEL",
     "served_name": "NAME",

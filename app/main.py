@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
+from starlette.types import Scope
 
 from app.bridge.executor import Engine, EngineExecutor, GrammarCompiler
 from app.engine_process.engine import EngineProcess
@@ -34,9 +35,11 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.table import SessionTable
 from app.sessions.vectors import Vectors
 from app.settings import Settings
+from app.tenants.audit import AuditMiddleware
+from app.tenants.gate import TenantMiddleware, import_limit
+from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
 from app.tools.support import ToolSupport
-from app.web.auth import ApiKeyMiddleware
 from app.web.body_limit import BodyLimitMiddleware
 from app.web.error_handlers import install_error_handlers
 from app.web.hosts import HostMiddleware
@@ -67,15 +70,20 @@ ROUTERS = (
 )
 
 
-def load_app(settings: Settings, process: EngineProcess | None = None) -> FastAPI:
+def load_app(
+    settings: Settings, process: EngineProcess | None = None, clock: Callable[[], float] = time.time
+) -> FastAPI:
     """Find and load the model, which takes seconds, and build the application around it. Raises `DjinnError`.
 
-    The engine runs in `process`, which is ended if that fails; None: on a thread of this one.
+    The engine runs in `process`, which is ended if that fails; None: on a thread of this one. `clock` gives Unix
+    seconds. Keys of tenants and their limits go by it.
     """
     load = load_frame(settings, logging.getLogger().getEffectiveLevel())
     with ExitStack() as undo:
         if process is not None:
             undo.callback(process.close)
+        tenancy = Tenancy(settings, clock)
+        undo.callback(tenancy.close)
         model = find_model(load)
         # Before the engine: it locks the folder, where the engine keeps files too.
         journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser())
@@ -86,7 +94,7 @@ def load_app(settings: Settings, process: EngineProcess | None = None) -> FastAP
             process.begin(load)
         tokens = load_tokens(model)
         engine = process.loaded() if process is not None else _load_here(model, load, room, undo)
-        app = create_app(settings, engine, tokens, journal, room)
+        app = create_app(settings, engine, tokens, tenancy, journal, room)
         undo.pop_all()
     return app
 
@@ -100,10 +108,23 @@ def _load_here(model: ResolvedModel, load: Load, room: DiskRoom, undo: ExitStack
     return engine
 
 
+def _has_kv_files(settings: Settings, room: DiskRoom) -> bool:
+    """Whether KV files share the room's disk."""
+    kv_dir = settings.engine().kv_dir
+    return kv_dir is not None and room.beside(kv_dir) is room
+
+
+def _spool(settings: Settings, room: DiskRoom) -> Spool:
+    """Where session files are on their way in and out: beside the journal, if there is one."""
+    folder = settings.state_dir and settings.state_dir.expanduser() / "tmp"
+    return Spool(folder, room.beside(folder) if folder else room, int(settings.max_spool_bytes))
+
+
 def create_app(
     settings: Settings,
     engine: Engine,
     tokens: Tokens,
+    tenancy: Tenancy,
     journal: Journal | None = None,
     room: DiskRoom | None = None,
 ) -> FastAPI:
@@ -114,23 +135,21 @@ def create_app(
     """
     keeper = SessionKeeper(journal)
     restored = keeper.load(engine.info)
-    table = SessionTable(settings.max_sessions)
+    table = SessionTable(settings.max_sessions, tenancy.quotas)
     executor = EngineExecutor(engine, Notices(table, keeper).take)
     metrics = Metrics(engine.info.name)
     tool_waits = ToolWaits()
-    registry = SessionRegistry(executor, table, keeper, tokens, metrics, settings, on_queued=tool_waits.end)
+    registry = SessionRegistry(
+        executor, table, keeper, tokens, metrics, settings, tenancy.quotas, on_queued=tool_waits.end
+    )
     kept_responses = ResponseStore(registry, journal, limit=settings.max_responses)
     kept_responses.restore(restored)
     room = room or disk_room(load_frame(settings, logging.WARNING))
-    spool_folder = settings.state_dir and settings.state_dir.expanduser() / "tmp"
-    spool_room = room.beside(spool_folder) if spool_folder else room
-    spool = Spool(spool_folder, spool_room, int(settings.max_spool_bytes))
-    kv_dir = settings.engine().kv_dir
-    kv_gives_way = kv_dir is not None and room.beside(kv_dir) is room
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as ends:
+            ends.callback(tenancy.close)
             if journal is not None:
                 journal.start()
                 ends.push_async_callback(asyncio.to_thread, journal.close)
@@ -139,7 +158,7 @@ def create_app(
             ends.push_async_callback(executor.stop)
             await restore(registry, restored)
             ends.push_async_callback(_end, asyncio.create_task(sweep(registry)))
-            if journal is not None and kv_gives_way:
+            if journal is not None and _has_kv_files(settings, room):
                 ends.push_async_callback(_end, asyncio.create_task(guard_disk(executor, journal, room)))
             ends.push_async_callback(_end, asyncio.create_task(_prepare_grammars(engine.grammars, table)))
             yield
@@ -150,7 +169,7 @@ def create_app(
         lifespan=lifespan,
         redirect_slashes=False,
         dependencies=[Depends(refuse_unread)],
-        middleware=_middleware(settings),
+        middleware=_middleware(settings, tenancy),
     )
     app.state.services = Services(
         settings=settings,
@@ -162,8 +181,9 @@ def create_app(
         bound_sessions=BoundSessions(registry, restored),
         tool_waits=tool_waits,
         responses=kept_responses,
-        spool=spool,
+        spool=_spool(settings, room),
         vectors=Vectors(journal),
+        tenancy=tenancy,
         started_at=int(time.time()),
     )
     install_error_handlers(app)
@@ -173,16 +193,23 @@ def create_app(
     return app
 
 
-def _middleware(settings: Settings) -> list[Middleware]:
+def _middleware(settings: Settings, tenancy: Tenancy) -> list[Middleware]:
     """Outermost first."""
+
+    def most_imported(scope: Scope) -> int:
+        own = import_limit(scope)
+        return int(settings.max_import_bytes) if own is None else min(own, int(settings.max_import_bytes))
+
+    audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
     return [
         Middleware(RequestIdMiddleware),
+        *audit,
         Middleware(HostMiddleware, hosts=settings.answered_hosts),
-        Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+        Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
         Middleware(
             BodyLimitMiddleware,
             max_bytes=int(settings.max_request_bytes),
-            routes={("POST", export.IMPORT_PATH): int(settings.max_import_bytes)},
+            routes={("POST", export.IMPORT_PATH): most_imported},
         ),
     ]
 

@@ -70,11 +70,23 @@ class Text(Answer):
     streamed_bytes: int
 
 
+class TenantUse(Answer):
+    """What one tenant has. KV that sessions share counts for each of them."""
+
+    sessions: int
+    turns_running: int
+    turns_waiting: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+
 class MemoryMap(Answer):
     """The server's memory: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV
     moves and how fast it has, and who uses it.
 
-    `sessions_by_tier` counts the sessions that have KV.
+    `sessions_by_tier` counts the sessions that have KV. `tenants` is for operators. A tenant that is none sees what its
+    own sessions hold and no `cached_bytes`, an empty `moves`, and None for `counts`: those are about all tenants.
     """
 
     text: Text
@@ -82,8 +94,9 @@ class MemoryMap(Answer):
     stack: Stack
     policy: Literal["signal", "lru", "none"]
     moves: dict[Direction, Moves]
-    counts: Counts
+    counts: Counts | None
     sessions: int
     sessions_by_tier: dict[Tier, int]
     turns_running: int
     turns_waiting: int
+    tenants: dict[str, TenantUse] | None

@@ -98,10 +98,11 @@ class SessionUsage(Usage):
 class SessionInfo(Answer):
     """A session as it was when the server answered. `tokens` is the length of its history; times are Unix seconds.
 
-    `checkpoint` is there while it is paused.
+    `checkpoint` is there while it is paused. `tenant` is whose it is, None on a server without keys.
     """
 
     id: str
+    tenant: str | None
     state: SessionState
     phase: Phase
     residency: Residency

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -31,9 +31,12 @@ def tiny_settings(**changed: Any) -> Settings:
 
 
 @contextmanager
-def serve(**changed: Any) -> Iterator[str]:
-    """A server on a free port; yields its base URL. In-process ASGI clients buffer streams and cannot disconnect."""
-    app = load_app(tiny_settings(**changed))
+def serve(*, clock: Callable[[], float] = time.time, **changed: Any) -> Iterator[str]:
+    """A server on a free port; yields its base URL. In-process ASGI clients buffer streams and cannot disconnect.
+
+    `clock` is that of tenants.
+    """
+    app = load_app(tiny_settings(**changed), clock=clock)
     config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="test-server")

@@ -15,6 +15,7 @@ from httpx_sse import connect_sse
 from app.cli import main
 from tests.errors import assert_error
 from tests.processes import ServerProcess, serve_process
+from tests.serving import serve
 
 READY = re.compile(r"Djinn serves (\S+) on (http://\S+:\d+)\n")
 TINY = ("--model", "random:tiny-llama", "--kv-device", "4MiB", "--state-dir", "none", "--port", "0")
@@ -33,8 +34,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "djinn: missing COMMAND: serve, doctor, models. See djinn --help"),
-        (("fly",), "djinn: unknown COMMAND 'fly': serve, doctor, models. See djinn --help"),
+        ((), "djinn: missing COMMAND: serve, doctor, keys, models. See djinn --help"),
+        (("fly",), "djinn: unknown COMMAND 'fly': serve, doctor, keys, models. See djinn --help"),
         (("models",), "djinn: missing ACTION: pull, list, export. See djinn models --help"),
         (("models", "pull"), "djinn: missing NAME. See djinn models pull --help"),
         (("models", "list", "--port", "1"), "djinn: unknown flag --port. See djinn models --help"),
@@ -202,3 +203,24 @@ def test_a_second_ctrl_c_ends_the_server_at_once(tmp_path: Path) -> None:
 
 def client_of(server: ServerProcess) -> httpx.Client:
     return httpx.Client(base_url=server.url, timeout=30)
+
+
+def test_a_new_key_opens_a_server_that_has_its_digest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, out, _ = run(capsys, "keys", "new")
+    assert status == 0
+    found = dict(line.split() for line in out.splitlines())
+    assert run(capsys, "keys", "new")[1] != out
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants:\n  - name: acme\n    keys:\n      - sha256: {found['sha256:']}\n")
+    with serve(tenants=file) as url:
+        assert httpx.get(f"{url}/v1/models", headers={"X-Api-Key": found["key:"]}).status_code == 200
+        assert httpx.get(f"{url}/v1/models", headers={"X-Api-Key": found["sha256:"]}).status_code == 401
+
+
+def test_a_broken_file_of_tenants_is_said_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants:\n  - name: acme\n")
+    status, _, err = run(capsys, "serve", "--model", "no-such-model", "--port", "0", "--tenants", str(file))
+    assert (status, err) == (2, f"djinn: tenants file {file}: tenants.0.keys: required\n")

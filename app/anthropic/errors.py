@@ -11,6 +11,7 @@ class MessagesErrorDetail(BaseModel):
     type: Literal[
         "invalid_request_error",
         "authentication_error",
+        "permission_error",
         "not_found_error",
         "request_too_large",
         "rate_limit_error",

@@ -52,6 +52,10 @@ class ForeignHost(DjinnError, status=403, code="foreign_host"):
     """The request is for another host, or a page of another site has sent it."""
 
 
+class WrongRole(DjinnError, status=403, code="wrong_role"):
+    """The caller's tenant may not do this."""
+
+
 class NotFound(DjinnError, status=404, code="not_found"):
     """Not there, or not yours."""
 
@@ -117,6 +121,14 @@ class SessionLimit(Busy, code="session_limit"):
             "them with ttl_s so that they close by themselves",
             retry_after_s=retry_after_s,
         )
+
+
+class TenantLimit(Busy, code="tenant_limit"):
+    """The tenant has as many turns or sessions as it may have."""
+
+
+class RateLimited(Busy, code="rate_limit_exceeded"):
+    """The tenant has used up its minute."""
 
 
 class Draining(DjinnError, status=503, code="draining"):

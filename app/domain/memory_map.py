@@ -1,9 +1,9 @@
 """What the engine says of its memory. Sizes in bytes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from app.domain.values import Tier
+from app.domain.values import SessionId, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,14 @@ class TierCounts:
 
 @dataclass(frozen=True, slots=True)
 class StackUse:
-    """Residual streams in host memory: those of `checkpoints` paused turns, and captures."""
+    """Residual streams in host memory: those of `checkpoints` paused turns, and captures; `captures` has the bytes of
+    each session that has some.
+    """
 
     checkpoints: int = 0
     checkpoint_bytes: int = 0
     capture_bytes: int = 0
+    captures: Mapping[SessionId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from app.bridge.turn import Turn
-from app.domain.errors import BadExport, FieldOutOfRange, WrongState
+from app.domain.errors import BadExport, FieldOutOfRange, TenantLimit, WrongState
 from app.domain.values import ModelInfo, SessionState
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
@@ -65,6 +65,9 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
         found = await _import(registry, session, path)
         try:
             await _furnish(registry, session, found)
+        except TenantLimit:
+            registry.abandon(session)
+            raise
         except (ValueError, FieldOutOfRange) as error:
             registry.abandon(session)
             raise BadExport(
@@ -76,7 +79,7 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
 
 async def _import(registry: SessionRegistry, session: Session, path: Path) -> ImportedKV:
     # Only the importer trusts the KV in the file, so it gets a namespace of its own.
-    call = registry.executor.call(lambda ticket: Import(ticket, session.id, str(path), session.id))
+    call = registry.executor.call(lambda ticket: Import(ticket, session.id, str(path), session.id, session.owner or ""))
     importing = asyncio.ensure_future(call)
     found: ImportedKV
     try:
@@ -96,7 +99,8 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
     session.interventions = label.interventions
     if label.turn is not None:
         place = label.turn.to_place(session.history)
-        await registry.paused_copies.reinstate(session, label.turn.to_turn(), place)
+        with registry.charges.expecting_copy(session.owner):
+            await registry.paused_copies.reinstate(session, label.turn.to_turn(), place)
     elif label.breakpoints or label.interventions:
         await registry.executor.call(
             lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)

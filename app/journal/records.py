@@ -56,7 +56,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class VectorKey:
-    """An owner's vector of that name. `owner` is the API key's fingerprint (None: no keys are set)."""
+    """An owner's vector of that name. `owner` is the tenant's name (None: there are no keys)."""
 
     owner: str | None
     name: str

@@ -10,14 +10,14 @@ from app.domain.values import Phase, Residency, SessionId, Ticket
 class Open:
     """Make the session known to the engine, with the history that it has already. Answered by `Done(None)`.
 
-    KV prefixes are shared only between sessions of one `namespace`: one tenant never sees another's timing. KV on disk
+    KV prefixes are shared only between sessions of one `tenant`: none ever sees another's timing. KV on disk
     that belongs to a beginning of `token_ids` is taken up again. `interventions` are those that the history was
     computed with, `breakpoints` those that are armed.
     """
 
     ticket: Ticket
     session: SessionId
-    namespace: str = ""
+    tenant: str = ""
     residency: Residency = Residency.BEST_EFFORT
     token_ids: tuple[int, ...] = ()
     breakpoints: tuple[Breakpoint, ...] = ()
@@ -86,13 +86,15 @@ class Export:
 class Import:
     """Open the session from the exported file `path`, which the engine takes over. Answered by `Done(ImportedKV)`.
 
-    Fails as `BadExport` if the file is not whole, or not of this model.
+    Its KV is shared only between sessions of one `namespace`, which need not be all of the `tenant`. Fails as
+    `BadExport` if the file is not whole, or not of this model.
     """
 
     ticket: Ticket
     session: SessionId
     path: str
     namespace: str = ""
+    tenant: str = ""
 
 
 SessionCommand = Open | Fork | Rewind | Close | SetPhase | Export | Import

@@ -8,6 +8,7 @@ from dataclasses import replace
 from app.domain.errors import DjinnError, Draining, WrongState
 from app.domain.values import FinishReason, SamplingParams
 from app.messages import TurnFinished
+from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.turns import TurnRequest
@@ -44,6 +45,7 @@ class Choices:
         self._cleanup = cleanup
         self._merged: asyncio.Queue[tuple[int, TextItem | Exception]] = asyncio.Queue(maxsize=1)
         self._sessions: list[Session] = []
+        self._charges: list[TurnCharge] = []
         self._to_finish = len(requests) * n
 
     async def start(self) -> None:
@@ -53,6 +55,8 @@ class Choices:
         """
         for _ in range(self._to_finish):
             self._sessions.append(await self._cleanup.enter_async_context(self._open_session()))
+        of_choices = [request for request in self._requests for _ in range(self._n)]
+        self._charges = self._registry.turns.reserve(self._sessions[0].owner, of_choices, self._cleanup)
         for prompt in range(len(self._requests)):
             self._start_choice(prompt * self._n)
 
@@ -82,7 +86,7 @@ class Choices:
         prompt, number = divmod(index, self._n)
         request = self._requests[prompt]
         numbered = replace(request, sampling=_sampling_of(request.sampling, number))
-        reader = self._registry.turns.start(self._sessions[index], numbered, self._cleanup)
+        reader = self._registry.turns.start(self._sessions[index], numbered, self._cleanup, self._charges[index])
         task = asyncio.create_task(self._pump(index, reader))
         self._cleanup.push_async_callback(_end, task)
 

@@ -17,6 +17,8 @@ from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.vectors import Vectors
 from app.settings import Settings
+from app.tenants.tenancy import Tenancy
+from app.tenants.tenant import Role, Tenant
 from app.text.tokenizer import Tokens
 from app.tools.support import ToolSupport
 from app.wire.errors import ErrorBody
@@ -37,6 +39,7 @@ class Services:
     responses: ResponseStore
     spool: Spool
     vectors: Vectors
+    tenancy: Tenancy
     started_at: int
     """Unix seconds."""
 
@@ -51,13 +54,27 @@ async def _owner(request: Request) -> str | None:
     return owner
 
 
+async def _is_operator(request: Request) -> bool:
+    tenant: Tenant | None = request.state.tenant
+    return tenant is not None and tenant.role is Role.OPERATOR
+
+
 ServicesDep = Annotated[Services, Depends(_services)]
 OwnerDep = Annotated[str | None, Depends(_owner)]
-"""Who calls: the API key's fingerprint, or None on a server without keys."""
+"""Who calls: the tenant's name, or None on a server without keys."""
+OperatorDep = Annotated[bool, Depends(_is_operator)]
+"""Whether the caller may see what other tenants have, but never their texts."""
 
 
 async def _session(session_id: str, services: ServicesDep, owner: OwnerDep) -> AsyncIterator[Session]:
     with services.sessions.table.using(session_id, owner) as session:
+        yield session
+
+
+async def _any_session(
+    session_id: str, services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep
+) -> AsyncIterator[Session]:
+    with services.sessions.table.using(session_id, owner, or_any=is_operator) as session:
         yield session
 
 
@@ -69,13 +86,21 @@ async def _cleanup() -> AsyncIterator[AsyncExitStack]:
 SessionDep = Annotated[Session, Depends(_session)]
 """The caller's session that the path names. It gives way to no other before the response is over."""
 
+AnySessionDep = Annotated[Session, Depends(_any_session)]
+"""The same for routes that show and say no text: an operator reaches everybody's sessions by them."""
+
 CleanupDep = Annotated[AsyncExitStack, Depends(_cleanup)]
 """Unwound after the response, streamed or not, has been sent or has failed: where a turn's release belongs."""
 
 
+def note_session(request: Request, session: Session) -> None:
+    """Tell the audit log of a session that the request has opened."""
+    request.state.session = session.id
+
+
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that can fail with `statuses` beside those that every route can fail with."""
-    every = (401, 403, 413, 422, 500)
+    every = (401, 403, 413, 422, 429, 500)
     return {status: {"model": ErrorBody} for status in sorted({*every, *statuses})}
 
 

@@ -7,7 +7,7 @@ from fastapi.responses import StreamingResponse
 
 from app.exports import exports as session_files
 from app.exports.spool import read_chunks, write_chunks
-from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
+from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors, note_session
 from app.web.binary import FILE, FILE_BODY, body_chunks, file_type
 from app.wire.sessions import SessionView
 
@@ -52,4 +52,5 @@ async def import_session(request: Request, services: ServicesDep, owner: OwnerDe
     file.claim(int(request.headers.get("Content-Length", 0)))  # before a byte of it is read
     await write_chunks(file, body_chunks(request))
     session = await session_files.import_session(services.sessions, file.path, owner)
+    note_session(request, session)
     return SessionView.of(session)

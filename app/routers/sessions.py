@@ -3,10 +3,10 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from app.domain.values import Residency, SessionId, SessionState
-from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
+from app.routers.dependencies import AnySessionDep, OperatorDep, OwnerDep, ServicesDep, SessionDep, errors, note_session
 from app.web.json_body import JsonRoute
 from app.wire.sessions import (
     MAX_TTL_S,
@@ -25,7 +25,7 @@ DEFAULT_SESSION = CreateSessionBody()
 
 @router.post("", operation_id="createSession", status_code=201, responses=errors(400, 429, 503))
 async def create_session(
-    services: ServicesDep, owner: OwnerDep, body: CreateSessionBody = DEFAULT_SESSION
+    request: Request, services: ServicesDep, owner: OwnerDep, body: CreateSessionBody = DEFAULT_SESSION
 ) -> SessionView:
     """Open an empty session."""
     registry, ttl_s = services.sessions, body.ttl_s or MAX_TTL_S
@@ -34,24 +34,27 @@ async def create_session(
     else:
         session = registry.create(owner, metadata=body.metadata, ttl_s=ttl_s)
     await registry.keep(session)
+    note_session(request, session)
     return SessionView.of(session)
 
 
 @router.get("", operation_id="listSessions", responses=errors())
 async def list_sessions(
-    query: Annotated[ListSessionsQuery, Query()], services: ServicesDep, owner: OwnerDep
+    query: Annotated[ListSessionsQuery, Query()], services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep
 ) -> SessionPage:
-    """The caller's sessions, oldest first."""
+    """The caller's sessions, oldest first; for an operator those of all tenants."""
     after = None if query.after is None else SessionId(query.after)
-    page = services.sessions.table.page(owner, limit=query.limit + 1, after=after, state=query.state, tier=query.tier)
-    data = [SessionView.of(session) for session in page[: query.limit]]
+    page = services.sessions.table.page(
+        owner, everybody=is_operator, limit=query.limit + 1, after=after, state=query.state, tier=query.tier
+    )
+    data = [SessionView.of(session).seen_by(owner) for session in page[: query.limit]]
     return SessionPage(data=data, has_more=len(page) > query.limit)
 
 
 @router.get("/{session_id}", operation_id="getSession", responses=errors(404))
-async def get_session(session: SessionDep) -> SessionView:
+async def get_session(session: AnySessionDep, owner: OwnerDep) -> SessionView:
     """The session as it is now."""
-    return SessionView.of(session)
+    return SessionView.of(session).seen_by(owner)
 
 
 @router.get("/{session_id}/history", operation_id="getHistory", responses=errors(404))
@@ -63,7 +66,7 @@ async def get_history(session: SessionDep, services: ServicesDep) -> HistoryView
 
 
 @router.delete("/{session_id}", operation_id="closeSession", status_code=204, responses=errors(404))
-async def close_session(session: SessionDep, services: ServicesDep) -> None:
+async def close_session(session: AnySessionDep, services: ServicesDep) -> None:
     """Close the session; everything that it held is free when this answers. A running turn ends as cancelled."""
     await services.sessions.close(session)
 
@@ -82,11 +85,13 @@ async def cancel_turn(session: SessionDep, services: ServicesDep) -> SessionView
 
 
 @router.post("/{session_id}/fork", operation_id="forkSession", status_code=201, responses=errors(404, 409, 429, 503))
-async def fork_session(session: SessionDep, services: ServicesDep) -> SessionView:
+async def fork_session(request: Request, session: SessionDep, services: ServicesDep) -> SessionView:
     """Open a session with the same history and breakpoints that shares this one's KV. That of a paused session is
     paused in the same place.
     """
-    return SessionView.of(await services.sessions.fork(session))
+    child = await services.sessions.fork(session)
+    note_session(request, child)
+    return SessionView.of(child)
 
 
 @router.post("/{session_id}/rewind", operation_id="rewindSession", responses=errors(400, 404, 409))

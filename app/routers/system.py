@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.domain.errors import EngineRestarting, JournalUnavailable
 from app.domain.values import KVPolicy
-from app.routers.dependencies import ServicesDep, errors
+from app.routers.dependencies import OperatorDep, OwnerDep, ServicesDep, errors
 from app.wire.errors import ErrorBody
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView
 from app.wire.system import Status, Version
@@ -59,9 +59,17 @@ async def get_version(services: ServicesDep) -> Version:
 
 
 @router.get("/v1/memory", operation_id="getMemory", responses=errors())
-async def get_memory(services: ServicesDep) -> MemoryView:
-    """Budgets and use of the memory segments in bytes, and what has moved between the tiers."""
-    return MemoryView.of(await services.sessions.memory(), KVPolicy(services.settings.kv_policy))
+async def get_memory(services: ServicesDep, owner: OwnerDep, is_operator: OperatorDep) -> MemoryView:
+    """Budgets and use of the memory segments in bytes, and what has moved between the tiers. An operator also sees what
+    each tenant has; any other tenant sees only its own part.
+    """
+    memory, policy = await services.sessions.memory(), KVPolicy(services.settings.kv_policy)
+    table = services.sessions.table
+    if is_operator:
+        return MemoryView.of(memory, policy).with_tenants(table.by_owner())
+    if owner is None:
+        return MemoryView.of(memory, policy)
+    return MemoryView.of_one(memory, policy, list(table.owned_by(owner)))
 
 
 @router.get("/v1/memory/estimate", operation_id="estimateMemory", responses=errors())

@@ -4,6 +4,8 @@ from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.activations import PausedTurn
 from app.messages import Fork, ReadPaused, Reinstate
+from app.sessions.charges.charges import Charges
+from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.paused_turn import PausedPlace
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
@@ -13,10 +15,11 @@ from app.sessions.turns import Turns
 class PausedCopies:
     """Takes paused turns from session to session. Used on the event loop only."""
 
-    def __init__(self, executor: EngineExecutor, turns: Turns, pauses: Pauses) -> None:
+    def __init__(self, executor: EngineExecutor, turns: Turns, pauses: Pauses, charges: Charges) -> None:
         self._executor = executor
         self._turns = turns
         self._pauses = pauses
+        self._charges = charges
 
     def place(self, session: Session) -> PausedPlace | None:
         """What another session needs to be paused where this one is; None if it is not paused."""
@@ -36,7 +39,8 @@ class PausedCopies:
     async def fork(self, session: Session, child: Session, place: PausedPlace) -> None:
         """Make `child` a session that is paused there, where `session` is."""
         turn = await self._executor.call_for_turn(
-            lambda ticket, turn: Fork(ticket, session.id, child.id, turn), self._turns.observer(child)
+            lambda ticket, turn: Fork(ticket, session.id, child.id, turn),
+            self._turns.observer(child, self._charge(child, place)),
         )
         self._take_up(child, turn, place)
 
@@ -56,10 +60,13 @@ class PausedCopies:
         held = None if grammar is None else await self._turns.compiled(grammar)
         turn = await self._executor.call_for_turn(
             lambda ticket, turn: Reinstate(ticket, session.id, breakpoints, session.interventions, paused, turn),
-            self._turns.observer(session),
+            self._turns.observer(session, self._charge(session, place)),
         )
         del held  # the engine has its own now
         self._take_up(session, turn, place)
+
+    def _charge(self, copy: Session, place: PausedPlace) -> TurnCharge:
+        return self._charges.of_copy(copy.owner, generated=len(copy.history) - place.prompt_tokens)
 
     def _take_up(self, session: Session, turn: Turn, place: PausedPlace) -> None:
         """Make a new session be paused in that place, as the engine has it. It has its history already."""

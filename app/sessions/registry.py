@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Callable
 
 from app.bridge.executor import EngineExecutor
 from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavailable, NotDurable
+from app.domain.limits import Quotas
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Phase, Residency, SessionState
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
 from app.metrics.turns import Metrics
 from app.sessions.breakpoints import Breakpoints
+from app.sessions.charges.charges import Charges
 from app.sessions.checkpoints import Checkpoints
 from app.sessions.keeper import SessionKeeper
 from app.sessions.paused_copies import PausedCopies
@@ -37,6 +39,7 @@ class SessionRegistry:
         tokens: Tokens,
         metrics: Metrics,
         settings: Settings,
+        quotas: Quotas,
         *,
         on_queued: Callable[[Session], None],
     ) -> None:
@@ -51,6 +54,7 @@ class SessionRegistry:
         self.checkpoints = Checkpoints(executor)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
+        self.charges = Charges(table, quotas)
         self.turns = Turns(
             executor,
             table,
@@ -59,17 +63,18 @@ class SessionRegistry:
             metrics,
             self.ends,
             self.pauses,
+            self.charges,
             max_turns=settings.max_turns,
             on_queued=on_queued,
         )
-        self.paused_copies = PausedCopies(executor, self.turns, self.pauses)
+        self.paused_copies = PausedCopies(executor, self.turns, self.pauses, self.charges)
 
-    def make_room(self, count: int = 1) -> None:
-        """Close as many sessions that may give way as must, before `count` more are opened.
+    def make_room(self, owner: str | None, count: int = 1) -> None:
+        """Close as many sessions that may give way as must, before the owner opens `count` more.
 
-        Raises `SessionLimit` if that is not enough, and `Draining`; then none has closed.
+        Raises `TenantLimit` or `SessionLimit` if that is not enough, and `Draining`; then none has closed.
         """
-        for session in self.table.giving_way(count):
+        for session in self.table.giving_way(owner, count):
             self.drop(session)
 
     def create(
@@ -81,8 +86,8 @@ class SessionRegistry:
         name: str | None = None,
         ephemeral: bool = False,
     ) -> Session:
-        """Open an empty session. Raises `SessionLimit` if none gives way, `Draining` during shutdown."""
-        self.make_room()
+        """Open an empty session. Raises `TenantLimit`, `SessionLimit` if none gives way, `Draining` during shutdown."""
+        self.make_room(owner)
         session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s, name=name, ephemeral=ephemeral)
         self.executor.post(lambda ticket: Open(ticket, session.id, owner or ""))
         self.table.add(session)
@@ -93,6 +98,7 @@ class SessionRegistry:
         self, owner: str | None = None, *, metadata: dict[str, str] | None = None, ttl_s: int | None = None
     ) -> Session:
         """Open an empty session whose KV never gives way. Raises `Busy` also if no more of them can be promised."""
+        self.table.require_guarantee(owner)
         session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s, Residency.GUARANTEED)
         async with self.opening(session):
             await self.executor.call(lambda ticket: Open(ticket, session.id, owner or "", session.residency))
@@ -100,8 +106,8 @@ class SessionRegistry:
 
     @contextlib.asynccontextmanager
     async def opening(self, session: Session) -> AsyncIterator[None]:
-        """Count the session while the engine opens it; then it is found. Raises `SessionLimit`, `Draining`."""
-        self.make_room()
+        """Count the session while the engine opens it; then it is found. Raises what `make_room` raises."""
+        self.make_room(session.owner)
         with self.table.opening(session):
             try:
                 yield
@@ -144,11 +150,13 @@ class SessionRegistry:
         child.history = session.history[:]
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         place = self.paused_copies.place(session)
-        async with self.opening(child):
-            if place is None:
-                await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
-            else:
-                await self.paused_copies.fork(session, child, place)
+        copying = contextlib.nullcontext() if place is None else self.charges.expecting_copy(child.owner)
+        with copying:
+            async with self.opening(child):
+                if place is None:
+                    await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
+                else:
+                    await self.paused_copies.fork(session, child, place)
         await self.keep(child)
         return child
 

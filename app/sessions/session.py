@@ -33,7 +33,7 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
-    """One session. `owner` is the API key's fingerprint (None: no keys are set); times are Unix seconds.
+    """One session. `owner` is the tenant's name (None: there are no keys); times are Unix seconds.
 
     `history` mirrors the engine's token history at the last event, so that reading it costs the engine nothing.
     """

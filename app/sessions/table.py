@@ -6,10 +6,12 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 
 from app.bridge.turn import Turn
-from app.domain.errors import Draining, FieldOutOfRange, NotFound, SessionLimit
-from app.domain.values import Phase, SessionId, SessionState, Tier
+from app.domain.errors import Draining, FieldOutOfRange, NotFound, SessionLimit, TenantLimit
+from app.domain.limits import Quotas
+from app.domain.values import Phase, Residency, SessionId, SessionState, Tier
 from app.sessions.session import Session
 
 RETRY_AFTER_S = 60
@@ -19,10 +21,11 @@ RETRY_AFTER_S = 60
 class SessionTable:
     """Every open session. Sessions that the engine is still opening count, but are not found yet."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, quotas: Quotas) -> None:
         self.draining = False
         """Whether the server shuts down: no sessions or turns are taken any more."""
         self._limit = limit
+        self._quotas = quotas
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
         self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
@@ -32,19 +35,57 @@ class SessionTable:
         """The sessions that are found, in the order in which they were opened."""
         return iter(list(self._open.values()))
 
-    def giving_way(self, count: int) -> list[Session]:
-        """The sessions that must close before `count` more may be opened, in that order.
+    def giving_way(self, owner: str | None, count: int) -> list[Session]:
+        """The sessions that must close before the owner may open `count` more, in that order. Its own come first where
+        it has a limit of its own.
 
-        Raises `SessionLimit` if too few may close, `Draining`.
+        Raises `TenantLimit` and `SessionLimit` if too few may close, `Draining`.
         """
         self.require_no_drain()
-        excess = len(self._open) + len(self._opening) + count - self._limit
+        own = self._giving_way_of(owner, count)
+        excess = len(self._open) + len(self._opening) + count - len(own) - self._limit
         if excess <= 0:
-            return []
-        giving = [session for session in self._open.values() if session.gives_way]
+            return own
+        giving = [session for session in self._open.values() if session.gives_way and session not in own]
         if len(giving) < excess:
             raise SessionLimit(self._limit, retry_after_s=RETRY_AFTER_S)
-        return heapq.nsmallest(excess, giving, key=_worth)
+        return own + heapq.nsmallest(excess, giving, key=_worth)
+
+    def _giving_way_of(self, owner: str | None, count: int) -> list[Session]:
+        """The owner's sessions that must close for its own limit."""
+        limit = self._quotas.limits(owner).sessions
+        if limit is None:
+            return []
+        mine = list(self.owned_by(owner))
+        giving, excess = [session for session in mine if session.gives_way], len(mine) + count - limit
+        if len(giving) < excess:
+            raise TenantLimit(
+                f"the limit of this tenant is {limit} open sessions: close some with DELETE /v1/sessions/{{id}}",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return heapq.nsmallest(excess, giving, key=_worth) if excess > 0 else []
+
+    def owned_by(self, owner: str | None) -> Iterator[Session]:
+        """The owner's sessions, also those that the engine is still opening."""
+        return (each for each in chain(self._open.values(), self._opening.values()) if each.owner == owner)
+
+    def by_owner(self) -> dict[str | None, list[Session]]:
+        """Every owner's open sessions."""
+        found: defaultdict[str | None, list[Session]] = defaultdict(list)
+        for session in self._open.values():
+            found[session.owner].append(session)
+        return found
+
+    def require_guarantee(self, owner: str | None) -> None:
+        """Raise `TenantLimit` unless the owner may have one more session with `residency: guaranteed`."""
+        limit = self._quotas.limits(owner).guaranteed_sessions
+        guaranteed = sum(session.residency is Residency.GUARANTEED for session in self.owned_by(owner))
+        if limit is not None and guaranteed >= limit:
+            raise TenantLimit(
+                f"the limit of this tenant is {limit} guaranteed sessions",
+                retry_after_s=RETRY_AFTER_S,
+                param="residency",
+            )
 
     def require_no_drain(self) -> None:
         """Raise `Draining` if the server shuts down."""
@@ -73,17 +114,17 @@ class SessionTable:
             del self._opening[session.id]
         self.add(session)
 
-    def get(self, session_id: str, owner: str | None = None) -> Session:
-        """The owner's session of that id. Raises `NotFound`, also for another owner's session."""
+    def get(self, session_id: str, owner: str | None = None, *, or_any: bool = False) -> Session:
+        """The owner's session of that id, or with `or_any` anybody's. Raises `NotFound`, also for another owner's."""
         session = self._open.get(SessionId(session_id))
-        if session is None or session.owner != owner or has_expired(session):
+        if session is None or not (or_any or session.owner == owner) or has_expired(session):
             raise NotFound(f"no session {session_id[:100]}", param="session_id")
         return session
 
     @contextlib.contextmanager
-    def using(self, session_id: str, owner: str | None = None) -> Iterator[Session]:
-        """The owner's session of that id, which does not give way meanwhile. Raises `NotFound`."""
-        session = self.get(session_id, owner)
+    def using(self, session_id: str, owner: str | None = None, *, or_any: bool = False) -> Iterator[Session]:
+        """The session that `get` finds, which does not give way meanwhile. Raises `NotFound`."""
+        session = self.get(session_id, owner, or_any=or_any)
         with holding(session):
             yield session
 
@@ -91,21 +132,22 @@ class SessionTable:
         self,
         owner: str | None = None,
         *,
+        everybody: bool = False,
         limit: int,
         after: SessionId | None = None,
         state: SessionState | None = None,
         tier: Tier | None = None,
     ) -> list[Session]:
-        """Up to `limit` of the owner's sessions that are younger than session `after`, oldest first.
+        """Up to `limit` of the owner's sessions, or of everybody's, that are younger than `after`, oldest first.
 
-        Raises `FieldOutOfRange` unless `after` is None, or the owner's: a session that is open or has closed lately.
+        Raises `FieldOutOfRange` unless `after` is None, or one of them: a session that is open or has closed lately.
         """
-        if after is not None:
+        if after is not None and not (everybody and self._is_place_of_any(after)):
             self._check_place(after, owner)
         found = sorted(
             session.id
             for session in self._open.values()
-            if session.owner == owner
+            if (everybody or session.owner == owner)
             and (after is None or session.id > after)
             and state in (None, session.state)
             and tier in (None, session.kv.tier)
@@ -121,6 +163,9 @@ class SessionTable:
                 f"got '{session_id[:100]}'",
                 param="after",
             )
+
+    def _is_place_of_any(self, session_id: SessionId) -> bool:
+        return session_id in self._open or any(session_id in closed for closed in self._closed.values())
 
     def find(self, session_id: SessionId) -> Session | None:
         """The session that the engine means, unless it has been closed."""

@@ -14,6 +14,8 @@ from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
 from app.messages import Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
+from app.sessions.charges.charges import Charges
+from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.keeper import SessionKeeper
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
@@ -55,6 +57,7 @@ class Turns:
         metrics: Metrics,
         ends: TurnEnds,
         pauses: Pauses,
+        charges: Charges,
         *,
         max_turns: int,
         on_queued: Callable[[Session], None],
@@ -67,6 +70,7 @@ class Turns:
         self._metrics = metrics
         self._ends = ends
         self._pauses = pauses
+        self._charges = charges
         self._max_turns = max_turns
         self._on_queued = on_queued
 
@@ -86,11 +90,15 @@ class Turns:
         self._executor.check()
         return await asyncio.wrap_future(self._executor.engine.grammars.compile(grammar))
 
-    def start(self, session: Session, request: TurnRequest, cleanup: AsyncExitStack) -> TurnReader:
-        """Queue a turn; returns its reader. When `cleanup` unwinds, a turn that still runs is cancelled.
+    def start(
+        self, session: Session, request: TurnRequest, cleanup: AsyncExitStack, charge: TurnCharge | None = None
+    ) -> TurnReader:
+        """Queue a turn; returns its reader. When `cleanup` unwinds, a turn that still runs is cancelled. `charge` is
+        what `reserve` has counted for it already.
 
         Raises `WrongState` unless idle, and if it is not `pausable` but a breakpoint pauses, `Busy` when the queue is
-        full, `Draining`, and `FieldOutOfRange` if there is no token to start from.
+        full, `TenantLimit` and `RateLimited` by the owner's limits, `Draining`, and `FieldOutOfRange` if there is no
+        token to start from.
         """
         self._table.require_no_drain()
         session.require(SessionState.IDLE, to="start a turn")
@@ -103,11 +111,19 @@ class Turns:
         history = new if request.replace else session.history + new
         if not history:
             raise FieldOutOfRange("a turn needs at least 1 token to start from", param=request.param)
-        turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session))
+        if charge is None:
+            (charge,) = self.reserve(session.owner, [request], cleanup)
+        turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
+        self._charges.begin(charge)  # from here on the turn has an end
         session.begin(turn, history)
         cleanup.callback(self._ends.release, session, turn)
         self._on_queued(session)
         return self.reader(session, turn, request.text)
+
+    def reserve(self, owner: str | None, requests: Sequence[TurnRequest], cleanup: AsyncExitStack) -> list[TurnCharge]:
+        """Count turns that a call will start, all or none. Raises `TenantLimit` and `RateLimited`."""
+        needs = [(len(request.token_ids), request.stop.max_tokens) for request in requests]
+        return self._charges.reserve(owner, needs, cleanup)
 
     def reader(self, session: Session, turn: Turn, rule: TextRule) -> TurnReader:
         """Read the session's turn from now on."""
@@ -116,12 +132,13 @@ class Turns:
         session.reader = TurnReader(turn, self._tokens, rule, on_stop, settled)
         return session.reader
 
-    def observer(self, session: Session) -> Callable[[TurnEvent], None]:
+    def observer(self, session: Session, charge: TurnCharge) -> Callable[[TurnEvent], None]:
         """What is to be told of a turn of the session before its reader is."""
         clock = TurnClock(self._metrics)
 
         def observe(event: TurnEvent) -> None:
             clock.observe(event)
+            charge.observe(event)
             usage = session.usage
             usage.queue_ms, usage.restore_ms, usage.prefill_ms = clock.queue_ms, clock.restore_ms, clock.prefill_ms
             session.observe(event)

@@ -5,7 +5,7 @@ One whose length is declared in two ways gets 400.
 A WebSocket with a message over the limit is closed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -23,14 +23,15 @@ MESSAGE_TOO_BIG = 1009
 class BodyLimitMiddleware:
     """Refuses a declared length at once and counts the rest as it arrives.
 
-    `routes` have limits of their own, in bytes by method and path. Every other method of such a path has `max_bytes`.
+    `routes` have limits of their own, by method and path: what they return for a request's scope, in bytes. Every other
+    method of such a path has `max_bytes`.
 
     What a compressed body would come to cannot be told, and nothing here decompresses one.
 
     FastAPI's own `max_body_size` does the same, but answers a declared length with a plain-text body.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, routes: Mapping[tuple[str, str], int]) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, routes: Mapping[tuple[str, str], Callable[[Scope], int]]) -> None:
         self.app = app
         self.max_bytes = max_bytes
         self.routes = routes
@@ -43,7 +44,8 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        max_bytes = self.routes.get((scope["method"], scope["path"]), self.max_bytes)
+        own_limit = self.routes.get((scope["method"], scope["path"]))
+        max_bytes = self.max_bytes if own_limit is None else own_limit(scope)
         message = f"the body must be at most {max_bytes} bytes"
         if scope["method"] in BODILESS:
             message = f"a {scope['method']} request takes no body"

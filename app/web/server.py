@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import logging
+import signal
 import socket
 from types import FrameType
 
@@ -87,6 +88,8 @@ class Server(uvicorn.Server):
             gc.freeze()
             host, port = bound.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
+            if self._services.tenancy.has_files:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._services.tenancy.reload)
             print(f"Djinn serves {self._services.info.name} on http://{shown}:{port}", flush=True)
 
     def _listen(self, bound: socket.socket) -> None:

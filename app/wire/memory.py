@@ -1,11 +1,14 @@
 """Bodies about memory, and the estimate for a session of a given length."""
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.domain.memory_map import MemoryMap
-from app.domain.values import KVPolicy, Tier
+from app.domain.values import KVPolicy, SessionState, Tier
+from app.sessions.session import Session
 from app.wire.base import View, WireModel
 
 Direction = Literal["out", "in", "to_disk", "from_disk"]
@@ -18,6 +21,10 @@ class TierView(View):
     total_bytes: int
     owned_bytes: int
     cached_bytes: int
+
+    def held(self, owned_bytes: int) -> Self:
+        """The tier as those see it who hold so much of it."""
+        return self.model_copy(update={"owned_bytes": owned_bytes, "cached_bytes": 0})
 
 
 class DataView(BaseModel):
@@ -88,11 +95,36 @@ class TextView(View):
     streamed_bytes: int
 
 
+class TenantUseView(BaseModel):
+    """What one tenant has. KV that sessions share counts for each of them."""
+
+    sessions: int
+    turns_running: int
+    turns_waiting: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+    @classmethod
+    def of(cls, sessions: Collection[Session]) -> Self:
+        """That of the sessions' owner."""
+        states = Counter(session.state for session in sessions)
+        return cls(
+            sessions=len(sessions),
+            turns_running=states[SessionState.RUNNING],
+            turns_waiting=states[SessionState.QUEUED],
+            device_bytes=sum(session.kv.device_bytes for session in sessions),
+            host_bytes=sum(session.kv.host_bytes for session in sessions),
+            disk_bytes=sum(session.kv.disk_bytes for session in sessions),
+        )
+
+
 class MemoryView(BaseModel):
     """The memory map: weights (`text`), KV (`data`) and what paused turns and captures keep (`stack`); when KV moves
     and how fast it has, and who uses it.
 
-    `sessions_by_tier` counts the sessions that have KV.
+    `sessions_by_tier` counts the sessions that have KV. `tenants` is for operators. A tenant that is none sees what its
+    own sessions hold and no `cached_bytes`, an empty `moves`, and null for `counts`: those are about all tenants.
     """
 
     text: TextView
@@ -100,11 +132,12 @@ class MemoryView(BaseModel):
     stack: StackView
     policy: KVPolicy
     moves: dict[Direction, MovesView]
-    counts: CountsView
+    counts: CountsView | None
     sessions: int
     sessions_by_tier: dict[Tier, int]
     turns_running: int
     turns_waiting: int
+    tenants: dict[str, TenantUseView] | None = None
 
     @classmethod
     def of(cls, memory: MemoryMap, policy: KVPolicy) -> Self:
@@ -121,6 +154,42 @@ class MemoryView(BaseModel):
             turns_running=memory.running,
             turns_waiting=memory.waiting,
         )
+
+    def with_tenants(self, sessions: Mapping[str | None, Collection[Session]]) -> Self:
+        """The map with what each tenant has. That of sessions from before there were tenants is under an empty name."""
+        tenants = {owner or "": TenantUseView.of(each) for owner, each in sessions.items()}
+        return self.model_copy(update={"tenants": tenants})
+
+    @classmethod
+    def of_one(cls, memory: MemoryMap, policy: KVPolicy, sessions: Collection[Session]) -> Self:
+        """What one tenant may see, which has these sessions."""
+        own, whole = TenantUseView.of(sessions), DataView.of(memory)
+        tiers = Counter(session.kv.tier for session in sessions)
+        return cls(
+            text=memory.text,
+            data=DataView(
+                device=whole.device.held(own.device_bytes),
+                host=whole.host.held(own.host_bytes),
+                disk=whole.disk.held(own.disk_bytes),
+                block_bytes=whole.block_bytes,
+                block_tokens=whole.block_tokens,
+            ),
+            stack=_stack(memory, sessions),
+            policy=policy,
+            moves={},
+            counts=None,
+            sessions=own.sessions,
+            sessions_by_tier={tier: tiers[tier] for tier in Tier},
+            turns_running=own.turns_running,
+            turns_waiting=own.turns_waiting,
+        )
+
+
+def _stack(memory: MemoryMap, sessions: Collection[Session]) -> StackView:
+    """That of these sessions."""
+    paused = [session.pause.info.bytes for session in sessions if session.pause is not None]
+    captured = sum(memory.stack.captures.get(session.id, 0) for session in sessions)
+    return StackView(checkpoints=len(paused), checkpoint_bytes=sum(paused), capture_bytes=captured)
 
 
 class MemoryEstimate(BaseModel):

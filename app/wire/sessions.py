@@ -136,9 +136,13 @@ class SessionUsageView(BaseModel):
 
 
 class SessionView(BaseModel):
-    """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`."""
+    """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`.
+
+    `tenant` is whose it is: null on a server without keys. `metadata` is for its tenant: operators see none of others.
+    """
 
     id: str
+    tenant: str | None
     state: SessionState
     phase: Phase
     residency: Residency
@@ -155,6 +159,7 @@ class SessionView(BaseModel):
         """The session as it is now."""
         return cls(
             id=session.id,
+            tenant=session.owner,
             state=session.state,
             phase=session.phase,
             residency=session.residency,
@@ -166,6 +171,10 @@ class SessionView(BaseModel):
             created_at=session.created_at,
             expires_at=session.expires_at,
         )
+
+    def seen_by(self, reader: str | None) -> Self:
+        """What that tenant may see of it: nobody else gets to read what a client has written."""
+        return self if self.tenant == reader else self.model_copy(update={"metadata": {}})
 
 
 class SessionPage(BaseModel):

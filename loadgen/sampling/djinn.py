@@ -31,6 +31,6 @@ def to_reading(found: MemoryMap) -> Reading:
         kv_used=data.device.owned_bytes / data.device.total_bytes,
         totals=ServerTotals(
             {way: Moves(moves.count, moves.bytes, moves.seconds) for way, moves in found.moves.items()},
-            found.counts.model_dump(),
+            {} if found.counts is None else found.counts.model_dump(),
         ),
     )

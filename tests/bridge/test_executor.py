@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
 from app.routers.dependencies import Services
+from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens
 from tests.serving import running_services, tiny_settings
 from tests.taking_turns import start_turn
@@ -68,7 +70,8 @@ async def info() -> ModelInfo:
 
 async def test_when_the_engine_dies_who_waits_is_told_and_who_comes_later_too(info: ModelInfo) -> None:
     engine = DyingEngine(info)
-    app = create_app(tiny_settings(), engine, Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset()))
+    settings, tokens = tiny_settings(), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
+    app = create_app(settings, engine, tokens, Tenancy(settings, time.time))
     async with app.router.lifespan_context(app):
         services: Services = app.state.services
         registry = services.sessions

@@ -1,21 +1,28 @@
-"""What one key makes is out of reach of another, by every route that there is."""
+"""What one tenant makes is out of reach of another, by every route that there is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.serving import serve
+from tests.tenants.tenant_files import tenant, write_tenants
 
 OWNER, STRANGER = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
 BODILESS = {"get", "delete", "head"}
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[httpx.Client]:
-    with serve(api_keys=("one", "two")) as url, httpx.Client(base_url=url, timeout=30) as client:
+@pytest.fixture(scope="module", params=["keys", "file"])
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A server that has its two tenants from their keys, or from a file."""
+    settings: dict[str, Any] = {"api_keys": ("one", "two")}
+    if request.param == "file":
+        file = tmp_path_factory.mktemp("tenants") / "tenants.json"
+        settings = {"tenants": write_tenants(file, tenant("one"), tenant("two"))}
+    with serve(**settings) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 
 

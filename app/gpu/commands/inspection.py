@@ -61,7 +61,8 @@ class Inspector:
 
 def _stack(sequences: Collection[TokenSequence]) -> StackUse:
     kept = [sequence.checkpoint.hidden.nbytes for sequence in sequences if sequence.checkpoint is not None]
-    return StackUse(len(kept), sum(kept), sum(sequence.captures.nbytes for sequence in sequences))
+    captures = {sequence.session: sequence.captures.nbytes for sequence in sequences if sequence.captures.nbytes}
+    return StackUse(len(kept), sum(kept), sum(captures.values()), captures)
 
 
 def _use(pool: BlockPool, block_bytes: int) -> TierUse:

@@ -28,7 +28,7 @@ class SessionFiles:
 
     def import_(self, command: Import) -> list[Event]:
         """Begin to check a client's file; `finish` answers."""
-        sequence = TokenSequence(command.session, namespace_hash(command.namespace))
+        sequence = TokenSequence(command.session, namespace_hash(command.namespace), tenant=command.tenant)
         move = self._tiers.files.import_file(sequence, command.path)
         self._reading[move.number] = command, sequence
         return []

@@ -57,9 +57,10 @@ class SessionHandler:
             self._check_reserve()
         sequence = TokenSequence(
             command.session,
-            namespace_hash(command.namespace),
+            namespace_hash(command.tenant),
             guaranteed,
             list(command.token_ids),
+            tenant=command.tenant,
             breakpoints={each.id: each for each in command.breakpoints},
             interventions=InterventionLog(command.interventions),
         )

@@ -142,6 +142,7 @@ class KVCache:
         return TokenSequence(
             child,
             sequence.namespace,
+            tenant=sequence.tenant,
             tokens=list(sequence.tokens),
             blocks=list(sequence.blocks),
             hashes=list(sequence.hashes) if shared else [],

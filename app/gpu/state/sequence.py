@@ -35,6 +35,8 @@ class TokenSequence:
     guaranteed: bool = False
     """Its KV never gives way to others."""
     tokens: list[int] = field(default_factory=list)
+    tenant: str = ""
+    """Whose it is; all sessions of a server without keys are of one."""
     blocks: list[BlockId] = field(default_factory=list)
     """Device blocks: all that `computed` needs, or none."""
     hashes: list[BlockHash] = field(default_factory=list)

@@ -21,11 +21,11 @@ from app.web.sse import EventStream, unless_disconnected
 
 router = APIRouter(tags=["anthropic"], route_class=OpenAIRoute)
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": MessagesErrorBody} for status in (400, 401, 403, 404, 413, 500)
+    status: {"model": MessagesErrorBody} for status in (400, 401, 403, 404, 413, 429, 500)
 }
 ANSWERS: dict[int | str, dict[str, Any]] = {
     **REFUSALS,
-    **{status: {"model": MessagesErrorBody} for status in (409, 429, 529)},
+    **{status: {"model": MessagesErrorBody} for status in (409, 529)},
     200: {
         "description": "The answer; with `stream`, events from `message_start` to `message_stop`.",
         "headers": {

@@ -132,7 +132,8 @@ class OpenAICall:
         """
         session = self._bound(n, user, undo, prompts)
         if session is None:
-            self.services.sessions.make_room(n * len(prompts))  # for all or none: a refused call must close nothing
+            # For all or none: a refused call must close nothing.
+            self.services.sessions.make_room(self._owner, n * len(prompts))
             return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(user))
         self._session = session
         return lambda: nullcontext(session)

@@ -8,7 +8,7 @@ import orjson
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
-from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange, MalformedRequest
+from app.domain.errors import BadRequest, Busy, DjinnError, FieldOutOfRange, MalformedRequest
 from app.openai.responses.body import ResponseBody
 from app.openai.responses.output import Event
 from app.routers.dependencies import Services
@@ -65,6 +65,7 @@ class ResponseConnection:
     async def _answer(self, fields: dict[str, Any]) -> None:
         ignored = IgnoredFields(strict=self._services.settings.strict_fields)
         try:
+            self._websocket.state.admit()  # the key may have ended since the connection began
             async with AsyncExitStack() as cleanup:
                 run = await self._call.start(_body(fields), ignored, cleanup)
                 self._count(ignored)
@@ -101,4 +102,5 @@ def _error_event(error: Exception) -> Event:
     if isinstance(error, FieldOutOfRange):
         error = BadRequest(error)
     status = error.status if isinstance(error, DjinnError) else DjinnError.status
-    return {"type": "error", "status": status, "error": orjson.loads(body_of(error))["error"]}
+    headers = {"headers": {"Retry-After": str(error.retry_after_s)}} if isinstance(error, Busy) else {}
+    return {"type": "error", "status": status, "error": orjson.loads(body_of(error))["error"], **headers}

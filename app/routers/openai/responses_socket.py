@@ -16,6 +16,7 @@ from app.web.error_handlers import error_response
 
 async def connect_responses(websocket: WebSocket) -> None:
     """Serve one connection until the client closes it."""
+    websocket.scope["route"] = ROUTE  # as FastAPI does for its own
     services: Services = websocket.app.state.services
     owner: str | None = websocket.state.owner
     try:

@@ -6,7 +6,6 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from app.web.auth import OPEN_PATHS
 from app.web.openapi.schemas import REF, Schema, simplify
 from app.web.openapi.security import describe_security
 from app.web.openapi.unions import describe_unions
@@ -46,7 +45,7 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
     describe_unions(components)
     named = _named(document)
     document["components"]["schemas"] = {name: components[name] for name in components if name in named}
-    describe_security(document, OPEN_PATHS)
+    describe_security(document)
     return document
 
 

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+OPEN_PATHS = frozenset({"/health"})
+"""Those that need no key on any server."""
+
 SCHEMES: dict[str, dict[str, str]] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key"},
     "header": {
@@ -13,15 +16,15 @@ SCHEMES: dict[str, dict[str, str]] = {
 }
 
 
-def describe_security(document: dict[str, Any], open_paths: frozenset[str]) -> None:
+def describe_security(document: dict[str, Any]) -> None:
     """Document the keys that the routes take.
 
     - Every route takes a key in each of the `SCHEMES`.
     - A request without a key is allowed too, because a server without keys needs none.
-    - The routes of `open_paths` need no key on any server.
+    - The routes of `OPEN_PATHS` need no key on any server.
     """
     document["components"]["securitySchemes"] = SCHEMES
     document["security"] = [{name: []} for name in SCHEMES] + [{}]
-    for path in open_paths & document["paths"].keys():
+    for path in OPEN_PATHS & document["paths"].keys():
         for operation in document["paths"][path].values():
             operation["security"] = []

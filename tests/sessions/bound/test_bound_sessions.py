@@ -152,9 +152,9 @@ async def test_nobody_gives_way_unless_that_makes_room_enough() -> None:
         named = services.bound_sessions.open("me", "agent", metadata={})
         unnamed = [services.bound_sessions.open_unnamed("me", metadata={}) for _ in range(2)]
         with pytest.raises(SessionLimit):
-            services.sessions.make_room(3)
+            services.sessions.make_room(None, 3)
         assert [each.state for each in (named, *unnamed)] == [SessionState.IDLE] * 3
-        services.sessions.make_room(2)
+        services.sessions.make_room(None, 2)
         assert services.sessions.table.page("me", limit=9) == [named]
 
 

@@ -123,7 +123,7 @@ def test_nothing_is_left_on_the_servers(measured: Path, origin: str, goal: str) 
 
 @pytest.mark.parametrize(("settings", "says"), [({"seed": 1}, "model"), ({"block_size": 8}, "KV blocks")])
 def test_a_server_that_refuses_is_reported(
-    origin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, int], says: str
+    origin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], says: str
 ) -> None:
     with serve(**settings) as url:
         assert migrate(tmp_path / "out", origin, url) == 1

@@ -34,6 +34,7 @@ def memory(owned: int = 0, checkpoint: int = 0, sessions: int = 0) -> MemoryMap:
             "sessions_by_tier": {},
             "turns_running": 0,
             "turns_waiting": 0,
+            "tenants": None,
         }
     )
 

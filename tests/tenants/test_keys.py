@@ -3,7 +3,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from app.web.auth import fingerprint
+from app.tenants.keys import fingerprint
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 

@@ -1,8 +1,6 @@
 """Every setting of the server in one place: the only reader of the environment (`DJINN_*`)."""
 
 import os
-import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,9 +8,6 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     Field,
-    PlainValidator,
-    TypeAdapter,
-    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
@@ -21,75 +16,9 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback
-from app.domain.values import KVBudget, KVPolicy
-
-DRAFT_TOKENS = 7
-"""Most drafted tokens of one row: it has eight then, which attention on a CPU still takes one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """The part of the settings that the engine reads. Sizes in bytes and tokens."""
-
-    device: str
-    dtype: str
-    batch_invariant: bool
-    cuda_graphs: bool | None
-    """None: where the device is a GPU."""
-    weights_device: int | None
-    """None: all of them if they fit."""
-    weights_dir: Path
-    """Where a CPU's host copy of weights that are streamed is kept."""
-    chunk_bytes: int
-    """Of one copy to the device."""
-    kv_device: KVBudget | None
-    """None, here and for the next two: from what is free."""
-    kv_host: KVBudget | None
-    kv_disk: KVBudget | None
-    kv_dir: Path | None
-    """Where KV files are kept; None: there is no disk tier."""
-    kv_policy: KVPolicy
-    block_size: int
-    max_step_tokens: int
-    max_running: int
-    max_draft_tokens: int | None
-    """None: `DRAFT_TOKENS` where drafts change no token, and help."""
-    max_model_len: int | None
-
-
-def _not_empty(value: object) -> object:
-    if value == "":
-        raise ValueError("name a folder; '.' is the current one")
-    return value
-
-
-def _none_or_path(value: object) -> object:
-    return None if value == "none" else _not_empty(value)
-
-
-def _none_if_auto(value: object) -> object:
-    return None if value == "auto" else value
-
-
-def _parse_budget(value: object) -> KVBudget | None:
-    """Bytes as pydantic's `ByteSize` reads them, or `SESSIONSxTOKENS`; `auto` is None."""
-    if value is None or isinstance(value, KVBudget):
-        return value
-    if value == "auto":
-        return None
-    sessions = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", value) if isinstance(value, str) else None
-    if sessions is not None:
-        return KVBudget(sessions=int(sessions[1]), tokens=int(sessions[2]))
-    try:
-        size = TypeAdapter(ByteSize).validate_python(value)
-    except ValidationError:
-        raise ValueError(f"{value!r} is neither auto, nor bytes such as 2GiB, nor sessions such as 20x1024") from None
-    if size < 0:
-        raise ValueError(f"{value!r} is less than 0 bytes")
-    return KVBudget(bytes=int(size))
-
-
-Budget = Annotated[KVBudget | None, PlainValidator(_parse_budget, json_schema_input_type=str | int)]
+from app.domain.values import KVPolicy
+from app.settings.engine import DRAFT_TOKENS, EngineSettings
+from app.settings.values import Budget, none_if_auto, none_or_path, not_empty
 
 
 class Settings(BaseSettings):
@@ -102,6 +31,13 @@ class Settings(BaseSettings):
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="comma-separated, or --api-key once for each; if any is set, every route but /health needs one",
+    )
+    tenants: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None,
+        description="YAML file with the tenants, their keys, roles and limits; SIGHUP reads it again (default: none)",
+    )
+    audit_log: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None, description="file that gets a line of JSON for each request; SIGHUP opens it again (default: none)"
     )
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
@@ -121,7 +57,7 @@ class Settings(BaseSettings):
         "checkpoint", description="as what matrices are kept on a CPU that computes in float32"
     )
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
-    cache_dir: Annotated[Path, BeforeValidator(_not_empty)] = Field(
+    cache_dir: Annotated[Path, BeforeValidator(not_empty)] = Field(
         Path("~/.cache/djinn"), description="where pulled models are kept"
     )
 
@@ -131,7 +67,7 @@ class Settings(BaseSettings):
     cuda_graphs: bool | None = Field(
         None, description="decode as one CUDA graph where no session is being debugged (default: yes, on a GPU)"
     )
-    weights_device: Annotated[ByteSize | None, BeforeValidator(_none_if_auto)] = Field(
+    weights_device: Annotated[ByteSize | None, BeforeValidator(none_if_auto)] = Field(
         None,
         description="weights on the device, such as 2GiB; the others are streamed through it each step, layer by "
         "layer. auto: all of them if they fit",
@@ -154,7 +90,7 @@ class Settings(BaseSettings):
     kv_policy: Literal["signal", "lru", "none"] = Field(
         "signal", description="KV leaves the device on signals, only under pressure (lru), or never (none)"
     )
-    state_dir: Annotated[Path | None, BeforeValidator(_none_or_path)] = Field(
+    state_dir: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         Path("~/.local/state/djinn"), description="where sessions survive a restart; none: nowhere"
     )
     block_size: int = Field(16, ge=1, le=256, description="tokens in one KV block")
@@ -243,11 +179,17 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _strangers_need_keys(self) -> Self:
-        if not (self.api_keys or self.insecure or is_loopback(self.host)):
+        if not (self.needs_key or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} is public: anybody who reaches it could read and close every session; "
-                "set --api-keys, or --insecure if something in front of the server checks who calls"
+                "set --api-keys or --tenants, or --insecure if something in front of the server checks who calls"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_come_from_one_place(self) -> Self:
+        if self.api_keys and self.tenants is not None:
+            raise ValueError("tenants: the file has all keys, so --api-keys must not be set beside it")
         return self
 
     @model_validator(mode="after")
@@ -269,11 +211,16 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def needs_key(self) -> bool:
+        """Whether callers need a key."""
+        return bool(self.api_keys) or self.tenants is not None
+
+    @property
     def answered_hosts(self) -> tuple[str, ...]:
         """Names of hosts that the server answers to; `*` is any."""
         if self.allowed_hosts is not None:
             return self.allowed_hosts
-        return ("*",) if self.api_keys or not is_loopback(self.host) else (*LOOPBACK_NAMES, self.host)
+        return ("*",) if self.needs_key or not is_loopback(self.host) else (*LOOPBACK_NAMES, self.host)
 
     @property
     def max_turns(self) -> int:

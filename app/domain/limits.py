@@ -1,0 +1,39 @@
+"""How much one owner of sessions may use, and who knows that."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None: no limit but the server's."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    turns_at_once: int | None = None
+    """Turns that wait, run or are paused."""
+    sessions: int | None = None
+    guaranteed_sessions: int | None = None
+    import_bytes: int | None = None
+
+
+NO_LIMITS = Limits()
+
+Settle = Callable[[int], None]
+"""Takes how many of the reserved tokens were used, once, when that is known."""
+
+
+class Quotas(Protocol):
+    """What the owners of sessions may use, as the sessions ask for it. Used on the event loop only."""
+
+    def limits(self, owner: str | None) -> Limits:
+        """What the owner may use."""
+        ...
+
+    def reserve(self, owner: str | None, tokens: Sequence[int]) -> list[Settle]:
+        """Count the tokens of each turn before it is known how many they will be: those of all turns, or none.
+
+        Raises `RateLimited`, but not for 0 tokens.
+        """
+        ...

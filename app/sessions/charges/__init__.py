@@ -1,0 +1,1 @@
+"""What turns cost their owners."""

@@ -1,0 +1,33 @@
+"""What one turn costs, from the moment that a call is let in to the turn's end."""
+
+from app.domain.limits import Settle
+from app.domain.values import TurnUsage
+from app.messages import Failed, Started, TurnEvent, TurnFinished
+
+
+class TurnCharge:
+    """What one turn costs its owner: the tokens that it brings and that have no KV yet, and those that it generates."""
+
+    def __init__(self, settle: Settle, *, sent: int, generated: int = 0) -> None:
+        """`sent` tokens come with the turn. It has `generated` some already, in the session that it was copied from."""
+        self._settle = settle
+        self._sent = sent
+        self._generated = generated
+        self._has_run = False
+
+    def observe(self, event: TurnEvent) -> None:
+        """Settle with the turn's end. One that failed, or never left the queue, costs nothing."""
+        self._has_run |= isinstance(event, Started)
+        if isinstance(event, TurnFinished):
+            self._settle(self._cost(event.usage))
+        elif isinstance(event, Failed):
+            self.drop()
+
+    def drop(self) -> None:
+        """Give everything back: the turn has not begun, or has failed."""
+        self._settle(0)
+
+    def _cost(self, usage: TurnUsage) -> int:
+        # What the server has dropped and computes again is not the owner's.
+        sent = min(self._sent, usage.prompt_tokens - usage.cached_tokens) if self._has_run else 0
+        return sent + usage.completion_tokens - self._generated

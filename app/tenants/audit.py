@@ -1,0 +1,105 @@
+"""The audit log: a line of JSON for each request, without anything that the request said."""
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.domain.errors import FieldOutOfRange
+from app.web.request_id import ANSWERS
+
+logger = logging.getLogger(__name__)
+
+SESSION_ID = re.compile(r"ses_[0-9a-f]{36}")
+"""Anything else in its place may be a text of the caller's."""
+SESSION_HEADER = "X-Session-ID"
+SWITCHING_PROTOCOLS, INTERNAL_ERROR = 101, 500
+
+
+class AuditLog:
+    """A file that lines are appended to. Each is written before the next request is looked at."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `FieldOutOfRange` if the file cannot be opened."""
+        self._path = path
+        try:
+            self._file = self._open()
+        except OSError as error:
+            raise FieldOutOfRange(f"audit_log {path}: {error.strerror}", param="audit_log") from error
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line. If that fails, the server goes on, and its own log says so."""
+        try:
+            written = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+            if self._file.write(written) != len(written):
+                raise OSError("only a part of it was written")
+        except (OSError, ValueError) as error:  # ValueError: the server has ended, and the file is closed
+            logger.error("a line of the audit log %s is lost: %s", self._path, error)
+
+    def reopen(self) -> None:
+        """Go on in a new file of that name: the old one has been moved away. Keeps the old one if that fails."""
+        try:
+            new = self._open()
+        except OSError as error:
+            logger.error("the audit log %s cannot be reopened, the old file stays: %s", self._path, error.strerror)
+            return
+        self.close()
+        self._file = new
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _open(self) -> FileIO:
+        return FileIO(self._path, "a", opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+class AuditMiddleware:
+    """Writes a line when a request is over: a stream's when it has ended, a WebSocket's when it has closed."""
+
+    def __init__(self, app: ASGIApp, log: AuditLog, clock: Callable[[], float]) -> None:
+        self.app = app
+        self._log = log
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        began, status, answered = self._clock(), INTERNAL_ERROR, ""
+
+        async def send_watched(message: Message) -> None:
+            nonlocal status, answered
+            if message["type"] in ANSWERS:
+                status = message.get("status", SWITCHING_PROTOCOLS)
+                answered = Headers(raw=message.get("headers", [])).get(SESSION_HEADER, "")
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_watched)
+        finally:
+            self._log.write(_line(scope, began, status, answered))
+
+
+def _line(scope: Scope, began: float, status: int, answered: str) -> dict[str, Any]:
+    """What is written of one request. `answered` is the session that the answer named."""
+    state, route = scope["state"], scope.get("route")
+    session = state.get("session") or answered or scope.get("path_params", {}).get("session_id", "")
+    return {
+        "time": datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
+        "tenant": state.get("owner"),
+        "request_id": state["request_id"],
+        "method": scope.get("method", "GET"),
+        "path": None if route is None else route.path,
+        "session": session if SESSION_ID.fullmatch(session) else None,
+        "status": status,
+    }

@@ -1,0 +1,43 @@
+"""Who has which key."""
+
+from collections.abc import Callable, Iterable
+
+from app.tenants.keys import digest, fingerprint
+from app.tenants.tenant import Key, Role, Tenant
+
+
+class Directory:
+    """The tenants of one server, found by their keys. Without tenants the server asks nobody for a key."""
+
+    def __init__(self, tenants: Iterable[Tenant], clock: Callable[[], float]) -> None:
+        """`clock` gives Unix seconds."""
+        self._clock = clock
+        self.replace(tenants)
+
+    def replace(self, tenants: Iterable[Tenant]) -> None:
+        """Have these tenants from now on."""
+        self._by_name = {tenant.name: tenant for tenant in tenants}
+        self._by_digest = {key.sha256: (tenant, key) for tenant in self._by_name.values() for key in tenant.keys}
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed."""
+        return bool(self._by_name)
+
+    def named(self, name: str | None) -> Tenant | None:
+        """The tenant of that name."""
+        return None if name is None else self._by_name.get(name)
+
+    def find(self, key: bytes) -> Tenant | None:
+        """Whose key it is now; None: nobody's.
+
+        Digests are compared, never keys. Should the time tell something of a digest, nobody can turn it into its key.
+        """
+        tenant, found = self._by_digest.get(digest(key), (None, None))
+        return tenant if found is not None and found.is_valid(self._clock()) else None
+
+
+def tenants_of_keys(keys: Iterable[str]) -> tuple[Tenant, ...]:
+    """The tenants that the keys of `--api-keys` are, each one of its own. An only key is its server's operator."""
+    distinct = tuple(dict.fromkeys(keys))
+    role = Role.OPERATOR if len(distinct) == 1 else Role.USER
+    return tuple(Tenant(fingerprint(key), (Key(digest(key.encode())),), role) for key in distinct)

@@ -1,0 +1,44 @@
+"""Files of tenants, and clients with their keys."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.tenants.keys import digest
+
+
+class Clock:
+    """Unix seconds that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(text: str, **dates: str) -> dict[str, str]:
+    return {"sha256": digest(text.encode()), **dates}
+
+
+def tenant(name: str, *keys: dict[str, str], role: str = "user", **limits: int) -> dict[str, Any]:
+    """A tenant whose only key is its name, unless it is given others."""
+    return {"name": name, "keys": list(keys) or [key(name)], "role": role, "limits": limits}
+
+
+def write_tenants(path: Path, *tenants: dict[str, Any]) -> Path:
+    """JSON, which is YAML too."""
+    path.write_text(json.dumps({"tenants": tenants}))
+    return path
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Raises AssertionError if that takes half a minute."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

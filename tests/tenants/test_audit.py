@@ -1,0 +1,103 @@
+"""The audit log: who did what, and never what was said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.sync.client import connect
+
+from tests.processes import serve_process
+from tests.tenants.conftest import ServeTenants
+from tests.tenants.tenant_files import key, tenant, write_tenants
+
+SECRET = "swordfish"
+FIELDS = {"time", "tenant", "request_id", "method", "path", "session", "status"}
+
+
+def lines(log: Path, count: int) -> list[dict[str, Any]]:
+    """The log once it has so many lines: a line follows the answer that it is about."""
+    deadline = time.monotonic() + 30
+    while len(found := log.read_text().splitlines()) < count:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.005)
+    assert len(found) == count
+    return [json.loads(line) for line in found]
+
+
+def test_a_line_for_each_request(serve_tenants: ServeTenants, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    http = serve_tenants(tenant("acme"), audit_log=log)("acme")
+    session = http.post("/v1/sessions", headers={"X-Request-Id": "r1"}).json()["id"]
+    http.post(f"/v1/sessions/{session}/generate", json={"prompt": "hi", "max_tokens": 1, "stream": True})
+    chat = {"model": "tiny-llama", "prompt": "hi", "max_tokens": 1}
+    bound = http.post("/v1/completions", json=chat, headers={"X-Session-ID": "mine"}).headers["x-session-id"]
+    http.get("/v1/models", headers={"Authorization": "Bearer wrong"})
+    http.get("/v1/sessions/ses_1")
+    http.get("/no/such/path")
+    found = lines(log, 6)
+    assert all(line.keys() == FIELDS for line in found)
+    assert found[0]["request_id"] == "r1"
+    assert [(line["tenant"], line["method"], line["path"], line["session"], line["status"]) for line in found] == [
+        ("acme", "POST", "/v1/sessions", session, 201),
+        ("acme", "POST", "/v1/sessions/{session_id}/generate", session, 200),
+        ("acme", "POST", "/v1/completions", bound, 200),
+        (None, "GET", None, None, 401),
+        ("acme", "GET", "/v1/sessions/{session_id}", None, 404),
+        ("acme", "GET", None, None, 404),
+    ]
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_line_holds_what_was_said(serve_tenants: ServeTenants, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    http = serve_tenants(tenant("acme", key(SECRET)), audit_log=log)(SECRET)
+    session = http.post("/v1/sessions", json={"metadata": {"a": SECRET}}).json()["id"]
+    http.post(f"/v1/sessions/{session}/generate", json={"prompt": SECRET, "max_tokens": 1})
+    http.post(f"/v1/sessions/{SECRET}/generate", json={"prompt": SECRET})
+    http.get(f"/{SECRET}?{SECRET}={SECRET}")
+    http.post("/v1/completions", json={"model": SECRET, "prompt": SECRET}, headers={"X-Session-ID": SECRET})
+    http.post("/v1/messages", json={"model": "tiny-llama", "max_tokens": 1, "system": SECRET, "messages": []})
+    found = lines(log, 6)
+    assert len(found) == 6
+    assert SECRET not in log.read_text()
+
+
+def test_a_websocket_is_a_line_when_it_has_closed(serve_tenants: ServeTenants, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    http = serve_tenants(tenant("acme", requests_per_minute=2), audit_log=log)("acme")
+    url = str(http.base_url).replace("http", "ws")
+    create = json.dumps({"type": "response.create", "model": "tiny-llama", "input": "a", "max_output_tokens": 1})
+    with connect(f"{url}/v1/responses", additional_headers={"X-Api-Key": "acme"}) as socket:
+        socket.send(create)
+        while json.loads(socket.recv())["type"] not in ("response.completed", "response.incomplete"):
+            pass
+        socket.send(create)
+        refused = json.loads(socket.recv())
+    assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert refused["headers"] == {"Retry-After": "60"}
+    (line,) = lines(log, 1)
+    assert (line["tenant"], line["path"], line["status"]) == ("acme", "/v1/responses", 101)
+
+
+def test_sighup_goes_on_in_a_new_file(tmp_path: Path) -> None:
+    log, old = tmp_path / "audit.jsonl", tmp_path / "audit.jsonl.1"
+    file = write_tenants(tmp_path / "tenants.json", tenant("acme"))
+    with (
+        serve_process(tmp_path / "state", "--tenants", str(file), "--audit-log", str(log)) as server,
+        httpx.Client(base_url=server.url, headers={"X-Api-Key": "acme"}) as http,
+    ):
+        http.get("/v1/models")
+        lines(log, 1)
+        log.rename(old)
+        os.kill(server.pid, signal.SIGHUP)
+        while not log.exists():
+            time.sleep(0.01)
+        http.get("/v1/models")
+        lines(log, 1)
+    lines(old, 1)

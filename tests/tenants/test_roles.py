@@ -1,0 +1,146 @@
+"""What each role reaches, on every route that the document has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+from tests.serving import serve
+from tests.tenants.tenant_files import tenant, write_tenants
+
+READERS = ("alice", "olga")
+ClientOf = Callable[[str], httpx.Client]
+
+REACHED_BY_OPERATOR = {("get", "/v1/sessions/{session_id}"), ("delete", "/v1/sessions/{session_id}")}
+"""All that an operator may do with a session of another tenant."""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientOf]:
+    roles = {"alice": "user", "bob": "user", "olga": "operator", "graf": "metrics"}
+    folder: Path = tmp_path_factory.mktemp("tenants")
+    file = write_tenants(folder / "tenants.json", *(tenant(name, role=role) for name, role in roles.items()))
+    with serve(tenants=file) as url, ExitStack() as ends:
+        yield {
+            name: ends.enter_context(httpx.Client(base_url=url, timeout=30, headers={"X-Api-Key": name}))
+            for name in roles
+        }.__getitem__
+
+
+@pytest.fixture(scope="module")
+def routes(client: ClientOf) -> list[tuple[str, str]]:
+    paths = client("olga").get("/openapi.json").json()["paths"]
+    found = [(method, path) for path, operations in paths.items() for method in operations]
+    assert len(found) > 40
+    return found
+
+
+def fill(path: str, session: str) -> str:
+    return path.replace("{session_id}", session).replace("{", "").replace("}", "")
+
+
+def ask(http: httpx.Client, method: str, path: str) -> httpx.Response:
+    return http.request(method, path, json={} if method in ("post", "put") else None)
+
+
+def test_the_role_metrics_reads_figures_and_nothing_else(client: ClientOf, routes: list[tuple[str, str]]) -> None:
+    http = client("graf")
+    for method, path in [*routes, ("get", "/docs"), ("get", "/openapi.json"), ("get", "/none")]:
+        answer = ask(http, method, fill(path, "ses_1"))
+        allowed = path in ("/metrics", "/ready", "/health")
+        assert (answer.status_code == 200) == allowed, path
+        assert (answer.status_code == 403) != allowed, path
+    refused = http.get("/v1/sessions")
+    assert_error(refused, 403, "wrong_role")
+    message = http.post("/v1/messages", json={}).json()
+    assert message["error"]["type"] == "permission_error"
+
+
+def test_a_user_reads_all_but_the_figures_of_everybody(client: ClientOf, routes: list[tuple[str, str]]) -> None:
+    http = client("alice")
+    refused = {path for method, path in routes if ask(http, method, fill(path, "ses_1")).status_code == 403}
+    assert refused == {"/metrics"}
+
+
+def test_a_users_session_is_nobody_elses_on_any_route(client: ClientOf, routes: list[tuple[str, str]]) -> None:
+    alice = client("alice")
+    session = alice.post("/v1/sessions").json()["id"]
+    alice.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5, 6], "max_tokens": 1})
+    of_sessions = [(method, path) for method, path in routes if "{session_id}" in path]
+    assert len(of_sessions) > 15
+    for name, reached in (("bob", set()), ("olga", REACHED_BY_OPERATOR)):
+        for method, path in of_sessions:
+            if (method, path) not in reached:
+                answer = ask(client(name), method, fill(path, session))
+                # What is wrong with the request itself may be told first, and tells nothing of the session.
+                assert answer.status_code in (404, 422), (name, method, path, answer.text)
+    assert alice.get(f"/v1/sessions/{session}/history").json()["tokens"] == 3
+    alice.delete(f"/v1/sessions/{session}")
+
+
+def test_an_operator_lists_reads_and_closes_any_session(client: ClientOf) -> None:
+    alice, bob, olga = client("alice"), client("bob"), client("olga")
+    ids = {http: http.post("/v1/sessions").json()["id"] for http in (alice, bob, olga)}
+    listed = {each["id"]: each["tenant"] for each in olga.get("/v1/sessions?limit=100").json()["data"]}
+    assert {listed[ids[alice]], listed[ids[bob]], listed[ids[olga]]} == {"alice", "bob", "olga"}
+    assert {each["tenant"] for each in bob.get("/v1/sessions").json()["data"]} == {"bob"}
+    assert olga.get("/v1/sessions", params={"after": ids[alice]}).status_code == 200
+    assert_error(bob.get("/v1/sessions", params={"after": ids[alice]}), 422, "field_out_of_range", param="after")
+    assert olga.get(f"/v1/sessions/{ids[alice]}").json()["state"] == "idle"
+    assert olga.delete(f"/v1/sessions/{ids[alice]}").status_code == 204
+    assert alice.get(f"/v1/sessions/{ids[alice]}").status_code == 404
+    for http in (bob, olga):
+        http.delete(f"/v1/sessions/{ids[http]}")
+
+
+def test_an_operator_reads_nothing_that_a_client_has_written(client: ClientOf) -> None:
+    ids = {name: client(name).post("/v1/sessions", json={"metadata": {"for": name}}).json()["id"] for name in READERS}
+    listed = {each["id"]: each["metadata"] for each in client("olga").get("/v1/sessions?limit=100").json()["data"]}
+    assert [listed[ids[name]] for name in READERS] == [{}, {"for": "olga"}]
+    for name, metadata in (("alice", {}), ("olga", {"for": "olga"})):
+        assert client("olga").get(f"/v1/sessions/{ids[name]}").json()["metadata"] == metadata
+        assert client(name).get(f"/v1/sessions/{ids[name]}").json()["metadata"] == {"for": name}
+        client(name).delete(f"/v1/sessions/{ids[name]}")
+
+
+def test_memory_is_ones_own_part_but_for_an_operator(client: ClientOf) -> None:
+    alice, bob, olga = client("alice"), client("bob"), client("olga")
+    nobody = bob.get("/v1/memory").json()
+    session = alice.post("/v1/sessions").json()["id"]
+    alice.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 0, "action": "pause"})
+    paused = alice.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 40, "max_tokens": 1}).json()
+    mine, whole = alice.get("/v1/memory").json(), olga.get("/v1/memory").json()
+    assert bob.get("/v1/memory").json() == nobody
+    held = alice.get(f"/v1/sessions/{session}").json()["kv"]["device_bytes"]
+    assert mine["data"]["device"]["owned_bytes"] == held > 0
+    assert mine["data"]["device"]["total_bytes"] == whole["data"]["device"]["total_bytes"]
+    assert mine["stack"]["checkpoints"] == 1
+    assert mine["stack"]["checkpoint_bytes"] == paused["checkpoint"]["bytes"]
+    assert (mine["moves"], mine["counts"], mine["tenants"]) == ({}, None, None)
+    assert whole["tenants"]["alice"]["device_bytes"] == held
+    assert whole["counts"] is not None
+    assert nobody["stack"] == {"checkpoints": 0, "checkpoint_bytes": 0, "capture_bytes": 0}
+    alice.delete(f"/v1/sessions/{session}")
+
+
+def test_several_keys_of_the_short_form_see_nothing_of_each_other(serve_with: ServeWith) -> None:
+    http = serve_with(api_keys=("one", "two"))
+    one, two = {"X-Api-Key": "one"}, {"X-Api-Key": "two"}
+    http.post("/v1/sessions", headers=one)
+    assert_error(http.get("/metrics", headers=two), 403, "wrong_role")
+    assert http.get("/v1/memory", headers=two).json()["sessions"] == 0
+    assert http.get("/v1/memory", headers=one).json()["sessions"] == 1
+
+
+def test_the_only_key_of_the_short_form_is_the_operators(serve_with: ServeWith) -> None:
+    http = serve_with(api_keys=("one",))
+    http.headers["X-Api-Key"] = "one"
+    session = http.post("/v1/sessions").json()
+    assert "djinn_sessions 1.0" in http.get("/metrics").text
+    assert list(http.get("/v1/memory").json()["tenants"]) == [session["tenant"]]

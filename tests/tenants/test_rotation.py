@@ -1,0 +1,102 @@
+"""Keys come and go; what they opened stays the tenant's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import httpx
+from websockets.sync.client import connect
+
+from tests.errors import assert_error
+from tests.processes import serve_process
+from tests.serving import serve
+from tests.tenants.conftest import ServeTenants
+from tests.tenants.tenant_files import Clock, key, tenant, wait_for, write_tenants
+
+
+def bearer(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def test_each_key_of_a_tenant_reaches_its_sessions(serve_tenants: ServeTenants) -> None:
+    client = serve_tenants(tenant("acme", key("old"), key("new")), tenant("other"))
+    session = client("old").post("/v1/sessions").json()
+    assert session["tenant"] == "acme"
+    assert client("new").get(f"/v1/sessions/{session['id']}").status_code == 200
+    assert_error(client("other").get(f"/v1/sessions/{session['id']}"), 404, "not_found", param="session_id")
+
+
+def test_a_key_is_valid_between_its_dates(serve_tenants: ServeTenants, clock: Clock) -> None:
+    client = serve_tenants(tenant("acme", key("k", not_before="2027-02-01", not_after="2027-02-01")))
+    for now, status in ((1801439999, 401), (1801440000, 200), (1801526399, 200), (1801526400, 401)):
+        clock.now = now
+        assert client("k").get("/v1/models").status_code == status, now
+
+
+def test_a_connection_ends_with_its_key(serve_tenants: ServeTenants, clock: Clock) -> None:
+    http = serve_tenants(tenant("acme", key("k", not_after="2027-02-01")))("k")
+    create = json.dumps({"type": "response.create", "model": "tiny-llama", "input": "a", "max_output_tokens": 1})
+    url = str(http.base_url).replace("http", "ws")
+    with connect(f"{url}/v1/responses", additional_headers=bearer("k")) as socket:
+        socket.send(create)
+        while json.loads(socket.recv())["type"] not in ("response.completed", "response.incomplete"):
+            pass
+        clock.now = 1801526400  # 2027-02-02
+        socket.send(create)
+        refused = json.loads(socket.recv())
+    assert (refused["status"], refused["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_sessions_count_after_a_restart_and_without_their_tenant(tmp_path: Path) -> None:
+    file, state = tmp_path / "tenants.json", tmp_path / "state"
+    both = tenant("few", sessions=2), tenant("olga", role="operator")
+    with serve(tenants=write_tenants(file, *both), state_dir=state) as url, httpx.Client(base_url=url) as http:
+        kept = [http.post("/v1/sessions", headers=bearer("few")).json()["id"] for _ in range(2)]
+    write_tenants(file, tenant("olga", role="operator"))
+    with serve(tenants=file, state_dir=state) as url, httpx.Client(base_url=url) as http:
+        assert_error(http.get(f"/v1/sessions/{kept[0]}", headers=bearer("few")), 401, "invalid_api_key")
+        listed = http.get("/v1/sessions", headers=bearer("olga")).json()["data"]
+        assert {each["id"]: each["tenant"] for each in listed} == dict.fromkeys(kept, "few")
+        assert http.delete(f"/v1/sessions/{kept[0]}", headers=bearer("olga")).status_code == 204
+    with serve(tenants=write_tenants(file, *both), state_dir=state) as url, httpx.Client(base_url=url) as http:
+        assert http.get(f"/v1/sessions/{kept[1]}", headers=bearer("few")).status_code == 200
+        assert http.post("/v1/sessions", headers=bearer("few")).status_code == 201
+        assert_error(http.post("/v1/sessions", headers=bearer("few")), 429, "tenant_limit")
+
+
+def test_an_unknown_key_is_refused(serve_tenants: ServeTenants) -> None:
+    client = serve_tenants(tenant("acme"))
+    digest = key("acme")["sha256"]
+    for wrong in ("none", "Acme", "acme1", digest):
+        assert_error(client(wrong).get("/v1/models"), 401, "invalid_api_key")
+
+
+def test_a_tenant_without_keys_closes_the_server_to_it(serve_tenants: ServeTenants) -> None:
+    client = serve_tenants({"name": "acme", "keys": []})
+    assert_error(client("acme").get("/v1/models"), 401, "invalid_api_key")
+
+
+def test_rotation_and_a_broken_file_on_a_running_server(tmp_path: Path) -> None:
+    file, state = write_tenants(tmp_path / "tenants.json", tenant("acme", key("old"))), tmp_path / "state"
+    log = tmp_path / "state.out"
+    with serve_process(state, "--tenants", str(file)) as server, httpx.Client(base_url=server.url) as http:
+        session = http.post("/v1/sessions", headers=bearer("old")).json()["id"]
+        path = f"/v1/sessions/{session}"
+        write_tenants(file, tenant("acme", key("new")))
+        os.kill(server.pid, signal.SIGHUP)
+        wait_for(lambda: http.get(path, headers=bearer("new")).status_code == 200)
+        assert_error(http.get(path, headers=bearer("old")), 401, "invalid_api_key")
+        before = log.read_text()
+        write_tenants(file, tenant("acme", role="root"))
+        os.kill(server.pid, signal.SIGHUP)
+        wait_for(lambda: log.read_text() != before)
+        assert http.get(path, headers=bearer("new")).status_code == 200
+        (line,) = log.read_text().removeprefix(before).splitlines()
+        assert "tenants.0.role: " in line
+        assert line.endswith("the tenants stay as they were")
+    write_tenants(file, tenant("acme", key("newest")))
+    with serve_process(state, "--tenants", str(file)) as server, httpx.Client(base_url=server.url) as http:
+        assert http.get(path, headers=bearer("newest")).status_code == 200
