@@ -60,9 +60,9 @@ class Driver:
         assert isinstance(done, Done)
         return done.value
 
-    def open(self) -> SessionId:
+    def open(self, tenant: str = "") -> SessionId:
         session = SessionId(f"session-{next(self._names)}")
-        self.do(Open(self.ticket(), session))
+        self.do(Open(self.ticket(), session, tenant))
         return session
 
     def submit(

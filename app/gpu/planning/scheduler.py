@@ -2,10 +2,11 @@
 
 A step takes the next token of every sequence that decodes, then as much of the prompts as the token budget allows. Of
 prompts that are computed and turns that wait, the nearest to its next token comes first, so that a turn that goes on
-with its conversation does not wait for long first prompts. Who is passed over comes nearer (`TurnQueue.claims`). While
-there are other turns, prompts have at most a part of a step: a turn that comes meanwhile waits for no more than that.
-What is left of the budget may go to drafts (`Drafting`). A sequence whose KV is on its way back to the device is passed
-by those behind it. When blocks run short, KV gives way in this order:
+with its conversation does not wait for long first prompts. Who is passed over comes nearer (`TurnQueue.claims`). That
+is the order within a tenant; tenants take turns by tokens (`TenantShares`). While there are other turns, prompts have
+at most a part of a step: a turn that comes meanwhile waits for no more than that. What is left of the budget may go to
+drafts (`Drafting`). A sequence whose KV is on its way back to the device is passed by those behind it. When blocks run
+short, KV gives way in this order:
 
 - KV of sessions without a turn, which `Placement` has;
 - KV of the last in the queue;
@@ -25,7 +26,8 @@ from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import plan_pass, row_limit
 from app.gpu.planning.admission import Admission, Admitted
 from app.gpu.planning.drafting import Drafting
-from app.gpu.planning.queue import ActiveTurn, TurnQueue
+from app.gpu.planning.queue import AGING_STEPS, ActiveTurn, TurnQueue
+from app.gpu.planning.shares import TenantShares
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
@@ -68,6 +70,7 @@ class Scheduler:
         self._whole_pass = PassPlan(0, num_layers)
         self.queue = TurnQueue()
         self._admission = Admission(placement, self.queue)
+        self._shares = TenantShares(max(1, max_step_tokens // AGING_STEPS), max_step_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -139,16 +142,18 @@ class Scheduler:
     def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
         """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
         most = budget if len(self.queue) == 1 else min(budget, self._shared_prompt_tokens)
-        claims = self._admit(plan, self.queue.claims(self.max_step_tokens), most)
+        claims = self._admit(plan, self._shares.order(self.queue.claims(self.max_step_tokens)), most)
         spent = owed = 0
         if claims and claims[0].sequence.pending > min(active.sequence.pending for active in claims):
-            # It has been passed over for long: the shorter ones leave it half, and it takes all that they leave.
+            # It or its tenant has been passed over: the shorter ones leave it half, and it takes all that they leave.
             owed = min(claims[0].sequence.pending, _half(most))
             claims = [*claims[1:], claims[0]]
         for active in claims:
             left = most - spent - (0 if active is claims[-1] else owed)
             if left > 0 and self._runs(active.sequence):  # no other has preempted it
-                spent += self._add_row(plan, active, left)
+                length = self._add_row(plan, active, left)
+                self._shares.spend(active.sequence.tenant, length)
+                spent += length
         return budget - spent
 
     def _admit(self, plan: StepPlan, claims: Sequence[ActiveTurn], most: int) -> list[ActiveTurn]:

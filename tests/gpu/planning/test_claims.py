@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.values import Ticket
+from app.domain.values import SessionId, Ticket
+from app.messages import Fork
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens
@@ -50,6 +51,31 @@ def test_a_long_prompt_is_not_passed_over_for_ever(driver: Driver) -> None:
         driver.take(driver.engine.step())
         steps += 1
         assert steps < 400
+
+
+def test_one_prompt_of_a_tenant_does_not_wait_behind_a_hundred_of_another(driver: Driver) -> None:
+    many = [driver.submit(driver.open("many"), prompt(seed, SHORT), 1) for seed in range(100)]
+    one = driver.submit(driver.open("one"), prompt(100, SHORT), 1)
+    assert steps_until(driver, one) <= 2
+    driver.finish(*many)
+
+
+def test_a_long_prompt_of_a_tenant_has_half_of_what_prompts_get(driver: Driver) -> None:
+    length = LONG // 5
+    many = [driver.submit(driver.open("many"), prompt(seed, length), 1) for seed in range(100)]
+    one = driver.submit(driver.open("one"), prompt(100, LONG), 1)
+    steps_until(driver, one)
+    computed = length * sum(bool(driver.tokens(turn)) for turn in many)
+    assert abs(computed - LONG) <= 2 * STEP_TOKENS
+
+
+def test_a_fork_is_of_its_parents_tenant(driver: Driver) -> None:
+    parent, child = driver.open("many"), SessionId("child")
+    driver.finish(driver.submit(parent, prompt(1, SHORT), 1))
+    driver.do(Fork(driver.ticket(), parent, child))
+    for seed in range(2, 60):
+        driver.submit(driver.open("many"), prompt(seed, SHORT), 1)
+    assert steps_until(driver, driver.submit(child, prompt(60, SHORT), 1)) > 10
 
 
 def test_prompts_of_one_length_are_computed_one_after_the_other(driver: Driver) -> None:
