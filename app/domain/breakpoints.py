@@ -4,9 +4,13 @@ Boundary k is the point between layer k-1 and layer k. A breakpoint at layer 6 s
 output, the residual stream that Transformers calls `hidden_states[7]`.
 """
 
+from __future__ import annotations
+
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from app.domain.positions import Run, Runs, clip_runs
 
 
 class Pass(StrEnum):
@@ -60,6 +64,12 @@ class TensorData:
     shape: tuple[int, ...]
     data: bytes
 
+    def rows(self, first: int, end: int) -> TensorData:
+        """Rows `[first, end)`."""
+        count, *rest = self.shape
+        row_bytes = len(self.data) // count
+        return TensorData(self.dtype, (end - first, *rest), self.data[first * row_bytes : end * row_bytes])
+
 
 @dataclass(frozen=True, slots=True)
 class Positions:
@@ -75,8 +85,15 @@ class Positions:
 ALL, LAST = Positions(), Positions(last=True)
 
 
+class _Digested:
+    """Keeps what `Edit.digest` has made, beside the fields: it is no part of the value."""
+
+    __slots__ = ("_digest",)
+    _digest: bytes
+
+
 @dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(_Digested):
     """One change of the residual stream at some positions.
 
     `vector` is float32 `[hidden]`, or in a written checkpoint the model's dtype and `[positions, hidden]`. The change
@@ -90,7 +107,25 @@ class Edit:
     max_norm: float | None = None
 
     def digest(self) -> bytes:
-        """16 bytes that differ for edits that do something else; `positions` is left out."""
+        """16 bytes that differ for edits that do something else; `positions` is left out. Made once."""
+        try:
+            return self._digest
+        except AttributeError:
+            return self._keep_digest(self._make_digest())
+
+    def everywhere(self) -> Edit:
+        """The same without `positions`."""
+        if self.positions == ALL:
+            return self
+        edit = replace(self, positions=ALL)
+        edit._keep_digest(self.digest())
+        return edit
+
+    def _keep_digest(self, digest: bytes) -> bytes:
+        object.__setattr__(self, "_digest", digest)
+        return digest
+
+    def _make_digest(self) -> bytes:
         state = hashlib.blake2b(digest_size=16)
         state.update(repr((self.op.value, self.factor, self.max_norm)).encode())
         if self.vector is not None:
@@ -138,11 +173,40 @@ class Intervention:
     end: int
     boundary: int
     edit: Edit
+    only: Runs = ()
+    """Those of the positions that were edited; empty: all of them."""
+
+    @classmethod
+    def at(cls, runs: Runs, boundary: int, edit: Edit) -> Intervention:
+        """One at the positions of `runs`, of which there is at least one."""
+        whole = len(runs) == 1 and runs[0].step == 1
+        return cls(runs[0].first, runs[-1].end, boundary, edit, () if whole else runs)
+
+    @property
+    def runs(self) -> Runs:
+        """The positions that were edited."""
+        return self.only or (Run(self.first, self.end),)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each position has a vector of its own."""
+        return self.edit.vector is not None and len(self.edit.vector.shape) == 2
+
+    def clip(self, first: int, end: int) -> Intervention | None:
+        """The part that concerns positions `[first, end)`; None if that is nothing."""
+        if not self.has_rows and first <= self.first and self.end <= end:
+            return self
+        runs, edit = clip_runs(self.runs, first, end), self.edit
+        if not runs:
+            return None
+        if self.has_rows and edit.vector is not None:
+            edit = replace(edit, vector=edit.vector.rows(runs[0].first - self.first, runs[0].end - self.first))
+        return Intervention.at(runs, self.boundary, edit)
 
 
 MAX_INTERVENTIONS = 16_384
-"""That one session may have, whoever made them: the engine looks through all of them for each block of KV, and each has
-to be made again if the KV is lost. At this number that takes it a few milliseconds.
+"""That one session may have, whoever made them, each counted at each of its runs of positions: they are kept in memory
+and in the journal, and each has to be made again if the KV is lost.
 """
 MAX_INTERVENTION_BYTES = 64 << 20
 """Of the tensors of one session's interventions, each counted once: they are kept in memory and in the journal."""

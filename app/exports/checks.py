@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from itertools import pairwise
 
 import numpy as np
 
 from app.domain.activations import CheckpointInfo
-from app.domain.breakpoint_work import MAX_SPAN_WORK, MAX_WORK, span_work_of, work_of
+from app.domain.breakpoint_work import MAX_PASS_EDITS, MAX_WORK, work_of
 from app.domain.breakpoints import (
     MAX_INTERVENTION_BYTES,
     MAX_INTERVENTIONS,
@@ -51,10 +52,6 @@ class LabelChecks:
         _require(
             work_of(label.breakpoints) <= MAX_WORK, f"breakpoints: more than {MAX_WORK} edits and captures in a pass"
         )
-        _require(
-            span_work_of(label.breakpoints, self._part_tokens) <= MAX_SPAN_WORK,
-            f"breakpoints: more than {MAX_SPAN_WORK} edits and captures in a pass, counted at each span of positions",
-        )
         self._check_interventions(label.interventions)
         if label.turn is not None:
             self._check_turn(label.turn)
@@ -74,14 +71,25 @@ class LabelChecks:
             self._check_edit(edit)
 
     def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
-        _require(len(interventions) <= MAX_INTERVENTIONS, f"interventions: more than {MAX_INTERVENTIONS}")
+        runs = sum(len(made.runs) for made in interventions)
+        _require(runs <= MAX_INTERVENTIONS, f"interventions: more than {MAX_INTERVENTIONS}")
         tensors = {made.edit.vector for made in interventions if made.edit.vector is not None}
         tensor_bytes = sum(len(each.data) for each in tensors)
         _require(tensor_bytes <= MAX_INTERVENTION_BYTES, f"interventions: more than {MAX_INTERVENTION_BYTES} bytes")
         for made in interventions:
             _require(0 <= made.first < made.end <= len(self._history), "positions")
+            _require(not made.only or _are_runs(made), "positions")
             _require(1 <= made.boundary <= self._info.num_layers, "boundary")
             self._check_edit(made.edit, rows=made.end - made.first)
+        deepest = self._most_at_one_position(interventions)
+        _require(deepest <= MAX_PASS_EDITS, f"interventions: more than {MAX_PASS_EDITS} at one position")
+
+    def _most_at_one_position(self, interventions: tuple[Intervention, ...]) -> int:
+        """How many edits some position has."""
+        depth = np.zeros(len(self._history) + 1, np.int64)
+        for run in (run for made in interventions for run in made.runs):
+            depth[run.first : run.end : run.step] += 1
+        return int(depth.max())
 
     def _check_edit(self, edit: Edit, rows: int | None = None) -> None:
         """`rows` is how many positions the edit was made at; one that is still to be made has a row for all."""
@@ -133,6 +141,14 @@ class LabelChecks:
                 _require(prompt_tokens <= place.first == tokens - 1, f"{span} of {tokens} tokens")
             case Pass.ANY:
                 _require(False, span)
+
+
+def _are_runs(made: Intervention) -> bool:
+    """Whether the positions of an edit that leaves some out are as the engine writes them."""
+    runs, ends = made.only, (made.only[0].first, made.only[-1].end)
+    rise = all(before.end <= after.first for before, after in pairwise(runs))
+    whole = all(run.step >= 1 and run.first < run.end == run.positions[-1] + 1 for run in runs)
+    return rise and whole and ends == (made.first, made.end) and not made.has_rows
 
 
 def _require(holds: bool, what: str) -> None:

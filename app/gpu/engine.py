@@ -157,7 +157,7 @@ class Engine:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
             self._stalled = not plan.rows and bool(self._placement.tiers.ledger.in_flight)
-            self._outdated |= plan.gave_way
+            self._outdated |= plan.gave_way or plan.passed_over
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, _requests(plan.rows))
         except Exception as error:

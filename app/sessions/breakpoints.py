@@ -20,20 +20,17 @@ class Breakpoints:
     """Arms and disarms, in the engine and in the journal. `Session.breakpoints` follows. Used on the event loop only.
 
     A breakpoint is in `Session.breakpoints` from before the engine has it until after: a pause that it makes finds it.
-    `part_tokens` is the most tokens that one pass of a session has. A restart may raise it; breakpoints that it brings
-    back stay even so, because the session's tokens depend on them.
     """
 
-    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper, *, part_tokens: int) -> None:
+    def __init__(self, executor: EngineExecutor, keeper: SessionKeeper) -> None:
         self._executor = executor
         self._keeper = keeper
-        self._part_tokens = part_tokens
 
     async def arm(self, session: Session, breakpoint: Breakpoint) -> None:
         """Add a breakpoint, whatever the session is doing; when this returns it is armed and durable.
 
         On an error there is no such breakpoint. Raises:
-        - `FieldOutOfRange` if the session has too many breakpoints, or too much to do in a pass;
+        - `FieldOutOfRange` if the session has too many breakpoints, or too much to do in a step;
         - `WrongState` if the breakpoint pauses and a turn runs that cannot pause;
         - `JournalUnavailable`.
         """
@@ -42,7 +39,7 @@ class Breakpoints:
                 f"session {session.id} has {MAX_BREAKPOINTS} breakpoints, the most allowed: remove some",
                 param="breakpoints",
             )
-        check_work(session.breakpoints.values(), breakpoint, self._part_tokens)
+        check_work(session.breakpoints.values(), breakpoint)
         session.breakpoints[breakpoint.id] = breakpoint
         try:
             await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))

@@ -50,7 +50,7 @@ class SessionRegistry:
         self.metrics = metrics
         self.part_tokens = min(settings.max_step_tokens, executor.engine.info.max_model_len)
         """Most tokens that one pass of a session has."""
-        self.breakpoints = Breakpoints(executor, keeper, part_tokens=self.part_tokens)
+        self.breakpoints = Breakpoints(executor, keeper)
         self.checkpoints = Checkpoints(executor)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)

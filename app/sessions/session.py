@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from app.bridge.turn import Turn
 from app.domain.breakpoints import Action, Breakpoint, Intervention
@@ -211,4 +211,4 @@ def _until(length: int, interventions: tuple[Intervention, ...]) -> tuple[Interv
     """What is left of `interventions` in the first `length` positions."""
     if all(each.end <= length for each in interventions):
         return interventions
-    return tuple(replace(each, end=min(each.end, length)) for each in interventions if each.first < length)
+    return tuple(part for each in interventions if (part := each.clip(0, length)) is not None)

@@ -47,6 +47,9 @@ def _any_value(kind: Any, depth: int) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{each.name: _any_value(hints[each.name], depth) for each in dataclasses.fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
+        hints = typing.get_type_hints(kind)
+        return st.builds(kind, **{name: _any_value(each, depth) for name, each in hints.items()})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*(_any_value(each, depth) for each in arguments))

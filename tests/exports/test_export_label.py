@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.activations import CheckpointInfo, PausedTurn
+from app.domain.breakpoint_work import MAX_PASS_EDITS
 from app.domain.breakpoints import (
     MAX_INTERVENTIONS,
     Action,
@@ -27,6 +28,7 @@ from app.domain.breakpoints import (
     When,
 )
 from app.domain.errors import FieldOutOfRange
+from app.domain.positions import Run
 from app.domain.values import SamplingParams, SessionId, StopRule, TokenLogprobs
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
@@ -51,7 +53,7 @@ SCALE = Edit(EditOp.SCALE, 0.9)
 WRITTEN = Edit(EditOp.REPLACE, vector=tensor(2))
 STEER = Breakpoint("bp_0123456789abcdef", (0, 1), Action.EDIT, edits=(ADD, SCALE))
 WAIT = Breakpoint("bp_00000000000000ff", (1,), Action.PAUSE, When(Pass.DECODE, 3, 7, 2), (), True, 2.5, OnTimeout.ABORT)
-MADE = (Intervention(0, 2, 1, SCALE), Intervention(1, 3, 2, WRITTEN))
+MADE = (Intervention(0, 2, 1, SCALE), Intervention(1, 3, 2, WRITTEN), Intervention.at((Run(0, 3, 2),), 2, SCALE))
 PLACE = CheckpointInfo(1, 4, 5, MODEL.hidden_size, "float32", 256, Pass.DECODE, WAIT.id, 0.1, 1.0)
 SAMPLING = SamplingParams(seed=7, temperature=0.5, top_k=3, logit_bias={5: -1.5}, logprobs=1)
 STOP = StopRule(9, 2, frozenset({8, 257}))
@@ -222,21 +224,49 @@ def test_breakpoints_do_not_have_more_to_do_than_can_be_armed() -> None:
         check(label(breakpoints=tuple(busy)))
 
 
-def test_spans_of_positions_count_in_a_file_too() -> None:
+def test_edits_after_every_other_position_are_as_much_as_edits_after_all() -> None:
     often = replace(STEER, when=When(every=2), layers=(0, 1), edits=(SCALE,) * 16)
-    checks = LabelChecks(MODEL, HISTORY, part_tokens=32)
-    checks.check(label(None, breakpoints=(often,)))
-    with pytest.raises(ValueError, match="more than 512 edits"):
-        checks.check(label(None, breakpoints=(often, replace(STEER, id=WAIT.id))))
+    check(label(breakpoints=tuple(replace(often, id=f"bp_{index:016x}") for index in range(8))))
 
 
 def test_there_are_not_more_interventions_than_are_kept() -> None:
-    most = MAX_INTERVENTIONS
-    made = (Intervention(0, 2, 1, SCALE),) * most
-    check(label(interventions=made))
-    for forged in (label(interventions=(*made, MADE[0])), label(replace(TURN, interventions=(*made, MADE[0])))):
-        with pytest.raises(ValueError, match=f"more than {most}"):
-            check(forged)
+    every_other = tuple(Run(first, first + 1) for first in (0, 3))
+    made = (Intervention.at(every_other, 1, SCALE),) * 3
+    history = array("I", [1] * MAX_INTERVENTIONS)
+    one_each = [Intervention(first, first + 1, 1, SCALE) for first in range(MAX_INTERVENTIONS - 6)]
+    for more, fits in (((), True), (one_each[:1], False)):
+        checks, found = LabelChecks(MODEL, history, part_tokens=2), (*made, *one_each, *more)
+        if fits:
+            checks.check(label(None, interventions=found))
+            continue
+        with pytest.raises(ValueError, match=f"more than {MAX_INTERVENTIONS}"):
+            checks.check(label(None, interventions=found))
+
+
+def test_no_position_has_more_interventions_than_a_pass_can_have() -> None:
+    made = tuple(Intervention.at((Run(0, 3, 2),), 1, SCALE) for _ in range(MAX_PASS_EDITS))
+    beside = Intervention(1, 2, 1, SCALE)
+    check(label(None, interventions=(*made, beside)))
+    for forged in (Intervention(2, 3, 2, SCALE), Intervention(0, 2, 1, SCALE)):
+        with pytest.raises(ValueError, match=f"more than {MAX_PASS_EDITS} at one position"):
+            check(label(None, interventions=(*made, forged)))
+
+
+@pytest.mark.parametrize(
+    "only",
+    [
+        (Run(0, 3),) * 2,
+        (Run(0, 1), Run(3, 4)),
+        (Run(0, 3, 0),),
+        (Run(2, 3), Run(0, 1)),
+        (Run(0, 2, 2), Run(2, 3)),
+    ],
+    ids=["twice", "past the end", "no step", "falling", "an end that is none"],
+)
+def test_positions_of_an_intervention_rise_within_it(only: tuple[Run, ...]) -> None:
+    check(label(interventions=(Intervention(0, 3, 1, SCALE, (Run(0, 1), Run(2, 3))),)))
+    with pytest.raises(ValueError, match="positions"):
+        check(label(interventions=(Intervention(0, 3, 1, SCALE, only),)))
 
 
 def test_there_are_not_two_breakpoints_of_one_id() -> None:

@@ -29,6 +29,7 @@ from app.domain.breakpoints import (
 )
 from app.domain.errors import FieldOutOfRange, NotDurable
 from app.domain.journal_state import JournalState
+from app.domain.positions import Run, runs_of
 from app.domain.values import SessionId, Ticket
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.records import VectorKey
@@ -64,7 +65,10 @@ BREAKPOINTS = st.builds(
     timeout_s=st.floats(0.1, 86400),
     on_timeout=st.sampled_from(OnTimeout),
 )
-INTERVENTIONS = st.builds(Intervention, st.integers(0, 9), st.integers(10, 99), st.integers(1, 40), EDITS)
+RUNS = st.sets(st.integers(0, 99), min_size=1).map(sorted).map(runs_of)
+INTERVENTIONS = st.builds(Intervention, st.integers(0, 9), st.integers(10, 99), st.integers(1, 40), EDITS) | st.builds(
+    Intervention.at, RUNS, st.integers(1, 40), EDITS
+)
 
 
 def vector(*values: float) -> TensorData:
@@ -73,7 +77,7 @@ def vector(*values: float) -> TensorData:
 
 STEER = Breakpoint("bp_steer", (1,), Action.EDIT, edits=(Edit(EditOp.ADD, 0.5, vector(1, -2)),))
 WATCH = Breakpoint("bp_watch", (0, 1), Action.PAUSE, When(position=4), once=True, timeout_s=3.5)
-STEERED = Intervention(0, 3, 2, STEER.edits[0])
+STEERED = Intervention.at((Run(0, 3, 2),), 2, STEER.edits[0])
 
 
 @pytest.fixture
@@ -106,7 +110,9 @@ def test_every_breakpoint_and_intervention_comes_back_as_it_was(
     armed = tuple(breakpoints)
     assert breakpoints_from_json(breakpoints_to_json(armed, swapped), swapped) == armed
     for made in interventions:
-        assert intervention_from_json(intervention_to_json(made, swapped), swapped) == made
+        back = intervention_from_json(intervention_to_json(made, swapped), swapped)
+        assert back == made
+        assert back.clip(0, 100) == made.clip(0, 100)
 
 
 def swapped(data: bytes) -> bytes:

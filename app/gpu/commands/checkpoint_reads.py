@@ -6,7 +6,7 @@ from functools import partial
 from app.domain.activations import Activation, Capture, Captures, PausedTurn
 from app.domain.breakpoints import Positions
 from app.domain.errors import FieldOutOfRange, WrongState
-from app.gpu.passes.conditions import Span, select
+from app.gpu.passes.conditions import Span
 from app.gpu.state.checkpoints import Captured, Checkpoint
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
@@ -29,16 +29,13 @@ def chosen_span(checkpoint: Checkpoint, positions: Positions, *, param: str = "p
     """The positions of the checkpoint that `positions` chooses; `last` is its own last one. Raises `FieldOutOfRange`
     with `param`.
     """
-    span = (checkpoint.first, checkpoint.end)
-    chosen = span[1] - 1, span[1]
-    if not positions.last:
-        found = select(positions, span, prompt_tokens=0)
-        wanted = positions.first, span[1] if positions.end is None else positions.end
-        if found is None or (positions.end is not None and found != wanted):
-            raise FieldOutOfRange(
-                f"{param} must be within {span[0]}:{span[1]}, the positions of the checkpoint", param=param
-            )
-        chosen = found
+    first, end = checkpoint.first, checkpoint.end
+    if positions.last:
+        return end - 1, end
+    chosen = max(first, positions.first), end if positions.end is None else min(end, positions.end)
+    wanted = positions.first, positions.end
+    if chosen[0] >= chosen[1] or (positions.end is not None and chosen != wanted):
+        raise FieldOutOfRange(f"{param} must be within {first}:{end}, the positions of the checkpoint", param=param)
     return chosen
 
 

@@ -11,6 +11,7 @@ from app.messages import WriteCheckpoint
 def edit_checkpoint(sequence: TokenSequence, edits: tuple[Edit, ...]) -> None:
     """Apply all edits, or none. Raises `WrongState`, and `FieldOutOfRange` for a field of one of them."""
     checkpoint = checkpoint_of(sequence)
+    sequence.interventions.check_pass("edits", checkpoint.first, checkpoint.end, more=len(edits))
     tensors = {edit.vector for edit in edits if edit.vector is not None}
     sequence.interventions.check("edits", more=len(edits), more_bytes=sum(len(each.data) for each in tensors))
     hidden, made = checkpoint.hidden, []
@@ -32,6 +33,7 @@ def write_checkpoint(sequence: TokenSequence, command: WriteCheckpoint) -> None:
             f"not {tensor.dtype} {list(tensor.shape)}",
             param="activation",
         )
+    sequence.interventions.check_pass("activation", checkpoint.first, checkpoint.end, more=1)
     sequence.interventions.check("activation", more=1, more_bytes=len(tensor.data))
     sequence.interventions.forget(checkpoint.boundary, checkpoint.first, checkpoint.end)
     edit = Edit(EditOp.REPLACE, vector=tensor)

@@ -6,17 +6,16 @@ from itertools import groupby
 from operator import attrgetter
 
 from app.domain.breakpoints import Intervention
-from app.gpu.passes.conditions import Span
-from app.gpu.state.interventions import clip
+from app.domain.positions import Runs, clip_runs
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Keep the residual stream at these spans for the breakpoint."""
+    """Keep the residual stream at these positions for the breakpoint."""
 
     boundary: int
     breakpoint: str
-    spans: tuple[Span, ...]
+    runs: Runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,9 @@ def _clip_step(step: Step, first: int, end: int) -> Step | None:
     """The part of a step that concerns positions `[first, end)`, if there is one."""
     match step:
         case Intervention():
-            return clip(step, first, end) if step.first < end and first < step.end else None
+            return step.clip(first, end)
         case Record():
-            spans = ((max(first, start), min(end, stop)) for start, stop in step.spans)
-            inside = tuple(span for span in spans if span[0] < span[1])
-            return replace(step, spans=inside) if inside else None
+            inside = clip_runs(step.runs, first, end)
+            return replace(step, runs=inside) if inside else None
         case LoadCheckpoint():
             return step

@@ -6,20 +6,38 @@ interventions; only new positions meet breakpoints.
 
 from dataclasses import replace
 
+from app.domain.breakpoint_work import STEP_WORK
 from app.domain.breakpoints import Action, Breakpoint, Intervention
+from app.domain.positions import Runs
 from app.gpu.passes.conditions import Span, may_meet, met, select
 from app.gpu.passes.pass_plan import LoadCheckpoint, PassPlan, Record, marks_of
+from app.gpu.passes.work import part_within, work_of_way
 from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 NO_EDITS = InterventionLog()
-Meeting = tuple[Breakpoint, list[Span]]
+Meeting = tuple[Breakpoint, Runs]
 """A breakpoint, and the positions of a row that it is for: at least one."""
 
 
-def plan_pass(sequence: TokenSequence, turn: TurnState, length: int, num_layers: int) -> PassPlan:
+def plan_row(
+    sequence: TokenSequence, turn: TurnState, num_layers: int, *, max_step_tokens: int, budget: int
+) -> tuple[int, PassPlan]:
+    """How many of the next tokens of a sequence with breakpoints run, and how. `budget`: tokens that are left to it in
+    the step. The row ends before breakpoints do more in it than is for a whole step, unless it is the rest of a pass.
+    """
+    length = _row_limit(sequence, turn, max_step_tokens, budget)
+    way = _plan_pass(sequence, turn, length, num_layers)
+    while work_of_way(way) > STEP_WORK and length > 1 and sequence.paused_pass is None:
+        # A shorter row may end before a pause, and then have more to do above it.
+        length = part_within(STEP_WORK, way, sequence.computed, length)
+        way = _plan_pass(sequence, turn, length, num_layers)
+    return length, way
+
+
+def _plan_pass(sequence: TokenSequence, turn: TurnState, length: int, num_layers: int) -> PassPlan:
     """How the next `length` tokens of a sequence run. They are all new, or have all been computed before."""
     span = (sequence.computed, sequence.computed + length)
     paused = sequence.paused_pass
@@ -39,17 +57,22 @@ def runs_plainly(sequence: TokenSequence, turn: TurnState, position: int) -> boo
     return sequence.checkpoint is None and not stops and not met_by_any
 
 
-def row_limit(sequence: TokenSequence, max_step_tokens: int) -> int:
-    """Most tokens of a sequence with breakpoints in one row: parts of prompts depend on nobody else's load, and
-    positions that are new and that are not are never in one row.
+def _row_limit(sequence: TokenSequence, turn: TurnState, max_step_tokens: int, budget: int) -> int:
+    """Most tokens of a sequence with breakpoints in one row. Positions that are new and that are not are never in one
+    row. Where a client sees the parts of a prompt, they depend on nobody else's load.
     """
     paused = sequence.paused_pass
     if paused is not None:
         return paused.length
     end = len(sequence.tokens) if sequence.checkpoint is None else sequence.checkpoint.first
     if sequence.computed < sequence.reached:
-        end = min(end, sequence.reached)
-    return min(end - sequence.computed, max_step_tokens)
+        return min(end - sequence.computed, sequence.reached - sequence.computed, budget)
+    return min(end - sequence.computed, max_step_tokens if _shows_parts(sequence, turn) else budget)
+
+
+def _shows_parts(sequence: TokenSequence, turn: TurnState) -> bool:
+    """Whether anything but edits, which are the same in any part, may happen to new positions."""
+    return turn.pause_at is not None or any(map(_must_run, sequence.breakpoints.values()))
 
 
 def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:
@@ -63,7 +86,7 @@ def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:
     if sequence.reached >= end:
         return InterventionLog(known), end
     wanted = _meetings(sequence, (sequence.reached, end))
-    limit = min((spans[0][0] for each, spans in wanted if _must_run(each)), default=end)
+    limit = min((runs[0].first for each, runs in wanted if _must_run(each)), default=end)
     acts = _acts(sequence, _meetings(sequence, (sequence.reached, limit)), 0)
     return InterventionLog([*known, *(step for _, step in acts if isinstance(step, Intervention))]), limit
 
@@ -114,14 +137,12 @@ def _first_pause(turn: TurnState, meetings: list[Meeting], span: Span, lo: int) 
 def _acts(sequence: TokenSequence, meetings: list[Meeting], lo: int) -> list[tuple[Breakpoint, Intervention | Record]]:
     """What breakpoints do to the positions that they meet at boundaries above `lo`, in the order they were armed in."""
     acts: list[tuple[Breakpoint, Intervention | Record]] = []
-    for each, spans in meetings:
+    for each, runs in meetings:
+        chosen = [(edit, select(edit.positions, runs, sequence.prompt_tokens)) for edit in each.edits]
         for boundary in (layer + 1 for layer in each.layers if layer + 1 > lo):
             if each.action is Action.CAPTURE:
-                acts.append((each, Record(boundary, each.id, tuple(spans))))
-            chosen = [
-                (edit, select(edit.positions, part, sequence.prompt_tokens)) for edit in each.edits for part in spans
-            ]
-            acts += [(each, Intervention(*part, boundary, edit)) for edit, part in chosen if part is not None]
+                acts.append((each, Record(boundary, each.id, runs)))
+            acts += [(each, Intervention.at(part, boundary, edit)) for edit, part in chosen if part]
     return acts
 
 
@@ -129,7 +150,7 @@ def _meetings(sequence: TokenSequence, span: Span) -> list[Meeting]:
     """Breakpoints that meet positions of the span, in the order they were armed in."""
     prompt_tokens = sequence.prompt_tokens
     found = ((each, met(each.when, span, sequence.tokens, prompt_tokens)) for each in sequence.breakpoints.values())
-    return [(each, spans) for each, spans in found if spans]
+    return [(each, runs) for each, runs in found if runs]
 
 
 def _must_run(each: Breakpoint) -> bool:

@@ -19,15 +19,18 @@ The oldest running sequence is never preempted and can have the whole pool, so e
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from app.domain.breakpoint_work import STEP_WORK
 from app.gpu.kv.blocks import BlockId
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import plan_pass, row_limit
+from app.gpu.passes.ways import plan_row
+from app.gpu.passes.work import work_of_way
 from app.gpu.planning.admission import Admission, Admitted
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.queue import AGING_STEPS, ActiveTurn, TurnQueue
 from app.gpu.planning.shares import TenantShares
+from app.gpu.planning.step_work import StepWork
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
@@ -42,6 +45,8 @@ class StepPlan:
     """Turns that have left the queue, for the first time or since they were resumed."""
     gave_way: bool = False
     """Whether a turn was preempted: then none is admitted after it, and the next plan may find room for one."""
+    passed_over: bool = False
+    """Whether a row was left out for want of `STEP_WORK`: the next plan has it."""
     is_full: bool = False
     """Whether there was no room for a turn that waits: then none is admitted after it."""
 
@@ -71,6 +76,7 @@ class Scheduler:
         self.queue = TurnQueue()
         self._admission = Admission(placement, self.queue)
         self._shares = TenantShares(max(1, max_step_tokens // AGING_STEPS), max_step_tokens)
+        self._work = StepWork(STEP_WORK)
 
     @property
     def has_work(self) -> bool:
@@ -100,6 +106,7 @@ class Scheduler:
 
     def forget(self, sequence: TokenSequence) -> None:
         """Take a sequence out of the queue and the running set."""
+        self._work.forget(sequence.session)
         self.queue.remove(sequence)
 
     def plan(self) -> StepPlan:
@@ -109,6 +116,7 @@ class Scheduler:
         """
         plan = StepPlan()
         self.placement.forget_order()
+        self._work.begin()
         budget = self._plan_prompts(plan, self._plan_decodes(plan, self.max_step_tokens))
         live = [row for row in plan.rows if row.sequence.session in self.queue.running]
         plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=lambda row: row.length)
@@ -188,13 +196,20 @@ class Scheduler:
         return admitted is Admitted.YES
 
     def _add_row(self, plan: StepPlan, active: ActiveTurn, budget: int) -> int:
-        """Plan the turn's next tokens; returns how many. 0 if it gave way for want of blocks, or waits for some.
+        """Plan the turn's next tokens; returns how many. 0 if it gave way for want of blocks, waits for some, or is
+        passed over because breakpoints of others do all that they may in this step.
 
-        A row with breakpoints is cut by nobody else's load, so it can exceed the budget once in a step.
+        A row whose parts a client sees is cut by nobody else's load, so it can exceed the budget once in a step.
         """
         sequence, turn = active.sequence, active.turn
-        watched = sequence.watched
-        length = row_limit(sequence, self.max_step_tokens) if watched else min(sequence.pending, budget)
+        length, way = min(sequence.pending, budget), self._whole_pass
+        if sequence.watched:
+            most = self.max_step_tokens
+            length, way = plan_row(sequence, turn, self.num_layers, max_step_tokens=most, budget=budget)
+            work = work_of_way(way)
+            if work and not self._work.take(sequence.session, work):
+                plan.passed_over = True
+                return 0
         queued = len(self.queue.waiting)
         has_room = self._admission.make_room(self.cache.missing(sequence, length), sequence)
         plan.gave_way |= len(self.queue.waiting) > queued
@@ -204,7 +219,6 @@ class Scheduler:
             self.placement.tiers.end_pass(sequence)
         plan.copies.extend(self.cache.reserve(sequence, length))
         first = sequence.computed
-        way = plan_pass(sequence, turn, length, self.num_layers) if watched else self._whole_pass
         samples = not way.pauses and active.samples_at(first + length)
         scores = not way.pauses and active.scores_prompt
         plan.rows.append(Row(sequence, turn, first, length, way, samples, scores))

@@ -177,6 +177,8 @@ class Turns:
             log.add(made)
         try:
             log.check("breakpoints")
+            if row.sequence.paused_pass is not None:  # another has no more edits than its breakpoints make
+                log.check_pass("breakpoints", row.first, row.end)
         except FieldOutOfRange as error:
             return error
         return None

@@ -63,6 +63,8 @@ def _changed(hidden: Tensor, edit: Edit, place: Callable[[TensorData], Tensor]) 
     if edit.op is EditOp.REPLACE:
         return vector.expand_as(hidden)
     unit: Tensor = vector / torch.linalg.vector_norm(vector)
-    component = (hidden @ unit).unsqueeze(-1)
+    component = (hidden * unit).sum(
+        -1, keepdim=True
+    )  # unlike a product's, a CPU's bits are the same for any number of rows
     wanted = edit.factor if edit.op is EditOp.CLAMP else 0.0
     return hidden + (wanted - component) * unit

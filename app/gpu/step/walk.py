@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from app.domain.breakpoints import Intervention
@@ -17,6 +16,7 @@ from app.gpu.passes.segments import Row, Segment, cut_segments
 from app.gpu.programs.run import RunLayers
 from app.gpu.state.checkpoints import Captured
 from app.gpu.step.activations import HostTensor
+from app.gpu.step.chosen import Chosen
 from app.gpu.step.edits import DeviceVectors, apply_edit
 
 Place = tuple[Segment, Batch, "slice | Tensor"]
@@ -54,6 +54,7 @@ class Walk:
         self._token_ids, self._positions = put(token_ids_of(rows)), put(positions)
         self._outputs = put(np.array(self._find_outputs(), np.int64))
         self._places = self._place_segments(put)
+        self._chosen = Chosen(rows, put)
         self.captured: dict[Row, list[Captured]] = {}
         """Captures of breakpoints; the sessions get them only when the step is over."""
         self.stopped: dict[Row, HostTensor] = {}
@@ -127,23 +128,17 @@ class Walk:
         for step in mark.steps:
             match step:
                 case Intervention():
-                    apply_edit(hidden[step.first - row.first : step.end - row.first], step.edit, self._vectors.place)
+                    with self._chosen.changing(row, step.runs, hidden) as chosen:
+                        apply_edit(chosen, step.edit, self._vectors.place)
                 case Record():
                     self.captured.setdefault(row, []).append(self._capture(row, step, hidden))
                 case LoadCheckpoint():
                     self._load_checkpoint(row)
 
     def _capture(self, row: Row, record: Record, hidden: Tensor) -> Captured:
-        positions = tuple(position for first, end in record.spans for position in range(first, end))
-        seen = torch.cat([hidden[first - row.first : end - row.first] for first, end in record.spans])
-        tokens = row.sequence.tokens
-        return Captured(
-            record.breakpoint,
-            record.boundary - 1,
-            positions,
-            tuple(tokens[position] for position in positions),
-            HostTensor.save(seen, self._streams),
-        )
+        positions, token_ids = self._chosen.tokens(row, record.runs)
+        seen = HostTensor.save(self._chosen.copy(row, record.runs, hidden), self._streams)
+        return Captured(record.breakpoint, record.boundary - 1, positions, token_ids, seen)
 
 
 def whole_pass(stack: LayerStack, run_layers: RunLayers, token_ids: Tensor, batch: Batch) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from app.domain.activations import PausedTurn
+from app.domain.breakpoint_work import MAX_PASS_EDITS
 from app.domain.breakpoints import (
-    MAX_INTERVENTIONS,
     NEXT_BREAKPOINT,
     Action,
     Edit,
@@ -128,15 +128,15 @@ def test_what_was_written_at_other_tokens_and_layers_stays(driver: BreakDriver, 
     assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT, changes)
 
 
-def test_a_session_that_has_been_edited_too_often_is_not_edited_any_more(
+def test_a_pass_that_has_been_edited_too_often_is_not_edited_any_more(
     driver: BreakDriver, tiny_llama: TinyModel
 ) -> None:
     turn = pause(driver, Pass.PREFILL)
     same, zero = Edit(EditOp.SCALE, 1.0), Edit(EditOp.ABLATE)
-    driver.edit(turn, *[same] * (MAX_INTERVENTIONS - 1))
+    driver.edit(turn, *[same] * (MAX_PASS_EDITS - 1))
     before, made = driver.read(turn), interventions(driver, turn)
-    assert len(made) == MAX_INTERVENTIONS - 1
-    with pytest.raises(FieldOutOfRange, match=str(MAX_INTERVENTIONS)) as caught:
+    assert len(made) == MAX_PASS_EDITS - 1
+    with pytest.raises(FieldOutOfRange, match=f"from 0 to {MAX_PASS_EDITS}") as caught:
         driver.edit(turn, zero, zero)
     assert (caught.value.status, caught.value.param) == (422, "edits")
     assert torch.equal(driver.read(turn), before)
@@ -148,20 +148,33 @@ def test_a_session_that_has_been_edited_too_often_is_not_edited_any_more(
     assert turn.tokens == greedy(tiny_llama.oracle, START, COUNT)
 
 
+def test_breakpoints_do_not_edit_one_pass_for_ever(driver: BreakDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever arms others at every pause can make more edits than the breakpoints of any one moment."""
+    monkeypatch.setattr("app.gpu.state.interventions.MAX_PASS_EDITS", 4)
+    turn = pause(driver, Pass.PREFILL)
+    driver.edit(turn, SCALE, SCALE, SCALE)
+    driver.arm(turn.session, LAYER + 1, action=Action.EDIT, edits=(SCALE,) * 2)
+    with pytest.raises(FieldOutOfRange, match="5 edits") as caught:
+        driver.run(turn)
+    assert caught.value.param == "breakpoints"
+    assert "from 0 to 4" in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("limit", "value", "says"), [("MAX_INTERVENTIONS", 2, "3 edits"), ("MAX_INTERVENTION_BYTES", 191, "192 bytes")]
 )
 def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_without_them(
     driver: BreakDriver, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, says: str
 ) -> None:
-    """At every other token an edit begins that no other goes on with."""
+    """Its positions are no two runs that are equally far apart."""
     monkeypatch.setattr(f"app.gpu.state.interventions.{limit}", value)
     session = driver.open()
     driver.run(driver.begin(session, START, 2))
     [sequence] = driver.engine._handler.sequences
     before = list(sequence.tokens)
     add = Edit(EditOp.ADD, 0.5, data_of(vector(9, 48)))
-    driver.arm(session, LAYER, action=Action.EDIT, edits=(add,), when=When(Pass.DECODE, every=2))
+    for position in (24, 25, 27, 30, 31):
+        driver.arm(session, LAYER, action=Action.EDIT, edits=(add,), when=When(position=position))
     with pytest.raises(FieldOutOfRange, match=says) as caught:
         driver.settle(driver.begin(session, [8], COUNT))
     assert caught.value.param == "breakpoints"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.breakpoints import Edit, EditOp, Intervention
+from app.domain.positions import Run
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, PassPlan, Record
 from app.gpu.passes.segments import Row
@@ -73,21 +74,21 @@ def test_as_many_rows_as_fit_run_together(lengths: list[int]) -> None:
 def test_what_happens_to_a_row_happens_to_its_pieces_where_it_should() -> None:
     edit = Edit(EditOp.SCALE, factor=2.0)
     marks = (
-        Mark(1, (Intervention(10, 16, 1, edit), Record(1, "a", ((11, 13), (14, 15))))),
+        Mark(1, (Intervention(10, 16, 1, edit), Record(1, "a", (Run(11, 13), Run(14, 15))))),
         Mark(2, (LoadCheckpoint(2),)),
-        Mark(3, (Record(3, "b", ((10, 11),)),)),
+        Mark(3, (Record(3, "b", (Run(10, 11),)),)),
     )
     row = make_row(0, 10, 6, PassPlan(0, 3, marks, pauses=True, breakpoint="c", spent=("a",)))
     [left], [right] = all_pieces([row], 3)
     assert [step for mark in left.way.marks for step in mark.steps] == [
         Intervention(10, 13, 1, edit),
-        Record(1, "a", ((11, 13),)),
+        Record(1, "a", (Run(11, 13),)),
         LoadCheckpoint(2),
-        Record(3, "b", ((10, 11),)),
+        Record(3, "b", (Run(10, 11),)),
     ]
     assert [step for mark in right.way.marks for step in mark.steps] == [
         Intervention(13, 16, 1, edit),
-        Record(1, "a", ((14, 15),)),
+        Record(1, "a", (Run(14, 15),)),
         LoadCheckpoint(2),
     ]
     assert all(piece.way.pauses and piece.way.hi == 3 for piece in (left, right))

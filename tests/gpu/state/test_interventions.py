@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.domain.breakpoint_work import MAX_WORK
 from app.domain.breakpoints import Edit, EditOp, Intervention, TensorData
+from app.domain.positions import Run, positions_of, runs_of
+from app.gpu.state import interventions as rules
 from app.gpu.state.interventions import InterventionLog
 
 POSITIONS = 12
@@ -31,7 +34,9 @@ def interventions(draw: st.DrawFn) -> Intervention:
     edit = Edit(EditOp.SCALE, factor=draw(st.sampled_from([0.5, 2.0])))
     if draw(st.booleans()):
         edit = Edit(EditOp.REPLACE, vector=rows_of(end - first, draw(st.integers(0, 1))))
-    return Intervention(first, end, boundary, edit)
+        return Intervention(first, end, boundary, edit)
+    chosen = draw(st.sets(st.integers(first, end - 1), min_size=1))
+    return Intervention.at(runs_of(sorted(chosen)), boundary, edit)
 
 
 def at(made: Intervention, position: int) -> tuple[int, Edit]:
@@ -45,7 +50,7 @@ def at(made: Intervention, position: int) -> tuple[int, Edit]:
 
 def seen(made: list[Intervention], position: int) -> Seen:
     """The edits of one position in their order; those of different boundaries have none among each other."""
-    found = [at(each, position) for each in made if each.first <= position < each.end]
+    found = [at(each, position) for each in made if position in positions_of(each.runs)]
     return sorted(found, key=lambda step: step[0])
 
 
@@ -63,8 +68,10 @@ class CountingList(list[T]):
     def __iter__(self) -> Iterator[T]:
         return self._count(super().__iter__())
 
-    def __reversed__(self) -> Iterator[T]:
-        return self._count(super().__reversed__())
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.looked_at += len(found) if isinstance(place, slice) else 1
+        return found
 
     def _count(self, elements: Iterator[T]) -> Iterator[T]:
         for each in elements:
@@ -194,20 +201,59 @@ def test_a_vector_for_every_position_goes_on() -> None:
 
 
 @pytest.mark.parametrize("apart", [1, 2, 3])
-def test_adding_looks_at_few_of_thousands(apart: int) -> None:
-    log, looked = InterventionLog(), CountingList[Any]()
-    log._entries = looked
-    steps, boundaries = 2000, 3
-    for step in range(steps):
-        for boundary in range(boundaries):
+def test_an_edit_at_equal_distances_is_one_entry_however_many_there_are(apart: int) -> None:
+    log = InterventionLog()
+    for step in range(2000):
+        for boundary in range(3):
             log.add(Intervention(step * apart, step * apart + 1, boundary, Edit(EditOp.SCALE, 0.5)))
-    assert len(log) == (boundaries if apart == 1 else steps * boundaries)
-    assert looked.looked_at <= steps * boundaries * boundaries
+    assert [each.runs for each in log.snapshot()] == [(Run(0, 1999 * apart + 1, apart),)] * 3
+
+
+def test_an_entry_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MAX_RUNS", 4)
+    squares = [number * number for number in range(40)]
+    log = InterventionLog(Intervention(at, at + 1, 1, Edit(EditOp.ABLATE)) for at in squares)
+    assert max(len(each.runs) for each in log.snapshot()) == 4
+    assert [position for each in log.snapshot() for position in positions_of(each.runs)] == squares
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_adding_looks_at_few_of_thousands(others: int) -> None:
+    """At each position one edit goes on, and `others` are made that are made nowhere else."""
+    log, steps = InterventionLog(), 2000
+    looked = CountingList[Any]()
+    log._at = {1: looked}
+    for step in range(steps):
+        for factor in (-1.0, *(step * others + number for number in range(others))):
+            log.add(Intervention(step, step + 1, 1, Edit(EditOp.SCALE, factor)))
+    assert len(log) >= 1 + steps * others
+    assert looked.looked_at <= steps * (1 + others) * MAX_WORK
 
 
 def test_a_copy_looks_at_each_entry_once() -> None:
-    made = (Intervention(2 * step, 2 * step + 1, 1, Edit(EditOp.SCALE, 0.5)) for step in range(3000))
+    made = (Intervention(2 * step, 2 * step + 1, 1, Edit(EditOp.SCALE, step)) for step in range(3000))
     log = InterventionLog(made)
     looked = CountingList[Any](log._entries)
     log._entries = looked
     assert len(log.copy()) == len(log) == looked.looked_at == 3000
+
+
+def test_blocks_with_the_same_edits_share_one_fingerprint_and_the_work_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 edits after 4 layers at every second of 8,192 positions, in blocks of 16."""
+    made = list[Edit]()
+
+    def count(edit: Edit) -> bytes:
+        made.append(edit)
+        return str(edit.factor).encode()
+
+    monkeypatch.setattr(Edit, "_make_digest", count)
+    edits = [Edit(EditOp.SCALE, number) for number in range(16)]
+    runs = (Run(0, 8191, 2),)
+    log = InterventionLog(Intervention.at(runs, boundary, edit) for boundary in range(4) for edit in edits)
+    hashed = CountingList[Any]()
+    log.fingerprint(0, 16)
+    assert log._prints is not None
+    hashed.extend(log._prints._entries)
+    log._prints._entries = hashed
+    assert len({log.fingerprint(first, first + 16) for first in range(0, 8192, 16)}) == 1
+    assert (len(made), hashed.looked_at) == (16, 0)
