@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-generators bench-kernels-small gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -74,6 +74,9 @@ bench: folder    ## decode and time to first token beside vLLM's CPU build, llam
 
 bench-kv: folder ## KV moves beside memcpy, and what a session that was away waits for
 	$(BIN)/python -m benchmarks.kv
+
+bench-fairness: folder  ## a victim's waits beside clients that try to harm it
+	$(BIN)/python -m benchmarks.fairness
 
 bench-breakpoints: folder  ## what pausing, resuming and steering cost, and what they cost others
 	$(BIN)/python -m benchmarks.breakpoints

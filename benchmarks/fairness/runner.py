@@ -1,0 +1,205 @@
+"""One server after the other, each with a victim and a neighbour."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.fairness.attacks import ATTACKS
+from benchmarks.fairness.attacks.base import Model
+from benchmarks.fairness.figures import Neighbour, Outcome, Waits
+from benchmarks.fairness.victim import Turn, Victim
+from loadgen.peers.djinn import djinn_launch
+from loadgen.processes.process import ServerFailedError, free_port, starting_server
+from loadgen.sampling.processes import process_use
+
+VICTIM, NEIGHBOUR = "key-of-the-victim", "key-of-the-neighbour"
+KV_DEVICE_BYTES, KV_HOST_BYTES = 64 << 20, 256 << 20
+HONEST = (1, 4, 16)
+LEAD_S = 2.0
+"""The neighbour has begun when the victim is measured."""
+SAMPLE_S = 0.25
+GRACE_S = 20.0
+START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long the victim takes turns beside each neighbour, and which attacks there are."""
+
+    seconds: float
+    attacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What was seen beside one neighbour, or beside nobody. `answers` and `tokens_per_s` are the neighbour's."""
+
+    turns: list[Turn]
+    answers: dict[str, int]
+    tokens_per_s: float
+    grown_bytes: int
+    error: str = ""
+
+    @property
+    def waits(self) -> Waits:
+        """The victim's."""
+        return Waits.of([turn.first_s for turn in self.turns], [turn.token_s for turn in self.turns])
+
+
+@contextmanager
+def served(model: Path) -> Iterator[tuple[str, int]]:
+    """A fresh server with two keys and a state folder of its own: its URL and its process."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {
+            "--model": str(model),
+            "--port": str(port),
+            "--api-key": VICTIM,
+            "--state-dir": f"{folder}/state",
+            "--kv-device": str(KV_DEVICE_BYTES),
+            "--kv-host": str(KV_HOST_BYTES),
+            "--kv-disk": "1GiB",
+        }
+        launch = djinn_launch(flags)
+        command = [*launch.command, "--api-key", NEIGHBOUR]
+        with starting_server(command, {**os.environ, **launch.environment}, None) as process:
+            _wait_until_ready(process, url)
+            yield url, process.pid
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    """Raises ServerFailedError."""
+    headers, deadline = {"authorization": f"Bearer {VICTIM}"}, time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/ready", headers=headers).is_success:
+                return
+        time.sleep(0.1)
+    raise ServerFailedError("the server did not start")
+
+
+def play(model: Path, name: str | None, seconds: float) -> Scene:
+    """The victim beside the neighbour `name`, on a server of their own; None: beside nobody."""
+    with served(model) as (url, pid):
+        return asyncio.run(_play(url, pid, name, seconds))
+
+
+def neighbour_of(name: str, count: int, scene: Scene) -> Neighbour:
+    """Honest ones. Raises ServerFailedError if the server could not serve the victim beside them."""
+    if scene.error:
+        raise ServerFailedError(f"beside {name}: {scene.error}")
+    return Neighbour(count, scene.tokens_per_s, scene.waits)
+
+
+def outcome_of(name: str, scene: Scene, right: list[Turn]) -> Outcome:
+    """What an attack did; `right` are the victim's turns beside nobody."""
+    wrong = sum(
+        not turn.error and turn.token_ids != expected.token_ids
+        for turn, expected in zip(scene.turns, right, strict=False)
+    )
+    return Outcome(
+        name,
+        ATTACKS[name].description,
+        len(scene.turns),
+        scene.waits,
+        scene.tokens_per_s,
+        scene.grown_bytes,
+        scene.answers,
+        wrong,
+        scene.error,
+    )
+
+
+async def _play(url: str, pid: int, name: str | None, seconds: float) -> Scene:
+    headers = {"authorization": f"Bearer {VICTIM}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0) as client:
+        model = await _describe(client)
+        await Victim(client, model.vocabulary).run(0.0)
+        before = _memory(pid)
+        worker = None if name is None else await _start(url, name, model, seconds + LEAD_S)
+        victim, peak = Victim(client, model.vocabulary), asyncio.create_task(_watch(pid))
+        if worker is not None:
+            await asyncio.sleep(LEAD_S)
+        await victim.run(seconds)
+        found = {} if worker is None else await _end(worker)
+        peak.cancel()
+        grown = max(0, await _peak(peak) - before - KV_DEVICE_BYTES - KV_HOST_BYTES)
+        error = next((turn.error for turn in victim.turns if turn.error), "") or await _failure(client)
+    return Scene(
+        victim.turns,
+        found.get("answers", {}),
+        found.get("tokens", 0) / (seconds + LEAD_S),
+        grown,
+        error or found.get("error", ""),
+    )
+
+
+async def _describe(client: httpx.AsyncClient) -> Model:
+    found = (await client.get("/v1/models")).raise_for_status().json()["data"][0]
+    counted = (await client.post("/tokenize", json={"prompt": "a"})).raise_for_status().json()
+    vocabulary = max(400, *counted["tokens"])  # no route tells its size; every model here has that many
+    return Model(found["id"], vocabulary, found["hidden_size"], found["layers"], found["max_model_len"])
+
+
+async def _start(url: str, name: str, model: Model, seconds: float) -> asyncio.subprocess.Process:
+    arguments = [url, NEIGHBOUR, name, json.dumps(asdict(model)), str(seconds)]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.fairness.worker", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+async def _end(worker: asyncio.subprocess.Process) -> dict[str, Any]:
+    try:
+        out, err = await asyncio.wait_for(worker.communicate(), GRACE_S)
+    except TimeoutError:
+        worker.kill()
+        await worker.communicate()
+        return {}
+    if worker.returncode:
+        return {"error": f"the attacker failed: {err.decode()[-500:]}"}
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+async def _failure(client: httpx.AsyncClient) -> str:
+    """Why the server takes no work any more; empty if it does."""
+    try:
+        answer = await client.get("/ready")
+    except httpx.HTTPError as error:
+        return f"the server does not answer: {type(error).__name__}"
+    return "" if answer.is_success else f"/ready answers {answer.status_code}: {answer.text[:200]}"
+
+
+def _memory(pid: int) -> int:
+    use = process_use(pid)
+    return 0 if use is None else use.rss_bytes
+
+
+async def _watch(pid: int) -> int:
+    """The most memory until it is cancelled."""
+    peak = 0
+    try:
+        while True:
+            peak = max(peak, await asyncio.to_thread(_memory, pid))
+            await asyncio.sleep(SAMPLE_S)
+    except asyncio.CancelledError:
+        return peak
+
+
+async def _peak(watching: asyncio.Task[int]) -> int:
+    return await watching

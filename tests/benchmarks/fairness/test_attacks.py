@@ -1,0 +1,74 @@
+"""Every attack runs against a real server, and another client is served after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from benchmarks.fairness.attacks import ATTACKS, connections
+from benchmarks.fairness.attacks.base import Model, Target
+from benchmarks.fairness.honest import honest
+from benchmarks.fairness.victim import ANSWER, Victim
+from tests.serving import serve
+
+# An attacker that is cancelled leaves connections behind.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+ATTACKER, VICTIM = "attacker", "victim"
+MODEL = Model("tiny-llama", 512, 64, 4, 1024)
+SECONDS = 1.0
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serve(api_keys=(ATTACKER, VICTIM)) as url:
+        yield url
+
+
+def client_of(url: str, key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=30)
+
+
+async def find_model(client: httpx.AsyncClient) -> Model:
+    [found] = (await client.get("/v1/models")).json()["data"]
+    return Model(found["id"], MODEL.vocabulary, found["hidden_size"], found["layers"], found["max_model_len"])
+
+
+@pytest.fixture
+def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the server and its clients share the descriptors of one process."""
+    for name in ("HALF_HEADERS", "IDLE", "UNREAD"):
+        monkeypatch.setattr(connections, name, 30)
+
+
+@pytest.mark.usefixtures("few_connections")
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_an_attack_is_over_when_it_ends_and_others_are_served(url: str, name: str) -> None:
+    async with client_of(url, ATTACKER) as client:
+        target = Target(client, ATTACKER, await find_model(client), random.Random(1))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ATTACKS[name].run(target), SECONDS)
+    async with client_of(url, VICTIM) as client:
+        victim = Victim(client, MODEL.vocabulary)
+        await victim.run(0)
+    [turn] = victim.turns
+    assert (turn.error, len(turn.token_ids)) == ("", ANSWER)
+
+
+async def test_honest_neighbours_count_what_was_computed_for_them(url: str) -> None:
+    async with client_of(url, ATTACKER) as client:
+        target = Target(client, ATTACKER, await find_model(client), random.Random(1))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(honest(2)(target), SECONDS)
+        assert set(target.answers) <= {"200", "201", "204"}
+        assert target.tokens > 0
+
+
+def test_each_attack_says_what_it_does() -> None:
+    assert len(ATTACKS) >= 15
+    assert len({each.description for each in ATTACKS.values()}) == len(ATTACKS)
