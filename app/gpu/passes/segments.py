@@ -16,7 +16,7 @@ from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: hundreds are made a step, and that would take twice as long
 class Row:
     """One sequence's part of a step, for its `turn`: `length` tokens from position `first`, through the layers that
     `way` says.

@@ -133,19 +133,20 @@ class Scheduler:
 
     def _plan_decodes(self, plan: StepPlan, budget: int) -> int:
         """Plan the next token of turns that decode; returns the tokens that are left of `budget`."""
-        for active in list(self.queue.running.values()):
-            sequence = active.sequence
-            if sequence.pending <= 1 and budget > 0 and self._runs(sequence):  # none has preempted it
-                is_plain = self.cache.is_ready(sequence) and not sequence.watched and not active.scores_prompt
-                budget -= self._add_plain_row(plan, active) if is_plain else self._add_row(plan, active, budget)
+        running, is_ready, whole = self.queue.running, self.cache.is_ready, self._whole_pass
+        for active in list(running.values()):
+            sequence, first = active.sequence, active.sequence.computed
+            end = len(sequence.tokens)
+            if end - first > 1 or budget <= 0 or sequence.session not in running:  # another has preempted it
+                continue
+            if is_ready(sequence) and not sequence.watched and not active.scores_prompt:
+                # What `_add_row` comes to for one token that needs no block: most rows of most steps are such.
+                samples = end == first + 1 and active.turn.stop.max_tokens > 0
+                plan.rows.append(Row(sequence, active.turn, first, 1, whole, samples, False))
+                budget -= 1
+            else:
+                budget -= self._add_row(plan, active, budget)
         return budget
-
-    def _add_plain_row(self, plan: StepPlan, active: ActiveTurn) -> int:
-        """What `_add_row` comes to for one token that needs no block: most rows of most steps are such."""
-        sequence, first = active.sequence, active.sequence.computed
-        samples = active.samples_at(first + 1)
-        plan.rows.append(Row(sequence, active.turn, first, 1, self._whole_pass, samples, False))
-        return 1
 
     def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
         """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
