@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -100,6 +100,13 @@ endif
 
 bench-generators: folder  ## our load generator beside another on the same server: they must agree
 	$(BIN)/python -m benchmarks.generators
+
+# Exit status 1: a token was wrong, or an error had no fault to explain it.
+soak: folder     ## agents and faults beside a twin that checks every token: an hour
+	$(BIN)/python -m loadgen soak --minutes 60 --output runs
+
+soak-short: setup  ## the same with a tiny model and each fault about once: three minutes
+	$(BIN)/python -m loadgen soak --minutes 3 --every 15 --model random:tiny-llama --output runs
 
 # Ten minutes on a GPU machine that may have no network: `make gpu-wheels` here, carry the folder along with the checkout,
 # and there `make gpu-check GPU_PYTHON=python3 WHEELS=.wheels`.

@@ -17,6 +17,7 @@ from loadgen.experiments.kv import command as kv
 from loadgen.experiments.migrate import command as migrate
 from loadgen.experiments.oversubscribe import command as oversubscribe
 from loadgen.experiments.resume_latency import command as resume_latency
+from loadgen.experiments.soak import command as soak
 from loadgen.experiments.weights import command as weights
 from loadgen.experiments.whitebox import command as whitebox
 from loadgen.options.common import EXIT_INTERRUPTED, EXIT_UNUSABLE
@@ -39,7 +40,7 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, tuple[Command, str]] = {
-    "all": (everything, "every experiment, and one page that leads to their reports"),
+    "all": (everything, "every experiment but soak, and one page that leads to their reports"),
     "density": (density, "agents that generate, think and come back"),
     "capacity": (capacity, "the most agents that a server holds within limits"),
     "whitebox": (whitebox, "breakpoints between layers: what they change, and what they cost"),
@@ -47,6 +48,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "oversubscribe": (oversubscribe, "sessions that grow until they are several times what the device holds"),
     "kv": (kv, "what a session's KV is made of, and what it costs to keep and to move"),
     "migrate": (migrate, "sessions that go from one server to another"),
+    "soak": (soak, "agents that run for long while faults come, and a twin that checks every token"),
     "weights": (weights, "a model that is several times larger than the memory for its weights"),
     "report": (report, "results of density once more, one or several side by side"),
     "schema": (schema, "the form of a result file"),

@@ -25,15 +25,20 @@ T = TypeVar("T", bound=OneTarget)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """The options of every experiment."""
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (default: runs)"
-    )
+    """The options of every experiment that takes texts."""
+    add_output(parser)
     parser.add_argument(
         "--texts",
         type=Path,
         metavar="FILE",
         help="conversations to take the texts from, as JSON lines (default: Python's help topics)",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Where results go."""
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (default: runs)"
     )
 
 

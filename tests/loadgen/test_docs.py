@@ -13,7 +13,7 @@ from loadgen.targets.subject import HISTOGRAMS
 
 EXPERIMENTS = (
     *("all", "capacity", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck", "weights"),
-    "whitebox",
+    *("soak", "whitebox"),
 )
 TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")
 

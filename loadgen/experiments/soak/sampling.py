@@ -1,0 +1,65 @@
+"""What the server uses over time."""
+
+import asyncio
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+
+from loadgen.experiments.soak.findings import Sample
+from loadgen.experiments.soak.hosting import KEYS, HostedServer, bearer
+from loadgen.experiments.soak.notes import Notes
+from loadgen.sampling.processes import process_use
+
+PERIOD_S = 1.0
+READ_TIMEOUT_S = 2.0
+SESSIONS = re.compile(r"^djinn_sessions (\d+)", re.MULTILINE)
+
+
+async def keep_sampling(server: HostedServer, notes: Notes) -> None:
+    """A sample every second, until cancelled. None is taken while there is no server."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=READ_TIMEOUT_S, headers=bearer(KEYS[0])) as http:
+        while True:
+            sessions = await _sessions(http)
+            assert server.state is not None
+            sample = await asyncio.to_thread(take, server.pid, server.state, notes.seconds, sessions)
+            if sample is not None:
+                notes.findings.samples.append(sample)
+            await asyncio.sleep(PERIOD_S)
+
+
+def take(pid: int, state: Path, at_s: float, sessions: int | None) -> Sample | None:
+    """What process `pid` and all below it use now; None if it is gone."""
+    use = process_use(pid)
+    if use is None or not use.rss_bytes:
+        return None
+    return Sample(at_s, use.rss_bytes, descriptors(pid), folder_bytes(state), sessions)
+
+
+def descriptors(pid: int) -> int:
+    """Open descriptors of a process and all below it."""
+    found = 0
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                found += process.num_fds()
+    return found
+
+
+def folder_bytes(folder: Path) -> int:
+    """Sizes of all files below a folder; those that vanish meanwhile do not count."""
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            found += path.stat().st_size if path.is_file() else 0
+    return found
+
+
+async def _sessions(http: httpx.AsyncClient) -> int | None:
+    with suppress(httpx.HTTPError):
+        if told := SESSIONS.search((await http.get("/metrics")).text):
+            return int(told[1])
+    return None
