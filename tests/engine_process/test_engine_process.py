@@ -50,7 +50,7 @@ def kill_engine(server: ServerProcess, http: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("engine") / "state"
-    with serve_process(folder, "--engine-timeout-s", "3", own_engine=True) as server:
+    with serve_process(folder, "--engine-timeout-s", "10", own_engine=True) as server:
         yield server
 
 
@@ -135,7 +135,7 @@ def test_an_engine_that_hangs_is_replaced(server: ServerProcess, http: httpx.Cli
     os.kill(engine.pid, signal.SIGSTOP)
     answer = http.post(f"/v1/sessions/{session}/generate", json={"token_ids": PROMPT, "max_tokens": 3})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_restarting")
-    assert "said nothing for 3 s" in answer.json()["error"]["message"]
+    assert "said nothing for 10 s" in answer.json()["error"]["message"]
     until_ready(http)
     assert not engine.is_running()
     assert tokens_of(http, session) == len(PROMPT) + len(tokens)
