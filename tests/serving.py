@@ -14,7 +14,10 @@ from app.main import load_app
 from app.routers.dependencies import Services
 from app.settings import Settings
 
-START_TIMEOUT_S = 30
+START_TIMEOUT_S = 90
+"""The first server of a model compiles kernels."""
+KEEP_ALIVE_S = 75
+"""As `djinn serve` has it. On a busy machine clients pause for uvicorn's 5 s: a request meets a closed connection."""
 
 
 def tiny_settings(**changed: Any) -> Settings:
@@ -37,7 +40,14 @@ def serve(*, clock: Callable[[], float] = time.time, **changed: Any) -> Iterator
     `clock` is that of tenants.
     """
     app = load_app(tiny_settings(**changed), clock=clock)
-    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app,
+        port=0,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="test-server")
     thread.start()

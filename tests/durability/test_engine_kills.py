@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.durability.restarting import TOKENS, generate, open_session
 from tests.durability.test_kills import TIERS
 from tests.engine_process.test_engine_process import engine_of
 from tests.processes import ServerProcess, serve_process
 
-KILLS = int(os.environ.pop("DJINN_TEST_ENGINE_KILLS", "3"))
+KILLS = int(os.environ.pop("DJINN_TEST_ENGINE_KILLS", "2"))
 AGENTS = 6
 TURNS_BETWEEN = 12
 MOST_TOKENS = 700
@@ -94,8 +95,9 @@ def turns(agents: list[Agent]) -> int:
     return sum(len(agent.made) + sum(len(made) for _, made in agent.done) for agent in agents)
 
 
+@pytest.mark.timeout(600)
 async def test_no_kill_of_the_engine_loses_a_finished_turn(tmp_path: Path) -> None:
-    """`DJINN_TEST_ENGINE_KILLS` says how many kills (default: 3). The times until `/ready` are printed, not judged."""
+    """`DJINN_TEST_ENGINE_KILLS` says how many kills (default: 2). The times until `/ready` are printed, not judged."""
     agents = [Agent(random.Random(number)) for number in range(AGENTS)]
     with serve_process(tmp_path / "state", *TIERS, own_engine=True) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=BACK_S) as client:

@@ -1,6 +1,8 @@
 """The two servers: one that can be killed and started again in its place, and its twin."""
 
 import asyncio
+import hashlib
+import json
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +23,9 @@ from loadgen.results.inputs import Server
 from loadgen.results.origin import versions
 
 KEYS = ("soak-one", "soak-two")
+"""Of the agents' tenants."""
+WATCHER = "soak-watcher"
+"""The key that reads `/metrics`."""
 ENGINE = "app.engine_process"
 """Stands in the command line of the engine's process."""
 POLL_S = 0.05
@@ -145,8 +150,20 @@ def _server(plan: SoakPlan, model: str, folder: Path) -> HostedServer:
         "--kv-host": f"{max(1, plan.agents // 4)}x{plan.context}",
         "--kv-disk": f"{2 * plan.agents}x{plan.context}",
     }
-    launch = djinn_launch({**_flags(model, port), **room, "--state-dir": str(folder)})
-    return HostedServer("soak", Launch(launch.command, {"DJINN_API_KEY": ",".join(KEYS)}), port, folder)
+    tenants = write_tenants(folder.with_name(f"{folder.name}-tenants.json"))
+    launch = djinn_launch({**_flags(model, port), **room, "--state-dir": str(folder), "--tenants": str(tenants)})
+    return HostedServer("soak", launch, port, folder)
+
+
+def write_tenants(path: Path) -> Path:
+    """A file that names a tenant for each of the keys."""
+    roles = {**dict.fromkeys(KEYS, "user"), WATCHER: "metrics"}
+    tenants = [
+        {"name": key, "role": role, "keys": [{"sha256": hashlib.sha256(key.encode()).hexdigest()}]}
+        for key, role in roles.items()
+    ]
+    path.write_text(json.dumps({"tenants": tenants}))
+    return path
 
 
 def _twin(plan: SoakPlan, model: str) -> HostedServer:

@@ -9,7 +9,7 @@ import httpx
 import psutil
 
 from loadgen.experiments.soak.findings import Sample
-from loadgen.experiments.soak.hosting import KEYS, HostedServer, bearer
+from loadgen.experiments.soak.hosting import WATCHER, HostedServer, bearer
 from loadgen.experiments.soak.notes import Notes
 from loadgen.sampling.processes import process_use
 
@@ -20,7 +20,7 @@ SESSIONS = re.compile(r"^djinn_sessions (\d+)", re.MULTILINE)
 
 async def keep_sampling(server: HostedServer, notes: Notes) -> None:
     """A sample every second, until cancelled. None is taken while there is no server."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=READ_TIMEOUT_S, headers=bearer(KEYS[0])) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=READ_TIMEOUT_S, headers=bearer(WATCHER)) as http:
         while True:
             sessions = await _sessions(http)
             assert server.state is not None
