@@ -79,7 +79,8 @@ def test_a_running_response_stays(serve_small: ServeSmall) -> None:
 
 async def test_a_response_stays_until_it_is_kept() -> None:
     async with running_services(max_sessions=1) as services, AsyncExitStack() as cleanup:
-        body = ResponseBody.model_validate({"model": services.info.name, "input": "x", "max_output_tokens": 4})
+        asked = {"model": services.info.name, "input": "x", "max_output_tokens": 4, "ignore_eos": True}
+        body = ResponseBody.model_validate(asked)
         call = ResponseCall(services, None, UnstoredConversation(services.sessions))
         run = await call.start(body, IgnoredFields(strict=False), cleanup)
         events = run.events()
