@@ -171,10 +171,9 @@ class SessionTable:
         """The session that the engine means, unless it has been closed."""
         return self._open.get(session_id) or self._opening.get(session_id)
 
-    @property
-    def turns(self) -> int:
-        """Turns in the queue or in the engine; paused ones are in neither."""
-        return sum(session.state in (SessionState.QUEUED, SessionState.RUNNING) for session in self._open.values())
+    def turns_of(self, owner: str | None) -> int:
+        """The owner's turns in the queue or in the engine; paused ones are in neither."""
+        return sum(session.state in (SessionState.QUEUED, SessionState.RUNNING) for session in self.owned_by(owner))
 
     @property
     def expired(self) -> list[Session]:

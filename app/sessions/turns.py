@@ -44,8 +44,8 @@ class TurnRequest:
 
 
 class Turns:
-    """The turns of all open sessions. At most `max_turns` of them run or wait at once, but for turns that were paused.
-    Used on the event loop only.
+    """The turns of all open sessions. At most `max_turns` of each owner run or wait at once, but for turns
+    that were paused. Used on the event loop only.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Turns:
         if not request.pausable:
             _require_no_pauses(session)
         # Not by those that wait: turns that come together all wait, until the engine has looked at the first.
-        if self._table.turns >= self._max_turns:
+        if self._table.turns_of(session.owner) >= self._max_turns:
             raise Busy(f"the queue is full ({self._max_turns} turns run or wait)", retry_after_s=RETRY_AFTER_S)
         new = array("I", request.token_ids)
         history = new if request.replace else session.history + new

@@ -104,7 +104,7 @@ class Settings(BaseSettings):
         "none (default: 7 on a CPU where that changes no token)",
     )
     max_queue: int = Field(
-        1024, ge=1, description="turns that may wait, beside --max-running that run; one more gets 429"
+        1024, ge=1, description="turns of one tenant that may wait, beside --max-running that run; one more gets 429"
     )
     max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
     max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")

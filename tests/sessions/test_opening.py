@@ -117,6 +117,8 @@ async def test_as_many_turns_are_taken_as_may_run_and_wait(max_running: int, max
         await anext(taken[0][1])
         with pytest.raises(Busy, match="queue is full"):
             start_turn(registry, registry.create(), PROMPT, GREEDY, LONG)
+        other = registry.create("other")
+        await finish(start_turn(registry, other, PROMPT, GREEDY, StopRule(max_tokens=1)))
         registry.ends.release(*taken[0])
         await finish(taken[0][1])
         late = registry.create()

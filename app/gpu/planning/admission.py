@@ -1,11 +1,13 @@
 """Which turns get device blocks: whose KV comes to the device, and who gives way. Pure planning: no tensors."""
 
+import math
 from enum import Enum, auto
 
 from app.domain.values import Tier
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.state.sequence import TokenSequence
+from app.gpu.state.turn import TurnState
 
 
 class Admitted(Enum):
@@ -27,6 +29,20 @@ class Admission:
         self._tiers = placement.tiers
         self._cache = placement.tiers.cache
         self._queue = queue
+        self._promised: tuple[TokenSequence, TurnState] | None = None
+        """A turn that others have given way to."""
+
+    @property
+    def most_turns(self) -> float:
+        """Only tenants with fewer turns that run have one admitted now: until a turn runs that others have given way
+        to, the room is not for those who had it.
+        """
+        if self._promised is None:
+            return math.inf
+        sequence, turn = self._promised
+        if sequence.turn is not turn or sequence.session not in self._queue.waiting:
+            return math.inf
+        return self._queue.turns_of(sequence.tenant) + 1
 
     def admit(self, active: ActiveTurn, headroom: int) -> Admitted:
         """Take a waiting turn one step nearer to running, and leave `headroom` blocks to those that run."""
@@ -83,10 +99,25 @@ class Admission:
         return Admitted.YES
 
     def _can_admit(self, needed: int, sequence: TokenSequence) -> bool:
-        """Whether a waiting sequence gets its blocks. While others run, only sessions without a turn give way to it."""
-        if self._queue.running:
-            return self._placement.make_room(needed, sequence)
-        return self.make_room(needed, sequence)
+        """Whether a waiting sequence gets its blocks. While others run, sessions without a turn give way to it, and
+        turns of a tenant that has more than its own.
+        """
+        if not self._queue.running:
+            return self.make_room(needed, sequence)
+        return self._placement.make_room(needed, sequence) or self._take_share(needed, sequence)
+
+    def _take_share(self, needed: int, sequence: TokenSequence) -> bool:
+        pool, victim = self._cache.pool, self._queue.holds_more(sequence.tenant)
+        if victim is None or sequence.turn is None:
+            return False
+        self._promised = sequence, sequence.turn
+        self._placement.make_room(needed, sequence, or_some=True)
+        while victim is not None and pool.available + self._tiers.freeing < needed:
+            self._queue.preempt(victim)
+            if not self._placement.evict(victim, sequence):
+                break
+            victim = self._queue.holds_more(sequence.tenant)
+        return pool.available >= needed
 
 
 def _is_coming(sequence: TokenSequence) -> bool:

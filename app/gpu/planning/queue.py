@@ -1,14 +1,18 @@
 """Turns that wait and turns that run, in the order of their claims to the device. Pure planning: no tensors."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from app.domain.values import SessionId, Tier
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
 AGING_STEPS = 8
-"""In so many steps that pass over a turn it comes nearer by the tokens of one step."""
+"""In so many steps that pass over a turn it comes nearer by the prompts of one step: it waits for about eight times as
+many tokens of others as it has itself.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,16 +39,20 @@ class TurnQueue:
     def __init__(self) -> None:
         self.waiting: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
         self.running: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
+        self._turns: Counter[str] = Counter()
+        """How many of each tenant run."""
+        self._largest: str | None = None
+        """The tenant with the most; None: to be found anew."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
-    def claims(self, step_tokens: int) -> list[ActiveTurn]:
-        """Turns that have prompts to compute or wait, in the order of their claims to a step of `step_tokens`: the one
-        with the fewest tokens to its next one comes first (shortest remaining time), then who came first. Each step
+    def claims(self, prompt_tokens: int) -> list[ActiveTurn]:
+        """Turns that have prompts to compute or wait, in the order of their claims to a step with `prompt_tokens`: the
+        one with the fewest tokens to its next one comes first (shortest remaining time), then who came first. Each step
         that passes over a turn counts as a part of its tokens, so that none starves.
         """
-        part = max(1, step_tokens // AGING_STEPS)
+        part = max(1, prompt_tokens // AGING_STEPS)
         prompts = [active for active in self.running.values() if active.sequence.pending > 1]
         return sorted(
             [*prompts, *self.waiting.values()],
@@ -64,17 +72,55 @@ class TurnQueue:
         """Let a waiting turn run."""
         del self.waiting[active.sequence.session]
         self.running[active.sequence.session] = active
+        self._count(active, 1)
 
     def preempt(self, sequence: TokenSequence) -> None:
         """Put the sequence's turn at the front of the queue if it runs."""
-        active = self.running.pop(sequence.session, None)
+        active = self.running.get(sequence.session)
         if active is not None:
+            self.remove(sequence)
             self.prepend(active)
 
     def remove(self, sequence: TokenSequence) -> None:
         """Forget the sequence's turn, if it waits or runs."""
         self.waiting.pop(sequence.session, None)
-        self.running.pop(sequence.session, None)
+        active = self.running.pop(sequence.session, None)
+        if active is not None:
+            self._count(active, -1)
+
+    def turns_of(self, tenant: str) -> int:
+        """How many turns of the tenant run."""
+        return self._turns[tenant]
+
+    def above_share(self, tenant: str) -> TokenSequence | None:
+        """The sequence whose turn stops for one of `tenant`: the youngest that runs, of the tenant with the most turns.
+
+        None unless these are at least two more: so no turn takes its place back by the same right.
+        """
+        return next(self._above_share(tenant), None)
+
+    def holds_more(self, tenant: str) -> TokenSequence | None:
+        """The sequence that gives its blocks to a turn of `tenant`: the last that waits, of tenants with more that run;
+        then one that is above its share. Nothing guaranteed is.
+        """
+        most = self._turns[tenant]
+        waiting = (active.sequence for active in reversed(self.waiting.values()))
+        holders = (each for each in waiting if each.tier is Tier.DEVICE and self._turns[each.tenant] > most)
+        return next((each for each in chain(holders, self._above_share(tenant)) if not each.guaranteed), None)
+
+    def _above_share(self, tenant: str) -> Iterator[TokenSequence]:
+        if self._largest is None:
+            self._largest = max(self._turns, key=self._turns.__getitem__, default=tenant)
+        if self._turns[self._largest] >= self._turns[tenant] + 2:
+            running = (active.sequence for active in reversed(self.running.values()))
+            yield from (sequence for sequence in running if sequence.tenant == self._largest)
+
+    def _count(self, active: ActiveTurn, change: int) -> None:
+        tenant = active.sequence.tenant
+        self._turns[tenant] += change
+        if not self._turns[tenant]:
+            del self._turns[tenant]
+        self._largest = None
 
     def weakest(self, asking: TokenSequence) -> TokenSequence | None:
         """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs.

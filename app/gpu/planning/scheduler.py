@@ -9,6 +9,7 @@ drafts (`Drafting`). A sequence whose KV is on its way back to the device is pas
 short, KV gives way in this order:
 
 - KV of sessions without a turn, which `Placement` has;
+- KV of turns of the tenant that has the most, for a tenant that has fewer (`TurnQueue.above_share`);
 - KV of the last in the queue;
 - the youngest running sequence, which goes back to the queue: swapped out, or computed again later where there is no
   lower tier.
@@ -16,6 +17,7 @@ short, KV gives way in this order:
 The oldest running sequence is never preempted and can have the whole pool, so every turn ends.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,8 +49,8 @@ class StepPlan:
     """Whether a turn was preempted: then none is admitted after it, and the next plan may find room for one."""
     passed_over: bool = False
     """Whether a row was left out for want of `STEP_WORK`: the next plan has it."""
-    is_full: bool = False
-    """Whether there was no room for a turn that waits: then none is admitted after it."""
+    most_turns: float = math.inf
+    """Only tenants with fewer turns that run have one admitted. There was no room for one of a tenant with so many."""
 
 
 class Scheduler:
@@ -114,7 +116,7 @@ class Scheduler:
 
         No rows although there is work: everything waits for moves that are under way.
         """
-        plan = StepPlan()
+        plan = StepPlan(most_turns=self._admission.most_turns)
         self.placement.forget_order()
         self._work.begin()
         budget = self._plan_prompts(plan, self._plan_decodes(plan, self.max_step_tokens))
@@ -151,7 +153,7 @@ class Scheduler:
     def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
         """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
         most = budget if len(self.queue) == 1 else min(budget, self._shared_prompt_tokens)
-        claims = self._admit(plan, self._shares.order(self.queue.claims(self.max_step_tokens)), most)
+        claims = self._admit(plan, self._shares.order(self.queue.claims(self._shared_prompt_tokens)), most)
         spent = owed = 0
         if claims and claims[0].sequence.pending > min(active.sequence.pending for active in claims):
             # It or its tenant has been passed over: the shorter ones leave it half, and it takes all that they leave.
@@ -187,13 +189,25 @@ class Scheduler:
         return sequence.session in self.queue.running
 
     def _admits(self, plan: StepPlan, active: ActiveTurn, headroom: int) -> bool:
-        """Whether a turn runs now that has waited. Once there is no room for one, none behind it is admitted."""
-        if plan.is_full or plan.gave_way or len(self.queue.running) >= self.max_running:
+        """Whether a turn runs now that has waited. Once there is no room for one, none behind it is admitted, but for
+        tenants that have fewer.
+        """
+        tenant = active.sequence.tenant
+        turns, queued, last = self.queue.turns_of(tenant), len(self.queue.waiting), None
+        if plan.gave_way or turns >= plan.most_turns:
             return False
+        if len(self.queue.running) >= self.max_running:
+            last = self.queue.above_share(tenant)
+            if last is None:
+                return False
         admitted = self._admission.admit(active, headroom)
-        plan.is_full = admitted is Admitted.NO_ROOM
-        if admitted is Admitted.YES:
+        if admitted is Admitted.NO_ROOM:
+            plan.most_turns = turns
+            plan.gave_way = len(self.queue.waiting) > queued
+        elif admitted is Admitted.YES:
             self._note_start(plan, active)
+            if last is not None:
+                self.queue.preempt(last)  # its KV stays as long as nobody needs the room
         return admitted is Admitted.YES
 
     def _add_row(self, plan: StepPlan, active: ActiveTurn, budget: int) -> int:
