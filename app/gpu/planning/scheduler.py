@@ -18,7 +18,7 @@ The oldest running sequence is never preempted and can have the whole pool, so e
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from app.domain.breakpoint_work import STEP_WORK
@@ -153,9 +153,22 @@ class Scheduler:
     def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
         """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
         most = budget if len(self.queue) == 1 else min(budget, self._shared_prompt_tokens)
-        claims = self._admit(plan, self._shares.order(self.queue.claims(self._shared_prompt_tokens)), most)
+        ordered = self._shares.order(self.queue.claims(self._shared_prompt_tokens))
+        shortest = min((active.sequence.pending for active in ordered), default=0)
+        claims, spent = iter(ordered), 0
+        # What breakpoints keep a row from is for those behind it: they may be another tenant's.
+        while spent < most and (chosen := self._admit(plan, claims, most - spent, shortest)):
+            spent += self._add_prompts(plan, chosen, most - spent)
+            if plan.gave_way:
+                break  # blocks are short: more rows would only take them from each other
+        for active in claims:
+            active.turn.passed_over += 1
+        return budget - spent
+
+    def _add_prompts(self, plan: StepPlan, claims: Sequence[ActiveTurn], most: int) -> int:
+        """Plan rows of these prompts; returns how many tokens they have, `most` at most but for a single row."""
         spent = owed = 0
-        if claims and claims[0].sequence.pending > min(active.sequence.pending for active in claims):
+        if claims[0].sequence.pending > min(active.sequence.pending for active in claims):
             # It or its tenant has been passed over: the shorter ones leave it half, and it takes all that they leave.
             owed = min(claims[0].sequence.pending, _half(most))
             claims = [*claims[1:], claims[0]]
@@ -165,24 +178,25 @@ class Scheduler:
                 length = self._add_row(plan, active, left)
                 self._shares.spend(active.sequence.tenant, length)
                 spent += length
-        return budget - spent
+        return spent
 
-    def _admit(self, plan: StepPlan, claims: Sequence[ActiveTurn], most: int) -> list[ActiveTurn]:
+    def _admit(self, plan: StepPlan, claims: Iterator[ActiveTurn], most: int, shortest: int) -> list[ActiveTurn]:
         """Admit turns until those that run have `most` tokens of prompts; returns these turns, in the order of their
-        claims. The others have been passed over once more.
+        claims. Those of the claims that it takes besides have been passed over once more. `shortest`: of all prompts.
         """
         chosen, tokens, headroom = list[ActiveTurn](), 0, self.headroom()
-        shortest = min((active.sequence.pending for active in claims), default=0)
         for active in claims:
             sequence = active.sequence
             runs = self._runs(sequence)
-            if tokens < most and (runs or self._admits(plan, active, headroom)):
-                chosen.append(active)
-                leaves_half = len(chosen) == 1 and sequence.pending > shortest
-                tokens += min(sequence.pending, _half(most)) if leaves_half else sequence.pending
-                headroom += 0 if runs else _growth([sequence], self.cache.pool.block_size)
-            else:
+            if self._waits_for_work(plan, sequence) or not (runs or self._admits(plan, active, headroom)):
                 active.turn.passed_over += 1
+                continue
+            chosen.append(active)
+            leaves_half = len(chosen) == 1 and sequence.pending > shortest
+            tokens += min(sequence.pending, _half(most)) if leaves_half else sequence.pending
+            headroom += 0 if runs else _growth([sequence], self.cache.pool.block_size)
+            if tokens >= most:
+                break
         return chosen
 
     def _runs(self, sequence: TokenSequence) -> bool:
@@ -218,6 +232,8 @@ class Scheduler:
         """
         sequence, turn = active.sequence, active.turn
         length, way = min(sequence.pending, budget), self._whole_pass
+        if self._waits_for_work(plan, sequence):
+            return 0
         if sequence.watched:
             most = self.max_step_tokens
             length, way = plan_row(sequence, turn, self.num_layers, max_step_tokens=most, budget=budget)
@@ -238,6 +254,12 @@ class Scheduler:
         scores = not way.pauses and active.scores_prompt
         plan.rows.append(Row(sequence, turn, first, length, way, samples, scores))
         return length
+
+    def _waits_for_work(self, plan: StepPlan, sequence: TokenSequence) -> bool:
+        """Whether breakpoints of others leave the sequence's row no room in this step. To plan it would be in vain."""
+        waits = sequence.watched and self._work.waits(sequence.session)
+        plan.passed_over |= waits
+        return waits
 
     def _note_start(self, plan: StepPlan, active: ActiveTurn) -> None:
         sequence, turn = active.sequence, active.turn

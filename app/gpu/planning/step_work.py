@@ -27,14 +27,20 @@ class StepWork:
             else:
                 self._passed_over[session] = work
 
+    def waits(self, session: SessionId) -> bool:
+        """Whether the session's row was passed over and finds no room in this step either, if it needs as much."""
+        needed = self._passed_over.get(session)
+        return needed is not None and needed > self._left and not self._is_only
+
     def take(self, session: SessionId, work: int) -> bool:
         """Whether the session's row, which needs `work`, may be in the step; else it is passed over."""
         own = self._reserved.pop(session, None)
         self._left += own or 0
-        is_first = self._is_free and not self._reserved
-        if work > self._left and not is_first and (own is None or work > own):
-            others = self._passed_over
-            self._passed_over = {**others, session: work} if own is None else {session: work, **others}
+        if work > self._left and not self._is_only and (own is None or work > own):
+            if own is None:
+                self._passed_over[session] = work
+            else:
+                self._passed_over = {session: work, **self._passed_over}
             return False
         self._left -= work
         self._is_free = False
@@ -45,3 +51,8 @@ class StepWork:
         """The session's turn has ended or paused."""
         self._passed_over.pop(session, None)
         self._reserved.pop(session, None)
+
+    @property
+    def _is_only(self) -> bool:
+        """Whether the next row has the step to itself."""
+        return self._is_free and not self._reserved

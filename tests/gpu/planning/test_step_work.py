@@ -71,3 +71,20 @@ def test_a_session_that_does_not_come_again_holds_up_one_step() -> None:
     assert not budget.take(first, MOST)
     budget.begin()
     assert budget.take(first, MOST)
+
+
+@given(needs=st.lists(WORK, min_size=2, max_size=8))
+def test_nobody_waits_who_would_be_taken(needs: list[int]) -> None:
+    budget, rows = StepWork(MOST), sessions(len(needs))
+    for _ in range(3 * len(needs)):
+        budget.begin()
+        for session, need in zip(rows, needs, strict=True):
+            waits = budget.waits(session)
+            assert not (budget.take(session, need) and waits)
+
+
+def test_a_row_without_work_waits_for_nobody() -> None:
+    budget, (large, plain) = StepWork(MOST), sessions(2)
+    budget.begin()
+    assert budget.take(large, 2 * MOST)
+    assert not budget.waits(plain)
