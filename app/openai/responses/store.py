@@ -1,5 +1,6 @@
 """The responses that the server keeps, in memory and in the journal."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from pydantic import BaseModel
@@ -30,7 +31,8 @@ class _Journaled(BaseModel):
 class ResponseStore:
     """At most `limit` responses, but for those of the conversation that was used last. Used on the event loop only.
 
-    The conversations that were not used for the longest time give way, with the sessions that were opened for them.
+    The conversations of the owner with the most responses give way, those that were not used for the longest time
+    first, with the sessions that were opened for them.
     A session that closes takes its responses along: from then on they are not found, and the next one that is kept
     frees their memory.
     """
@@ -149,12 +151,20 @@ class ResponseStore:
     def _make_room(self) -> None:
         for conversation in [each for each in self._conversations.values() if each.is_dead]:
             self._forget(conversation)
-        *others, _ = self._conversations.values()
-        for conversation in others:
-            if len(self._responses) <= self._limit:
-                return
-            if not conversation.is_running:
-                self._forget(conversation)
+        while len(self._responses) > self._limit and (giving_way := self._giving_way()) is not None:
+            self._forget(giving_way)
+
+    def _giving_way(self) -> Conversation | None:
+        """The conversation that is forgotten for another. Its owner has the most responses: so nobody pushes out what
+        another one keeps.
+        """
+        *others, last = self._conversations.values()
+        counts = Counter[str | None]()
+        for each in (*others, last):
+            counts[each.session.owner] += len(each.responses)
+        [(owner, _)] = counts.most_common(1)
+        idle = (each for each in others if each.session.owner == owner and not each.is_running)
+        return next(idle, None)
 
     def _forget(self, conversation: Conversation) -> None:
         del self._conversations[conversation.id]

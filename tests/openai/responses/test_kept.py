@@ -151,3 +151,15 @@ def test_the_conversations_unused_for_longest_give_way_with_their_sessions(guard
             sdk.responses.retrieve(others[0].id)
         assert sdk.responses.retrieve(others[2].id).id == others[2].id
         assert len(http.get(f"{guarded}/sessions").json()["data"]) <= 4
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_owner_pushes_out_its_own_responses_and_nobody_elses(guarded: str, goes_on: bool) -> None:
+    with client(guarded, "ours") as ours, client(guarded, "theirs") as theirs:
+        kept = theirs.responses.create(**GREEDY, input="Theirs")
+        last = ours.responses.create(**GREEDY, input="First")
+        for number in range(5):
+            previous: Any = {"previous_response_id": last.id} if goes_on else {}
+            last = ours.responses.create(**GREEDY, input=f"Number {number}", **previous)
+        assert theirs.responses.retrieve(kept.id) == kept
+        assert ours.responses.retrieve(last.id) == last
