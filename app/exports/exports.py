@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from app.bridge.turn import Turn
-from app.domain.errors import BadExport, FieldOutOfRange, TenantLimit, WrongState
+from app.domain.errors import BadExport, Busy, FieldOutOfRange, WrongState
 from app.domain.values import ModelInfo, SessionState
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
@@ -58,14 +59,14 @@ def _most_bytes(info: ModelInfo, tokens: int, about: str) -> int:
 async def import_session(registry: SessionRegistry, path: Path, owner: str | None = None) -> Session:
     """Open a session from the exported file `path`.
 
-    Raises `BadExport`, `SessionLimit`, `Draining`, `JournalUnavailable`.
+    Raises `BadExport`, `SessionLimit`, `TenantLimit`, `RateLimited`, `Draining`, `JournalUnavailable`.
     """
     session = Session(new_session_id(), owner)
     async with registry.opening(session):
         found = await _import(registry, session, path)
         try:
             await _furnish(registry, session, found)
-        except TenantLimit:
+        except Busy:
             registry.abandon(session)
             raise
         except (ValueError, FieldOutOfRange) as error:
@@ -99,8 +100,10 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
     session.interventions = label.interventions
     if label.turn is not None:
         place = label.turn.to_place(session.history)
-        with registry.charges.expecting_copy(session.owner):
-            await registry.paused_copies.reinstate(session, label.turn.to_turn(), place)
+        copies = registry.paused_copies
+        async with AsyncExitStack() as cleanup:
+            charge = copies.reserve(session.owner, session.history, place, cleanup)
+            await copies.reinstate(session, label.turn.to_turn(), place, charge)
     elif label.breakpoints or label.interventions:
         await registry.executor.call(
             lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)

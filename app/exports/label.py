@@ -110,6 +110,7 @@ class PausedTurnLabel(WireModel):
             rule=fields.to_text_rule(with_logprobs=fields.logprobs is not None),
             before=history[: self.prompt_tokens],
             prompt_tokens=self.prompt_tokens,
+            max_tokens=fields.max_tokens or 0,
             logprobs=tuple(TokenLogprobs(found.token_id, found.logprob, found.top) for found in self.logprobs),
         )
 

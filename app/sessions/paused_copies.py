@@ -1,5 +1,10 @@
 """Copies of paused sessions are paused in the same place: forks here, and files that another server opens."""
 
+from __future__ import annotations
+
+from array import array
+from contextlib import AsyncExitStack
+
 from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.activations import PausedTurn
@@ -33,16 +38,29 @@ class PausedCopies:
             rule=reader.rule,
             before=session.settled_history[:],
             prompt_tokens=session.prompt_tokens,
+            max_tokens=session.max_tokens,
             logprobs=tuple(reader.all_logprobs),
         )
 
-    async def fork(self, session: Session, child: Session, place: PausedPlace) -> None:
-        """Make `child` a session that is paused there, where `session` is."""
+    def reserve(
+        self, owner: str | None, history: array[int], place: PausedPlace, cleanup: AsyncExitStack
+    ) -> TurnCharge:
+        """Count a copy that is paused there, and what is left of its turn, until it has been made or `cleanup` unwinds.
+
+        Raises `TenantLimit` and `RateLimited`.
+        """
+        generated = len(history) - place.prompt_tokens
+        needs = place.left_of_prompt, max(0, place.max_tokens - generated)
+        (charge,) = self._charges.reserve(owner, [needs], cleanup, generated=generated)
+        return charge
+
+    async def fork(self, session: Session, child: Session, place: PausedPlace, charge: TurnCharge) -> None:
+        """Make `child` a session that is paused there, where `session` is. `charge` is what `reserve` has counted."""
         turn = await self._executor.call_for_turn(
             lambda ticket, turn: Fork(ticket, session.id, child.id, turn),
-            self._turns.observer(child, self._charge(child, place)),
+            self._turns.observer(child, charge),
         )
-        self._take_up(child, turn, place)
+        self._take_up(child, turn, place, charge)
 
     async def export(self, session: Session) -> PausedTurn | None:
         """The session's turn as it can go on elsewhere; None if it is not paused."""
@@ -51,8 +69,9 @@ class PausedCopies:
         found: PausedTurn = await self._executor.call(lambda ticket: ReadPaused(ticket, session.id))
         return found
 
-    async def reinstate(self, session: Session, paused: PausedTurn, place: PausedPlace) -> None:
-        """Give a session that is being imported its breakpoints, its interventions, and a turn that is paused.
+    async def reinstate(self, session: Session, paused: PausedTurn, place: PausedPlace, charge: TurnCharge) -> None:
+        """Give a session that is being imported its breakpoints, its interventions, and a turn that is paused. `charge`
+        is what `reserve` has counted.
 
         Raises `FieldOutOfRange` for a grammar that is invalid, or that the turn does not match.
         """
@@ -60,16 +79,14 @@ class PausedCopies:
         held = None if grammar is None else await self._turns.compiled(grammar)
         turn = await self._executor.call_for_turn(
             lambda ticket, turn: Reinstate(ticket, session.id, breakpoints, session.interventions, paused, turn),
-            self._turns.observer(session, self._charge(session, place)),
+            self._turns.observer(session, charge),
         )
         del held  # the engine has its own now
-        self._take_up(session, turn, place)
+        self._take_up(session, turn, place, charge)
 
-    def _charge(self, copy: Session, place: PausedPlace) -> TurnCharge:
-        return self._charges.of_copy(copy.owner, generated=len(copy.history) - place.prompt_tokens)
-
-    def _take_up(self, session: Session, turn: Turn, place: PausedPlace) -> None:
+    def _take_up(self, session: Session, turn: Turn, place: PausedPlace, charge: TurnCharge) -> None:
         """Make a new session be paused in that place, as the engine has it. It has its history already."""
+        self._charges.begin(charge)
         turn.readers = 0
         session.take_up(turn, place)
         reader = self._turns.reader(session, turn, place.rule)

@@ -43,5 +43,12 @@ class PausedPlace:
     """The history before the turn."""
     prompt_tokens: int
     """The length of its context."""
+    max_tokens: int
+    """Most that it generates."""
     logprobs: tuple[TokenLogprobs, ...]
     """Of the tokens generated so far, if the rule has them."""
+
+    @property
+    def left_of_prompt(self) -> int:
+        """Tokens of the context that come after the paused pass."""
+        return max(0, self.prompt_tokens - self.info.end)

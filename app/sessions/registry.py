@@ -150,13 +150,14 @@ class SessionRegistry:
         child.history = session.history[:]
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         place = self.paused_copies.place(session)
-        copying = contextlib.nullcontext() if place is None else self.charges.expecting_copy(child.owner)
-        with copying:
-            async with self.opening(child):
-                if place is None:
+        async with contextlib.AsyncExitStack() as cleanup:
+            if place is None:
+                async with self.opening(child):
                     await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
-                else:
-                    await self.paused_copies.fork(session, child, place)
+            else:
+                charge = self.paused_copies.reserve(child.owner, child.history, place, cleanup)
+                async with self.opening(child):
+                    await self.paused_copies.fork(session, child, place, charge)
         await self.keep(child)
         return child
 

@@ -74,6 +74,8 @@ class Session:
     """What the history was computed with. The engine reports it when a turn ends."""
     prompt_tokens: int = 0
     """Length of the context that `turn` started from."""
+    max_tokens: int = 0
+    """Most that `turn` generates."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
     _generated: int = 0
     """Tokens of the last turn that `usage` counts as completion."""
@@ -137,20 +139,20 @@ class Session:
         if not self.busy:
             self.reader = None
 
-    def begin(self, turn: Turn, history: array[int]) -> None:
-        """Enter the queue with a turn whose context is `history`."""
+    def begin(self, turn: Turn, history: array[int], max_tokens: int) -> None:
+        """Enter the queue with a turn whose context is `history`, and that generates at most `max_tokens`."""
         self.move(SessionState.QUEUED)
         self.phase = Phase.COMPUTE
         self.turn = turn
         self.pause_limit = DEFAULT_LIMIT
         self.spent.clear()
         self._before_turn, self.history = self.history, history
-        self.prompt_tokens, self._keep = len(history), None
+        self.prompt_tokens, self.max_tokens, self._keep = len(history), max_tokens, None
 
     def take_up(self, turn: Turn, place: PausedPlace) -> None:
         """Begin in the place where another session is paused, with its history."""
         self.state, self.turn, self.pause_limit = SessionState.PAUSED, turn, place.limit
-        self._before_turn, self.prompt_tokens = place.before, place.prompt_tokens
+        self._before_turn, self.prompt_tokens, self.max_tokens = place.before, place.prompt_tokens, place.max_tokens
 
     def resume(self) -> None:
         """Enter the queue with the turn that is paused."""

@@ -115,7 +115,7 @@ class Turns:
             (charge,) = self.reserve(session.owner, [request], cleanup)
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
         self._charges.begin(charge)  # from here on the turn has an end
-        session.begin(turn, history)
+        session.begin(turn, history, request.stop.max_tokens)
         cleanup.callback(self._ends.release, session, turn)
         self._on_queued(session)
         return self.reader(session, turn, request.text)

@@ -60,7 +60,7 @@ STOP = StopRule(9, 2, frozenset({8, 257}))
 TURN = PausedTurn(SAMPLING, STOP, 3, PLACE, tensor(1), (*MADE, Intervention(4, 5, 2, SCALE)))
 LOGPROBS = (TokenLogprobs(7, -0.5, ((7, -0.5), (8, -1.5))), TokenLogprobs(9, -math.inf, ()))
 RULE = TextRule(("stop", "€"), 2, with_logprobs=True)
-PAUSED = PausedPlace(PLACE, PauseLimit(2.5, OnTimeout.ABORT), RULE, HISTORY[:3], 3, LOGPROBS)
+PAUSED = PausedPlace(PLACE, PauseLimit(2.5, OnTimeout.ABORT), RULE, HISTORY[:3], 3, 9, LOGPROBS)
 
 
 def label(turn: PausedTurn | None = TURN, place: PausedPlace = PAUSED, **changed: Any) -> ExportLabel:

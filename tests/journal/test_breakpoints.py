@@ -266,7 +266,7 @@ async def test_what_is_armed_under_a_turn_is_kept_without_the_turn(journal: Jour
     keeper, kept = SessionKeeper(journal), session()
     kept.interventions = (STEERED,)
     keeper.note(kept)
-    kept.begin(Turn(Ticket(1)), array("I", [1, 2, 3, 4, 5]))
+    kept.begin(Turn(Ticket(1)), array("I", [1, 2, 3, 4, 5]), 8)
     kept.breakpoints[WATCH.id] = WATCH
     keeper.note(kept)
     [back] = restarted(journal, tmp_path)

@@ -81,7 +81,7 @@ async def test_an_ephemeral_session_is_not_kept(keeper: SessionKeeper, tmp_path:
 async def test_half_a_turn_is_not_kept(keeper: SessionKeeper, tmp_path: Path, state: SessionState) -> None:
     busy = session(1)
     keeper.note(busy)
-    busy.begin(Turn(Ticket(1)), busy.history + array("I", [4]))
+    busy.begin(Turn(Ticket(1)), busy.history + array("I", [4]), 8)
     busy.state = state
     busy.history.append(5)
     keeper.note(busy)

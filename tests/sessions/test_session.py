@@ -37,7 +37,7 @@ def session_with_turn() -> tuple[Session, Turn]:
     """A session with a history of 2 tokens and a turn of 1 more."""
     session, turn = session_in(SessionState.IDLE), Turn(TICKET)
     session.history = array("I", [1, 2])
-    session.begin(turn, array("I", [1, 2, 3]))
+    session.begin(turn, array("I", [1, 2, 3]), 8)
     return session, turn
 
 
@@ -112,7 +112,7 @@ def test_a_cut_counts_whether_it_comes_before_the_end_or_after(cut_first: bool) 
 def test_a_cut_of_an_earlier_turn_changes_nothing() -> None:
     session, turn = session_with_turn()
     session.observe(finished(3))
-    session.begin(Turn(Ticket(2)), array("I", [1, 2, 3, 4, 5]))
+    session.begin(Turn(Ticket(2)), array("I", [1, 2, 3, 4, 5]), 8)
     session.cut(turn, 0)
     session.observe(finished(5))
     assert list(session.history) == [1, 2, 3, 4, 5]
@@ -193,6 +193,6 @@ def test_a_turn_that_changes_no_intervention_and_one_that_fails_leave_them() -> 
     session.observe(Started(TICKET, 2))
     session.observe(finished(3))
     assert session.interventions == (edited(0, 2),)
-    session.begin(Turn(TICKET), array("I", [1, 2, 3, 4]))
+    session.begin(Turn(TICKET), array("I", [1, 2, 3, 4]), 8)
     session.observe(Failed(TICKET, EngineError("boom")))
     assert session.interventions == (edited(0, 2),)

@@ -171,6 +171,38 @@ def test_a_paused_turn_whose_session_closes_gives_back_what_it_has_not_used(serv
     assert tokens_left(few) == 1000 - 8
 
 
+def pause(http: httpx.Client, tokens: int, max_tokens: int) -> str:
+    """A session whose turn is paused in its first pass."""
+    session: str = http.post("/v1/sessions").json()["id"]
+    http.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 0, "action": "pause"})
+    body = {"token_ids": list(range(5, 5 + tokens)), "max_tokens": max_tokens, "ignore_eos": True}
+    assert http.post(f"/v1/sessions/{session}/generate", json=body).json()["status"] == "paused"
+    return session
+
+
+@pytest.mark.parametrize("way", ["fork", "import"])
+def test_a_copy_of_a_paused_turn_reserves_what_is_left_of_it(serve_tenants: ServeTenants, way: str) -> None:
+    few = serve_tenants(tenant("few", tokens_per_minute=100), max_step_tokens=8, max_running=4)("few")
+    paused = pause(few, tokens=20, max_tokens=20)
+    file = few.get(f"/v1/sessions/{paused}/export").content
+
+    def copy() -> httpx.Response:
+        if way == "fork":
+            return few.post(f"/v1/sessions/{paused}/fork")
+        return few.post("/v1/sessions/import", content=file)
+
+    assert tokens_left(few) == 100 - 40
+    first = copy().json()["id"]
+    assert tokens_left(few) == 60 - 12 - 20
+    assert_error(copy(), 429, "rate_limit_exceeded")
+    assert len(few.get("/v1/sessions").json()["data"]) == 2
+    few.delete(f"/v1/sessions/{first}")
+    assert tokens_left(few) == 60
+    second = copy().json()["id"]
+    assert few.post(f"/v1/sessions/{second}/resume", json={"until": "end"}).json()["status"] == "finished"
+    assert tokens_left(few) == 60 - 12 - 20
+
+
 def test_copies_of_a_paused_turn_that_come_together_count_together(serve_tenants: ServeTenants) -> None:
     few = serve_tenants(tenant("few", turns_at_once=3))("few")
     paused = few.post("/v1/sessions").json()["id"]

@@ -1,7 +1,7 @@
 """Turns as they are counted for their owners: before they begin, while they run, and when they have ended."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from app.domain.errors import TenantLimit
 from app.domain.limits import Quotas
@@ -23,16 +23,23 @@ class Charges:
         """What stands for a turn that a call has yet to begin, and its owner."""
 
     def reserve(
-        self, owner: str | None, needs: Sequence[tuple[int, int]], cleanup: contextlib.AsyncExitStack
+        self,
+        owner: str | None,
+        needs: Sequence[tuple[int, int]],
+        cleanup: contextlib.AsyncExitStack,
+        *,
+        generated: int = 0,
     ) -> list[TurnCharge]:
         """Count turns that a call will `begin`: for each how many tokens it brings, and may generate at most. What has
-        not begun when `cleanup` unwinds is given back.
+        not begun when `cleanup` unwinds is given back. Copies of a paused turn have `generated` some already.
 
         Raises `TenantLimit` and `RateLimited` unless the owner may have all of them.
         """
         self._require(owner, len(needs))
         settles = self._quotas.reserve(owner, [sent + min(most, MOST_RESERVED) for sent, most in needs])
-        charges = [TurnCharge(settle, sent=sent) for settle, (sent, _) in zip(settles, needs, strict=True)]
+        charges = [
+            TurnCharge(settle, sent=sent, generated=generated) for settle, (sent, _) in zip(settles, needs, strict=True)
+        ]
         for charge in charges:
             self._coming[charge] = owner
             cleanup.callback(self._drop, charge)
@@ -41,22 +48,6 @@ class Charges:
     def begin(self, charge: TurnCharge) -> None:
         """The turn has begun: its session counts from now on, and its end settles."""
         del self._coming[charge]
-
-    def of_copy(self, owner: str | None, generated: int) -> TurnCharge:
-        """That of a paused turn that is copied from another session, where it has `generated` so many tokens."""
-        (settle,) = self._quotas.reserve(owner, [0])
-        return TurnCharge(settle, sent=0, generated=generated)
-
-    @contextlib.contextmanager
-    def expecting_copy(self, owner: str | None) -> Iterator[None]:
-        """Count a paused turn while it is copied. Raises `TenantLimit` unless the owner may have one more."""
-        self._require(owner, 1)
-        copy = object()
-        self._coming[copy] = owner
-        try:
-            yield
-        finally:
-            del self._coming[copy]
 
     def _require(self, owner: str | None, count: int) -> None:
         """Raise `TenantLimit` unless the owner may have `count` more turns that wait, run or are paused."""

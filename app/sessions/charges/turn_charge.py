@@ -9,23 +9,32 @@ class TurnCharge:
     """What one turn costs its owner: the tokens that it brings and that have no KV yet, and those that it generates."""
 
     def __init__(self, settle: Settle, *, sent: int, generated: int = 0) -> None:
-        """`sent` tokens come with the turn. It has `generated` some already, in the session that it was copied from."""
+        """`sent` tokens come with the turn, or are left of it. It has `generated` some already, in the session that it
+        was copied from.
+        """
         self._settle = settle
         self._sent = sent
         self._generated = generated
         self._has_run = False
+        self._is_settled = False
 
     def observe(self, event: TurnEvent) -> None:
         """Settle with the turn's end. One that failed, or never left the queue, costs nothing."""
         self._has_run |= isinstance(event, Started)
         if isinstance(event, TurnFinished):
-            self._settle(self._cost(event.usage))
+            self._settle_once(self._cost(event.usage))
         elif isinstance(event, Failed):
             self.drop()
 
     def drop(self) -> None:
         """Give everything back: the turn has not begun, or has failed."""
-        self._settle(0)
+        self._settle_once(0)
+
+    def _settle_once(self, used: int) -> None:
+        # A copy that its client no longer waits for is dropped, and ends all the same.
+        if not self._is_settled:
+            self._is_settled = True
+            self._settle(used)
 
     def _cost(self, usage: TurnUsage) -> int:
         # What the server has dropped and computes again is not the owner's.
