@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 SESSION_ID = re.compile(r"ses_[0-9a-f]{36}")
 """Anything else in its place may be a text of the caller's."""
 SESSION_HEADER = "X-Session-ID"
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+"""HTTP allows any word as a method, so another one may be a text of the caller's too."""
 SWITCHING_PROTOCOLS, INTERNAL_ERROR = 101, 500
 
 
@@ -92,13 +94,13 @@ class AuditMiddleware:
 
 def _line(scope: Scope, began: float, status: int, answered: str) -> dict[str, Any]:
     """What is written of one request. `answered` is the session that the answer named."""
-    state, route = scope["state"], scope.get("route")
+    state, route, method = scope["state"], scope.get("route"), scope.get("method", "GET")
     session = state.get("session") or answered or scope.get("path_params", {}).get("session_id", "")
     return {
         "time": datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
         "tenant": state.get("owner"),
         "request_id": state["request_id"],
-        "method": scope.get("method", "GET"),
+        "method": method if method in METHODS else None,
         "path": None if route is None else route.path,
         "session": session if SESSION_ID.fullmatch(session) else None,
         "status": status,
