@@ -100,7 +100,8 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
         content = yaml.load(path.read_bytes(), _Loader)
     except OSError as error:
         raise _refusal(path, f"cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no text, 2027-02-30
+    # ValueError: bytes that are no text, 2027-02-30; LookupError, AttributeError: PyYAML itself, for `!!bool x`
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise _refusal(path, f"invalid YAML{where}: {getattr(error, 'problem', None) or error}") from error

@@ -1,5 +1,6 @@
 """All that one server knows of its tenants."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ class Tenancy:
         self.directory = Directory(tenants, clock)
         self.quotas = TenantQuotas(self.directory, Windows(clock))
         self.audit = None if settings.audit_log is None else AuditLog(settings.audit_log.expanduser())
+        self._reading = asyncio.Lock()
+        self._readings: set[asyncio.Task[None]] = set()
 
     @property
     def has_files(self) -> bool:
@@ -38,15 +41,21 @@ class Tenancy:
             self.audit.close()
 
     def reload(self) -> None:
-        """Read the tenants again, and go on in a new audit log. What cannot be read stays as it was."""
+        """Begin to read the tenants again, and go on in a new audit log. What cannot be read stays as it was."""
         if self.audit is not None:
             self.audit.reopen()
-        if self._file is None:
-            return
-        try:
-            tenants = read_tenants(self._file)
-        except FieldOutOfRange as error:
-            logger.error("%s; the tenants stay as they were", error.message)
-            return
-        self.directory.replace(tenants)
-        logger.info("tenants file %s: %d tenant%s", self._file, len(tenants), "s" * (len(tenants) > 1))
+        if self._file is not None:
+            reading = asyncio.create_task(self._read_again(self._file))
+            self._readings.add(reading)
+            reading.add_done_callback(self._readings.discard)
+
+    async def _read_again(self, file: Path) -> None:
+        async with self._reading:  # one after the other: what was read last holds
+            try:
+                # A file of a thousand tenants takes seconds, in which every stream would stop.
+                tenants = await asyncio.to_thread(read_tenants, file)
+            except FieldOutOfRange as error:
+                logger.error("%s; the tenants stay as they were", error.message)
+                return
+            self.directory.replace(tenants)
+        logger.info("tenants file %s: %d tenant%s", file, len(tenants), "s" * (len(tenants) > 1))

@@ -97,6 +97,9 @@ def test_a_mistake_is_named_by_its_path(tmp_path: Path, tenants: list[dict[str, 
         ("tenants: \0", "invalid YAML"),
         ("deep", "invalid YAML"),
         ("tenants: !!python/object/apply:os.getcwd []", "invalid YAML"),
+        ("tenants: [{name: !!bool acme}]", "invalid YAML"),
+        ("tenants: [{name: !!int ''}]", "invalid YAML"),
+        ("tenants: [{keys: [{not_after: !!timestamp soon}]}]", "invalid YAML"),
     ],
 )
 def test_a_file_that_is_no_object(tmp_path: Path, text: str, says: str) -> None:

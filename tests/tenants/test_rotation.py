@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 import httpx
 from websockets.sync.client import connect
 
+from app.settings import Settings
+from app.tenants.tenancy import Tenancy
 from tests.errors import assert_error
 from tests.processes import serve_process
 from tests.serving import serve
@@ -77,6 +80,21 @@ def test_an_unknown_key_is_refused(serve_tenants: ServeTenants) -> None:
 def test_a_tenant_without_keys_closes_the_server_to_it(serve_tenants: ServeTenants) -> None:
     client = serve_tenants({"name": "acme", "keys": []})
     assert_error(client("acme").get("/v1/models"), 401, "invalid_api_key")
+
+
+async def test_nothing_waits_while_the_file_is_read_again(tmp_path: Path, clock: Clock) -> None:
+    file = write_tenants(tmp_path / "tenants.json", tenant("acme", key("old")))
+    tenancy = Tenancy(Settings(tenants=file, state_dir=None), clock)
+    write_tenants(file, tenant("acme", key("new")))
+    tenancy.reload()
+    assert tenancy.directory.find(b"old")
+    write_tenants(file, tenant("acme", key("newest")))
+    tenancy.reload()
+    async with asyncio.timeout(30):
+        while not tenancy.directory.find(b"newest"):  # noqa: ASYNC110 (nobody is told)
+            await asyncio.sleep(0.001)
+    assert not tenancy.directory.find(b"old")
+    assert not tenancy.directory.find(b"new")
 
 
 def test_rotation_and_a_broken_file_on_a_running_server(tmp_path: Path) -> None:
