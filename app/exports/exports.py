@@ -94,6 +94,7 @@ async def _import(registry: SessionRegistry, session: Session, path: Path) -> Im
 async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV) -> None:
     """Give the session what the file holds. Raises `ValueError` or `FieldOutOfRange` for an invalid label."""
     session.history = array("I", found.token_ids)
+    session.uncounted = len(session.history)  # as far as the file has no KV of it
     label = await asyncio.to_thread(_read, found.about, _checks(registry, session.history))
     session.metadata, session.ttl_s = label.metadata, label.ttl_s
     session.breakpoints = {each.id: each for each in label.breakpoints}
@@ -102,7 +103,7 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
         place = label.turn.to_place(session.history)
         copies = registry.paused_copies
         async with AsyncExitStack() as cleanup:
-            charge = copies.reserve(session.owner, session.history, place, cleanup)
+            charge = copies.reserve(session, place, cleanup, sent=place.prompt_tokens)
             await copies.reinstate(session, label.turn.to_turn(), place, charge)
     elif label.breakpoints or label.interventions:
         await registry.executor.call(

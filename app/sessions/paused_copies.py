@@ -1,8 +1,5 @@
 """Copies of paused sessions are paused in the same place: forks here, and files that another server opens."""
 
-from __future__ import annotations
-
-from array import array
 from contextlib import AsyncExitStack
 
 from app.bridge.executor import EngineExecutor
@@ -42,16 +39,15 @@ class PausedCopies:
             logprobs=tuple(reader.all_logprobs),
         )
 
-    def reserve(
-        self, owner: str | None, history: array[int], place: PausedPlace, cleanup: AsyncExitStack
-    ) -> TurnCharge:
+    def reserve(self, copy: Session, place: PausedPlace, cleanup: AsyncExitStack, *, sent: int) -> TurnCharge:
         """Count a copy that is paused there, and what is left of its turn, until it has been made or `cleanup` unwinds.
+        `sent`: tokens of its context that it may have to compute.
 
         Raises `TenantLimit` and `RateLimited`.
         """
-        generated = len(history) - place.prompt_tokens
-        needs = place.left_of_prompt, max(0, place.max_tokens - generated)
-        (charge,) = self._charges.reserve(owner, [needs], cleanup, generated=generated)
+        generated = len(copy.history) - place.prompt_tokens
+        needs = sent, max(0, place.max_tokens - generated)
+        (charge,) = self._charges.reserve(copy.owner, [needs], cleanup, generated=generated)
         return charge
 
     async def fork(self, session: Session, child: Session, place: PausedPlace, charge: TurnCharge) -> None:

@@ -147,7 +147,7 @@ class SessionRegistry:
         """
         session.require(SessionState.IDLE, SessionState.PAUSED, to="fork")
         child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s)
-        child.history = session.history[:]
+        child.history, child.uncounted = session.history[:], session.uncounted
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         place = self.paused_copies.place(session)
         async with contextlib.AsyncExitStack() as cleanup:
@@ -155,7 +155,7 @@ class SessionRegistry:
                 async with self.opening(child):
                     await self.executor.call(lambda ticket: Fork(ticket, session.id, child.id))
             else:
-                charge = self.paused_copies.reserve(child.owner, child.history, place, cleanup)
+                charge = self.paused_copies.reserve(child, place, cleanup, sent=place.left_of_prompt)
                 async with self.opening(child):
                     await self.paused_copies.fork(session, child, place, charge)
         await self.keep(child)

@@ -76,6 +76,8 @@ class Session:
     """Length of the context that `turn` started from."""
     max_tokens: int = 0
     """Most that `turn` generates."""
+    uncounted: int = 0
+    """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
     _generated: int = 0
     """Tokens of the last turn that `usage` counts as completion."""

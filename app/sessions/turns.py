@@ -112,7 +112,8 @@ class Turns:
         if not history:
             raise FieldOutOfRange("a turn needs at least 1 token to start from", param=request.param)
         if charge is None:
-            (charge,) = self.reserve(session.owner, [request], cleanup)
+            sent = len(request.token_ids) + (0 if request.replace else session.uncounted)
+            (charge,) = self._charges.reserve(session.owner, [(sent, request.stop.max_tokens)], cleanup)
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
         self._charges.begin(charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
@@ -143,6 +144,7 @@ class Turns:
             usage.queue_ms, usage.restore_ms, usage.prefill_ms = clock.queue_ms, clock.restore_ms, clock.prefill_ms
             session.observe(event)
             if isinstance(event, TurnFinished):
+                session.uncounted = charge.uncounted
                 self._keeper.note(session)
             elif isinstance(event, Paused):
                 self._pauses.begin(session, event.checkpoint)

@@ -180,8 +180,10 @@ def pause(http: httpx.Client, tokens: int, max_tokens: int) -> str:
     return session
 
 
-@pytest.mark.parametrize("way", ["fork", "import"])
-def test_a_copy_of_a_paused_turn_reserves_what_is_left_of_it(serve_tenants: ServeTenants, way: str) -> None:
+@pytest.mark.parametrize(("way", "prompt"), [("fork", 20 - 8), ("import", 20)])
+def test_a_copy_of_a_paused_turn_reserves_what_is_left_of_it(
+    serve_tenants: ServeTenants, way: str, prompt: int
+) -> None:
     few = serve_tenants(tenant("few", tokens_per_minute=100), max_step_tokens=8, max_running=4)("few")
     paused = pause(few, tokens=20, max_tokens=20)
     file = few.get(f"/v1/sessions/{paused}/export").content
@@ -193,14 +195,40 @@ def test_a_copy_of_a_paused_turn_reserves_what_is_left_of_it(serve_tenants: Serv
 
     assert tokens_left(few) == 100 - 40
     first = copy().json()["id"]
-    assert tokens_left(few) == 60 - 12 - 20
+    assert tokens_left(few) == 60 - prompt - 20
     assert_error(copy(), 429, "rate_limit_exceeded")
     assert len(few.get("/v1/sessions").json()["data"]) == 2
     few.delete(f"/v1/sessions/{first}")
     assert tokens_left(few) == 60
     second = copy().json()["id"]
     assert few.post(f"/v1/sessions/{second}/resume", json={"until": "end"}).json()["status"] == "finished"
-    assert tokens_left(few) == 60 - 12 - 20
+    assert tokens_left(few) == 60 - prompt - 20
+
+
+@pytest.mark.parametrize("way", ["session", "fork", "import"])
+def test_tokens_of_a_turn_that_never_left_the_queue_count_with_the_next(serve_tenants: ServeTenants, way: str) -> None:
+    client = serve_tenants(tenant("few", tokens_per_minute=100), tenant("many"), max_running=1)
+    few, many = client("few"), client("many")
+    session = few.post("/v1/sessions").json()["id"]
+    running = many.post("/v1/sessions").json()["id"]
+    body = {"token_ids": [5] * 3, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with many.stream("POST", f"/v1/sessions/{running}/generate", json=body) as busy:
+        next(busy.iter_lines())
+        waiting = {"token_ids": list(range(5, 45)), "max_tokens": 1, "ignore_eos": True, "stream": True}
+        with few.stream("POST", f"/v1/sessions/{session}/generate", json=waiting):
+            few.post(f"/v1/sessions/{session}/cancel")
+    many.delete(f"/v1/sessions/{running}")
+    assert tokens_left(few) == 100
+    if way == "fork":
+        session = few.post(f"/v1/sessions/{session}/fork").json()["id"]
+    elif way == "import":
+        file = few.get(f"/v1/sessions/{session}/export").content
+        session = few.post("/v1/sessions/import", content=file).json()["id"]
+    body = {"token_ids": [7], "max_tokens": 1, "ignore_eos": True}
+    assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
+    assert tokens_left(few) == 100 - 40 - 2
+    assert few.post(f"/v1/sessions/{session}/generate", json=body).status_code == 200
+    assert tokens_left(few) == 100 - 40 - 4
 
 
 def test_copies_of_a_paused_turn_that_come_together_count_together(serve_tenants: ServeTenants) -> None:

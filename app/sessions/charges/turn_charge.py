@@ -18,8 +18,13 @@ class TurnCharge:
         self._has_run = False
         self._is_settled = False
 
+    @property
+    def uncounted(self) -> int:
+        """Tokens that the turn left to its session's next one: it ended before it ran."""
+        return 0 if self._has_run else self._sent
+
     def observe(self, event: TurnEvent) -> None:
-        """Settle with the turn's end. One that failed, or never left the queue, costs nothing."""
+        """Settle with the turn's end. One that failed, or never left the queue, costs nothing itself."""
         self._has_run |= isinstance(event, Started)
         if isinstance(event, TurnFinished):
             self._settle_once(self._cost(event.usage))
