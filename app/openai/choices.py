@@ -32,11 +32,12 @@ class Choices:
         registry: SessionRegistry,
         requests: Sequence[TurnRequest],
         n: int,
+        charges: Sequence[TurnCharge],
         open_session: OpenSession,
         cleanup: AsyncExitStack,
     ) -> None:
-        """`cleanup` ends what still runs and closes the sessions. It is unwound once every choice has finished, and
-        must be when nobody reads any more.
+        """`charges` are what has been reserved for each choice. `cleanup` ends what still runs and closes the sessions.
+        It is unwound once every choice has finished, and must be when nobody reads any more.
         """
         self._registry = registry
         self._requests = requests
@@ -45,7 +46,7 @@ class Choices:
         self._cleanup = cleanup
         self._merged: asyncio.Queue[tuple[int, TextItem | Exception]] = asyncio.Queue(maxsize=1)
         self._sessions: list[Session] = []
-        self._charges: list[TurnCharge] = []
+        self._charges = charges
         self._to_finish = len(requests) * n
 
     async def start(self) -> None:
@@ -55,8 +56,6 @@ class Choices:
         """
         for _ in range(self._to_finish):
             self._sessions.append(await self._cleanup.enter_async_context(self._open_session()))
-        of_choices = [request for request in self._requests for _ in range(self._n)]
-        self._charges = self._registry.turns.reserve(self._sessions[0].owner, of_choices, self._cleanup)
         for prompt in range(len(self._requests)):
             self._start_choice(prompt * self._n)
 

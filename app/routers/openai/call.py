@@ -92,9 +92,12 @@ class OpenAICall:
             )
             for prompt, room in zip(prompts, rooms, strict=True)
         ]
+        # Before any session gives way: a refused call must close nothing.
+        of_choices = [request for request in requests for _ in range(n)]
+        charges = registry.turns.reserve(self._owner, of_choices, self._cleanup)
         with ExitStack() as undo:
             open_session = self._sessions(n, user, undo, prompts)
-            choices = Choices(registry, requests, n, open_session, self._cleanup)
+            choices = Choices(registry, requests, n, charges, open_session, self._cleanup)
             await choices.start()
             undo.pop_all()
         self._turn = None if self._session is None else self._session.turn
@@ -132,7 +135,7 @@ class OpenAICall:
         """
         session = self._bound(n, user, undo, prompts)
         if session is None:
-            # For all or none: a refused call must close nothing.
+            # For all or none, for the same reason.
             self.services.sessions.make_room(self._owner, n * len(prompts))
             return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(user))
         self._session = session

@@ -54,10 +54,12 @@ class ResponseCall:
         token_ids = await asyncio.to_thread(self._prompt, body, [*before, *new], use)
         request = await self._request(body, token_ids, use, cleanup)
         response = ResponseObject.begin(body, new_id("resp"), int(time.time()))
-        with ExitStack() as undo:  # from here on nothing waits, so no other call takes the session
+        # From here on nothing waits, so no other call takes the session. A refused call closes none.
+        (charge,) = services.sessions.turns.reserve(self._owner, [request], cleanup)
+        with ExitStack() as undo:
             conversation = self._conversation(body, response.id, before, undo)
             cleanup.enter_context(holding(conversation.session))  # until the response is kept
-            reader = services.sessions.turns.start(conversation.session, request, cleanup)
+            reader = services.sessions.turns.start(conversation.session, request, cleanup, charge)
             undo.pop_all()
         if not conversation.is_kept:
             self._unstored.take(conversation)
