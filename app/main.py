@@ -29,6 +29,7 @@ from app.routers.openai import chat, completions, models, responses, responses_k
 from app.sessions.bound.sessions import BoundSessions
 from app.sessions.bound.tool_waits import ToolWaits
 from app.sessions.disk_guard import guard_disk
+from app.sessions.host_guard import guard_host
 from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import Notices, restore, sweep, take_up
 from app.sessions.registry import SessionRegistry
@@ -158,6 +159,7 @@ def create_app(
             ends.push_async_callback(executor.stop)
             await restore(registry, restored)
             ends.push_async_callback(_end, asyncio.create_task(sweep(registry)))
+            ends.push_async_callback(_end, asyncio.create_task(guard_host(executor, table, tenancy.quotas)))
             if journal is not None and _has_kv_files(settings, room):
                 ends.push_async_callback(_end, asyncio.create_task(guard_disk(executor, journal, room)))
             ends.push_async_callback(_end, asyncio.create_task(_prepare_grammars(engine.grammars, table)))

@@ -16,6 +16,10 @@ class Limits:
     sessions: int | None = None
     guaranteed_sessions: int | None = None
     import_bytes: int | None = None
+    device_bytes: int | None = None
+    """KV of the contexts of turns that wait, run or are paused."""
+    host_bytes: int | None = None
+    """KV in host memory."""
 
 
 NO_LIMITS = Limits()

@@ -39,7 +39,7 @@ from app.messages.events import (
     TurnFinished,
 )
 from app.messages.server_commands import FreeDisk, Inspect, Restored
-from app.messages.session_commands import Close, Export, Fork, Import, Open, Rewind, SessionCommand, SetPhase
+from app.messages.session_commands import Close, Export, Fork, FreeHost, Import, Open, Rewind, SessionCommand, SetPhase
 from app.messages.turn_commands import Cancel, Resume, Submit, TurnCommand
 
 Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | Restored | Inspect | FreeDisk
@@ -62,6 +62,7 @@ __all__ = [
     "Failed",
     "Fork",
     "FreeDisk",
+    "FreeHost",
     "Import",
     "ImportedKV",
     "Inspect",

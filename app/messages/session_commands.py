@@ -56,6 +56,16 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeHost:
+    """Take the KV of a session without a turn out of host memory: to disk, or it is lost if it does not fit there.
+    Answered by `Done(None)` when that has been ordered; nothing is if the KV is elsewhere.
+    """
+
+    ticket: Ticket
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
 class SetPhase:
     """Say what the client is doing, and when it will go on. Answered by `Done(None)`; `Placed` tells of moves of KV.
 
@@ -97,4 +107,4 @@ class Import:
     tenant: str = ""
 
 
-SessionCommand = Open | Fork | Rewind | Close | SetPhase | Export | Import
+SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import

@@ -6,7 +6,7 @@ from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.activations import PausedTurn
 from app.messages import Fork, ReadPaused, Reinstate
-from app.sessions.charges.charges import Charges
+from app.sessions.charges.charges import Charges, TurnNeed
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.paused_turn import PausedPlace
 from app.sessions.pauses import Pauses
@@ -46,8 +46,8 @@ class PausedCopies:
         Raises `TenantLimit` and `RateLimited`.
         """
         generated = len(copy.history) - place.prompt_tokens
-        needs = sent, max(0, place.max_tokens - generated)
-        (charge,) = self._charges.reserve(copy.owner, [needs], cleanup, generated=generated)
+        need = TurnNeed(len(copy.history), sent, max(0, place.max_tokens - generated))
+        (charge,) = self._charges.reserve(copy.owner, [need], cleanup, generated=generated)
         return charge
 
     async def fork(self, session: Session, child: Session, place: PausedPlace, charge: TurnCharge) -> None:

@@ -54,7 +54,7 @@ class SessionRegistry:
         self.checkpoints = Checkpoints(executor)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
-        self.charges = Charges(table, quotas)
+        self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,
             table,

@@ -14,7 +14,7 @@ from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
 from app.messages import Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
-from app.sessions.charges.charges import Charges
+from app.sessions.charges.charges import Charges, TurnNeed
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.keeper import SessionKeeper
 from app.sessions.pauses import Pauses
@@ -113,7 +113,8 @@ class Turns:
             raise FieldOutOfRange("a turn needs at least 1 token to start from", param=request.param)
         if charge is None:
             sent = len(request.token_ids) + (0 if request.replace else session.uncounted)
-            (charge,) = self._charges.reserve(session.owner, [(sent, request.stop.max_tokens)], cleanup)
+            need = TurnNeed(len(history), sent, request.stop.max_tokens)
+            (charge,) = self._charges.reserve(session.owner, [need], cleanup)
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
         self._charges.begin(charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
@@ -122,8 +123,9 @@ class Turns:
         return self.reader(session, turn, request.text)
 
     def reserve(self, owner: str | None, requests: Sequence[TurnRequest], cleanup: AsyncExitStack) -> list[TurnCharge]:
-        """Count turns that a call will start, all or none. Raises `TenantLimit` and `RateLimited`."""
-        needs = [(len(request.token_ids), request.stop.max_tokens) for request in requests]
+        """Count turns that a call will start in new sessions, all or none. Raises `TenantLimit` and `RateLimited`."""
+        sent = [len(request.token_ids) for request in requests]
+        needs = [TurnNeed(tokens, tokens, each.stop.max_tokens) for tokens, each in zip(sent, requests, strict=True)]
         return self._charges.reserve(owner, needs, cleanup)
 
     def reader(self, session: Session, turn: Turn, rule: TextRule) -> TurnReader:

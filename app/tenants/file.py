@@ -63,6 +63,8 @@ class _Limits(WireModel):
     sessions: Amount | None = None
     guaranteed_sessions: Count | None = None
     import_bytes: Count | None = None
+    device_bytes: Amount | None = None
+    host_bytes: Count | None = None
 
 
 class _Tenant(WireModel):

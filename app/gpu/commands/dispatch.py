@@ -29,6 +29,7 @@ from app.messages import (
     Export,
     Fork,
     FreeDisk,
+    FreeHost,
     Import,
     Inspect,
     Lens,
@@ -101,6 +102,8 @@ class CommandHandler:
                 value = sessions.rewind(command)
             case SetPhase():
                 sessions.set_phase(command)
+            case FreeHost():
+                self._placement.free_host(sessions.find(command.session))
             case Arm():
                 arm(sessions.find(command.session), command)
             case Disarm():

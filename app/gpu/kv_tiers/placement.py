@@ -186,6 +186,16 @@ class Placement:
         on_device = (*self.active.values(), *self.resident.values())
         return self.lower.make_host_room(needed, on_device, tuple(reversed(self.active.values())), keep)
 
+    def free_host(self, sequence: TokenSequence) -> None:
+        """Take the KV of a session without a turn out of host memory, unless it moves: to disk, or it is lost."""
+        if sequence.busy or sequence.moving is not None or not sequence.host_blocks:
+            return
+        if sequence.blocks:
+            self.tiers.cache.release_copies(sequence, 0)
+        elif not self.lower.save(sequence):
+            self.lower.drop(sequence)
+        self.refile(sequence)
+
     def write_behind(self, running: Iterable[TokenSequence]) -> None:
         """While the link is idle, copy full blocks of one running session to the host: its next park is shorter."""
         if self.policy is not KVPolicy.SIGNAL or self.tiers.ledger.in_flight:

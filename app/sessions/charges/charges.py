@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from app.domain.errors import TenantLimit
 from app.domain.limits import Quotas
@@ -13,35 +14,47 @@ MOST_RESERVED = 4096
 """Generated tokens of one turn that are reserved: few turns make use of all that they may generate."""
 
 
+@dataclass(frozen=True, slots=True)
+class TurnNeed:
+    """Tokens of a turn that is to begin: its `context`, those of it that it may have to compute (`sent`), and the `most`
+    that it may generate.
+    """
+
+    context: int
+    sent: int
+    most: int
+
+
 class Charges:
     """Counts the turns of all owners, and those that calls have yet to begin. Used on the event loop only."""
 
-    def __init__(self, table: SessionTable, quotas: Quotas) -> None:
+    def __init__(self, table: SessionTable, quotas: Quotas, kv_bytes_per_token: int) -> None:
         self._table = table
         self._quotas = quotas
-        self._coming: dict[object, str | None] = {}
-        """What stands for a turn that a call has yet to begin, and its owner."""
+        self._kv_bytes_per_token = kv_bytes_per_token
+        self._coming: dict[object, tuple[str | None, int]] = {}
+        """What stands for a turn that a call has yet to begin, its owner, and the tokens of its context."""
 
     def reserve(
         self,
         owner: str | None,
-        needs: Sequence[tuple[int, int]],
+        needs: Sequence[TurnNeed],
         cleanup: contextlib.AsyncExitStack,
         *,
         generated: int = 0,
     ) -> list[TurnCharge]:
-        """Count turns that a call will `begin`: for each how many tokens it brings, and may generate at most. What has
-        not begun when `cleanup` unwinds is given back. Copies of a paused turn have `generated` some already.
+        """Count turns that a call will `begin`. What has not begun when `cleanup` unwinds is given back. Copies of a
+        paused turn have `generated` some already.
 
         Raises `TenantLimit` and `RateLimited` unless the owner may have all of them.
         """
-        self._require(owner, len(needs))
-        settles = self._quotas.reserve(owner, [sent + min(most, MOST_RESERVED) for sent, most in needs])
+        self._require(owner, [need.context for need in needs])
+        settles = self._quotas.reserve(owner, [need.sent + min(need.most, MOST_RESERVED) for need in needs])
         charges = [
-            TurnCharge(settle, sent=sent, generated=generated) for settle, (sent, _) in zip(settles, needs, strict=True)
+            TurnCharge(settle, sent=need.sent, generated=generated) for settle, need in zip(settles, needs, strict=True)
         ]
-        for charge in charges:
-            self._coming[charge] = owner
+        for charge, need in zip(charges, needs, strict=True):
+            self._coming[charge] = owner, need.context
             cleanup.callback(self._drop, charge)
         return charges
 
@@ -49,18 +62,30 @@ class Charges:
         """The turn has begun: its session counts from now on, and its end settles."""
         del self._coming[charge]
 
-    def _require(self, owner: str | None, count: int) -> None:
-        """Raise `TenantLimit` unless the owner may have `count` more turns that wait, run or are paused."""
-        limit = self._quotas.limits(owner).turns_at_once
-        if limit is None:
+    def _require(self, owner: str | None, new: Sequence[int]) -> None:
+        """Raise `TenantLimit` unless the owner may have more turns that wait, run or are paused, with contexts of `new`
+        tokens.
+        """
+        limits = self._quotas.limits(owner)
+        if limits.turns_at_once is None and limits.device_bytes is None:
             return
-        turns = sum(session.busy for session in self._table.owned_by(owner))
-        turns += sum(each == owner for each in self._coming.values())
-        if turns + count > limit:
-            plural = "s" * (limit > 1)
-            raise TenantLimit(f"the limit of this tenant is {limit} turn{plural} at once", retry_after_s=RETRY_AFTER_S)
+        busy = [len(session.history) for session in self._table.owned_by(owner) if session.busy]
+        busy += [tokens for each, tokens in self._coming.values() if each == owner]
+        most = limits.turns_at_once
+        if most is not None and len(busy) + len(new) > most:
+            raise _refusal(f"{most} turn{'s' * (most > 1)} at once")
+        room, size = limits.device_bytes, self._kv_bytes_per_token
+        if room is not None and (sum(busy) + sum(new)) * size > room:
+            raise _refusal(
+                f"{room} bytes of KV of turns under way: they have {sum(busy) * size}, and this call needs "
+                f"{sum(new) * size}"
+            )
 
     def _drop(self, charge: TurnCharge) -> None:
         if charge in self._coming:
             del self._coming[charge]
             charge.drop()
+
+
+def _refusal(limit: str) -> TenantLimit:
+    return TenantLimit(f"the limit of this tenant is {limit}", retry_after_s=RETRY_AFTER_S)

@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, MultipleResults, invariant, multiple, ru
 from app.domain.errors import Busy
 from app.domain.values import KVPolicy, Phase, Residency, SessionId, Ticket, Tier
 from app.gpu.kv.moves import Move, Moved, MoveKind
-from app.messages import Done, Event, Export, Failed, Import, Open, SetPhase, TurnFinished
+from app.messages import Done, Event, Export, Failed, FreeHost, Import, Open, SetPhase, TurnFinished
 from tests.gpu.planning.test_planning_machine import PlanningMachine
 
 pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
@@ -64,6 +64,11 @@ class TierMachine(PlanningMachine):
         if self.ticket_of(session) is None:
             self.handler.handle(SetPhase(next(self.tickets), session, phase, resume_in_ms))
             self.collect()
+
+    @rule(session=sessions)
+    def leave_the_host(self, session: SessionId) -> None:
+        self.handler.handle(FreeHost(next(self.tickets), session))
+        self.collect()
 
     @rule(choice=st.floats(0, 0.999), fails=st.sampled_from([False, False, False, True]))
     def one_move_ends(self, choice: float, fails: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.engine import Engine
-from app.messages import Close, Fork, Rewind, SetPhase
+from app.messages import Close, Fork, FreeHost, Rewind, SetPhase
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens as expected
@@ -136,3 +137,42 @@ def test_a_prefix_that_has_left_the_device_is_copied_and_not_computed(tiered: En
     driver.finish(second)
     assert driver.tokens(second) == expected(oracle, shared[: 4 * BLOCK + 1], 6)
     assert driver.end(second).usage.cached_tokens == 4 * BLOCK
+
+
+@pytest.mark.parametrize("has_disk", [True, False])
+def test_kv_that_must_leave_the_host_goes_to_disk_or_is_lost(
+    model: ResolvedModel, oracle: Any, tmp_path: Path, has_disk: bool
+) -> None:
+    kv_dir = tmp_path if has_disk else None
+    driver = Driver(make_engine(model, host_blocks=200, policy=KVPolicy.SIGNAL, kv_dir=kv_dir))
+    session, start = driver.open(), prompt(1, 30)
+    first = driver.submit(session, start, 5)
+    driver.finish(first)
+    signal(driver, session, Phase.IO_WAIT)
+    driver.move()
+    assert inspect(driver, session).host_bytes > 0
+    driver.do(FreeHost(driver.ticket(), session))
+    driver.move()
+    left = inspect(driver, session)
+    assert left.host_bytes == 0
+    assert (left.disk_bytes > 0) == has_disk
+    second = driver.submit(session, prompt(2, 3), 5)
+    driver.finish(second)
+    history = start + driver.tokens(first) + prompt(2, 3)
+    assert driver.tokens(second) == expected(oracle, history, 5)
+
+
+def test_copies_of_kv_on_the_device_leave_the_host_and_nothing_is_computed_again(tiered: Engine) -> None:
+    driver = Driver(tiered)
+    session = driver.open()
+    driver.finish(driver.submit(session, prompt(1, 30), 5))
+    signal(driver, session, Phase.IO_WAIT)
+    driver.move()
+    signal(driver, session, Phase.READY)
+    driver.move()
+    assert inspect(driver, session).host_bytes > 0
+    driver.do(FreeHost(driver.ticket(), session))
+    assert inspect(driver, session).host_bytes == 0
+    again = driver.submit(session, prompt(2, 3), 1)
+    driver.finish(again)
+    assert driver.end(again).usage.cached_tokens >= 30
