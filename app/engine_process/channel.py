@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import socket
@@ -37,7 +38,7 @@ class Channel:
         self._writing = threading.Lock()
         self._is_full = threading.Event()
         """Whether frames wait for room in the socket."""
-        self._is_closed = False
+        self._closed = threading.Event()
         self._read = bytearray()
         threading.Thread(target=self._write_when_there_is_room, name="djinn-frames", daemon=True).start()
 
@@ -60,9 +61,13 @@ class Channel:
 
     def close(self) -> None:
         """Close this end; the other finds its own closed. What still waits to be written is lost."""
-        self._is_closed = True
+        self._closed.set()
         self._is_full.set()
         self._socket.close()
+
+    def wait_until_closed(self) -> None:
+        """Wait until the other process has closed its end, or has ended. Reads nothing; any thread may call it."""
+        self._wait_for(0, None)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all frames have been written."""
@@ -92,9 +97,11 @@ class Channel:
         del self._read[:end]
         return frame
 
-    def _flush(self) -> None:
-        """Write what waits, as far as there is room, unless another thread does: it then takes this thread's frame."""
-        while self._waiting and self._writing.acquire(blocking=False):
+    def _flush(self, *, in_turn: bool = False) -> None:
+        """Write what waits, as far as there is room, unless another thread does: it then takes this thread's frame.
+        With `in_turn`, wait for that thread instead: it may have found no room just before there was some.
+        """
+        while self._waiting and self._writing.acquire(blocking=in_turn):
             try:
                 if not self._write():
                     self._is_full.set()
@@ -119,9 +126,16 @@ class Channel:
         return True
 
     def _write_when_there_is_room(self) -> None:
-        poll = select.poll()
-        while self._is_full.wait() and not self._is_closed:
-            poll.register(self._socket, select.POLLOUT)
-            poll.poll(SLICE_S * 1000)
+        while self._is_full.wait() and not self._closed.is_set():
+            self._wait_for(select.POLLOUT, SLICE_S)
             self._is_full.clear()
-            self._flush()
+            if self._closed.is_set():  # what `close` has set may just have been cleared
+                return
+            self._flush(in_turn=True)
+
+    def _wait_for(self, event: int, timeout_s: float | None) -> None:
+        """Wait for an event of the socket, or the end of the other's. None: without end."""
+        poll = select.poll()
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            poll.register(self._socket, event)
+            poll.poll(None if timeout_s is None else timeout_s * 1000)

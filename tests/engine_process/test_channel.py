@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -71,3 +72,35 @@ def test_what_was_sent_before_the_end_still_comes(ends: tuple[Channel, Channel])
     with pytest.raises(Closed):
         other.receive(SECONDS)
     other.send(b"nobody")  # is no error: `receive` has told of the end
+
+
+def test_a_frame_does_not_wait_for_the_next_one_where_room_comes_while_a_thread_finds_none(
+    ends: tuple[Channel, Channel],
+) -> None:
+    one, other = ends
+    frame = bytes(20 << 20)
+    one.send(frame)
+    with one._writing:  # as a thread that has found no room, just before it lets the others write
+        assert other.receive(0.1) is None  # it makes room
+        deadline = time.monotonic() + SECONDS
+        while one._is_full.is_set():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)
+    assert other.receive(SECONDS) == frame
+
+
+def test_a_channel_that_closes_with_frames_to_write_leaves_no_thread() -> None:
+    def writers() -> int:
+        return sum(thread.name == "djinn-frames" for thread in threading.enumerate())
+
+    before = writers()
+    one, other = (Channel(end) for end in socket.socketpair())
+    one.send(bytes(20 << 20))
+    time.sleep(0.1)  # its thread waits for room by now
+    one.close()
+    other.close()
+    deadline = time.monotonic() + SECONDS
+    while writers() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
