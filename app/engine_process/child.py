@@ -19,16 +19,21 @@ class Child:
     """A process that runs `app.engine_process`. It begins to import PyTorch at once, which takes seconds."""
 
     def __init__(self) -> None:
+        """Start the process. Raises `OSError` if the machine has no room for one."""
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "app.engine_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # a server's own stdout has one line, for whoever waits for it
-                env=environment,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "app.engine_process", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # a server's own stdout has one line, for whoever waits for it
+                    env=environment,
+                )
+            except OSError:
+                ours.close()
+                raise
         self.channel = Channel(ours)
 
     @property

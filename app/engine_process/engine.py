@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 from app.bridge.executor import Deliver
 from app.domain.errors import DjinnError, EngineError
@@ -29,7 +28,7 @@ PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 class EngineProcess:
     """Runs an engine in a process of its own: `begin` and `loaded` first, then as `app.bridge.executor.Engine`.
 
-    When the process dies, or is busy with one thing for `timeout_s` seconds, another is started: `deliver` gets `Lost`,
+    When the process dies, or makes no progress for `timeout_s` seconds, another is started: `deliver` gets `Lost`,
     and `Back` when the new one takes commands. All that was sent before is then forgotten.
     """
 
@@ -105,21 +104,21 @@ class EngineProcess:
 
     def _listen(self, deliver: Deliver) -> str:
         """Deliver events until the process has ended; returns why it has."""
-        self._reason, heard_at = "", time.monotonic()
+        self._reason, silent_s = "", 0.0
         while True:
             try:
                 data = self._child.channel.receive(LOOK_S)
             except Closed:
                 how = self._child.wait()
                 return self._reason or how
-            now = time.monotonic()
             if data is None:
-                if self._stopping.is_set() and now - heard_at > STOP_TIMEOUT_S:
+                silent_s += LOOK_S  # by looks, not by a clock: it goes on while both processes are suspended
+                if self._stopping.is_set() and silent_s > STOP_TIMEOUT_S:
                     self._give_up("it does not stop")
-                elif now - heard_at > self._timeout_s:
+                elif silent_s > self._timeout_s:
                     self._give_up(f"it has said nothing for {self._timeout_s:g} s")
                 continue
-            heard_at = now
+            silent_s = 0.0
             frame = decode(data)
             if isinstance(frame, list):
                 deliver(frame)
@@ -132,7 +131,7 @@ class EngineProcess:
                 self.grammars.settle(number, error)
             case Beat(busy_s):
                 if busy_s > self._timeout_s:
-                    self._give_up(f"it has been busy with one thing for {busy_s:.0f} s")
+                    self._give_up(f"it has made no progress for {busy_s:.0f} s")
             case Dying(reason):
                 self._reason = reason
             case _:
@@ -149,12 +148,12 @@ class EngineProcess:
         for pause_s in PAUSES_S:
             if self._stopping.wait(pause_s):
                 return False
-            self._child = Child()
-            self._child.channel.send(encode(self._load))
             try:
+                self._child = Child()
+                self._child.channel.send(encode(self._load))
                 found = self._wait_until_loaded()
-            except DjinnError as error:
-                logger.error("no other engine could be started: %s", error.message)
+            except (DjinnError, OSError) as error:  # the machine may be short of memory or descriptors just now
+                logger.error("no other engine could be started: %s", error)
                 continue
             if self._stopping.is_set():
                 self._child.channel.send(encode(Stop()))

@@ -76,7 +76,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """From the engine, each second: it has been at the same work for `busy_s` seconds, 0 if it waits."""
+    """From the engine, each second: it has not got on for `busy_s` seconds, 0 if it waits for messages."""
 
     busy_s: float
 

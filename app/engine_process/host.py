@@ -33,6 +33,7 @@ FAILED, ORPHANED = 1, 3
 
 def serve(channel: Channel) -> int:
     """Load the model that the first frame names, and run its engine until `Stop`. Returns the exit status."""
+    threading.Thread(target=_end_with_server, args=(channel,), name="djinn-orphan", daemon=True).start()
     gc.disable()  # a million objects are made until the engine runs, and hardly any garbage
     from app.gpu.startup.loader import load_engine  # imports PyTorch, while the server looks for the model
 
@@ -58,6 +59,12 @@ def serve(channel: Channel) -> int:
     finally:
         channel.drain(FLUSH_S)
     return 0
+
+
+def _end_with_server(channel: Channel) -> None:
+    """End the process when the server is gone, whatever it is doing: nobody is left to tell."""
+    channel.wait_until_closed()
+    os._exit(ORPHANED)
 
 
 def _first(channel: Channel) -> Load:
@@ -108,7 +115,7 @@ class _Host:
                 data = self._channel.receive(BEAT_S)
                 if data is not None and not self._take(data):
                     return
-        except Closed:  # the server was killed, and nobody is left to tell
+        except Closed:
             os._exit(ORPHANED)
         except Exception:
             logger.exception("a frame of the server could not be read")
@@ -152,10 +159,13 @@ class _Host:
         self._channel.send(encode(Compiled(number, error)))
 
     def _beat(self) -> None:
+        progress, seen, busy_s = self._engine.progress, -1, 0.0
         while True:
             time.sleep(BEAT_S)
-            since = self._engine.busy_since
-            self._channel.send(encode(Beat(0.0 if since is None else time.monotonic() - since)))
+            # By beats, not by a clock: it goes on while both processes are suspended.
+            busy_s = 0.0 if progress.is_idle or progress.count != seen else busy_s + BEAT_S
+            seen = progress.count
+            self._channel.send(encode(Beat(busy_s)))
 
 
 def _failure(event: Event, error: Exception) -> Event:

@@ -20,6 +20,7 @@ from app.gpu.planning.turns import Turns, sample_requests
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.step.accounting import Accounting
 from app.gpu.step.launched import LaunchedStep
+from app.gpu.step.progress import Progress
 from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import KVLoans
 from app.grammars.compiler import Grammars
@@ -42,11 +43,16 @@ class Engine:
         mover: KVMover,
         loans: KVLoans | None,
         grammars: Grammars,
+        progress: Progress,
         close: Callable[[], None],
     ) -> None:
-        """`loans` give memory of KV back to weights; None: weights keep theirs. `close` is called when `run` ends."""
+        """`loans` give memory of KV back to weights; None: weights keep theirs. `progress` is noted by layers too.
+        `close` is called when `run` ends.
+        """
         self.info = info
         self.grammars = grammars
+        self.progress = progress
+        """Any thread may read it."""
         self._scheduler = scheduler
         self._placement = scheduler.placement
         self._phases = phases
@@ -68,8 +74,6 @@ class Engine:
         """Whether the last step had to wait for moves that are under way."""
         self._outdated = False
         """Whether another plan could differ from the last one."""
-        self.busy_since: float | None = None
-        """On `time.monotonic`: when it began what it does now; None while it waits for messages."""
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `run`'s `deliver`."""
@@ -218,9 +222,9 @@ class Engine:
         """Take all messages that have come. While nothing can be computed, wait for one or for the next alarm."""
         if not self._can_compute:
             self._take_weights_back()
-            self.busy_since = None
+            self.progress.rest()
             self._messages.wait(self._until_alarm())
-        self.busy_since = time.monotonic()
+        self.progress.note()
         self._messages.drain()
 
     def _take_weights_back(self) -> None:
@@ -229,6 +233,7 @@ class Engine:
             return
         while self._messages.is_empty and self._loans.settle(idle=True):
             self._mover.submit(self._placement.take_orders())
+            self.progress.note()
 
     def _handle_messages(self) -> list[Event]:
         """Handle the messages that have been taken, and order the moves that they and the time lead to.
@@ -239,6 +244,7 @@ class Engine:
         running = set() if self._step is None else {row.sequence.session for row in self._step.rows}
         for message in self._messages.take_while(lambda found: self._session_of(found) not in running):
             events += self.handle(message)
+            self.progress.note()
             self._outdated = True
         self._phases.tick()
         self._mover.submit(self._placement.take_orders())

@@ -144,7 +144,7 @@ class Settings(BaseSettings):
         False, description="refuse fields without effect on the OpenAI and Anthropic routes, instead of naming them"
     )
     engine_timeout_s: float = Field(
-        120.0, gt=0, description="how long the engine may be busy with one step before it is ended and started again"
+        120.0, gt=0, description="how long the engine may make no progress before it is ended and started again"
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running turns")
 

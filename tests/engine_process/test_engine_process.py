@@ -141,6 +141,33 @@ def test_an_engine_that_hangs_is_replaced(server: ServerProcess, http: httpx.Cli
     assert tokens_of(http, session) == len(PROMPT) + len(tokens)
 
 
+def test_an_engine_that_was_suspended_with_its_server_goes_on(server: ServerProcess, http: httpx.Client) -> None:
+    """As by Ctrl-Z, or by a container that is paused."""
+    engine, restarts = engine_of(server), metric(http, "djinn_engine_restarts_total")
+    for each in (engine.pid, server.pid):
+        os.kill(each, signal.SIGSTOP)
+    time.sleep(11)
+    for each in (server.pid, engine.pid):
+        os.kill(each, signal.SIGCONT)
+    generate(http, open_session(http), PROMPT)
+    assert metric(http, "djinn_engine_restarts_total") == restarts
+    assert engine_of(server) == engine
+
+
+def test_an_engine_is_started_when_the_machine_has_room_again(server: ServerProcess, http: httpx.Client) -> None:
+    process = psutil.Process(server.pid)
+    limits = process.rlimit(psutil.RLIMIT_NOFILE)
+    failures = server.output.read_text().count("no other engine could be started")
+    process.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        engine_of(server).kill()
+        until(lambda: server.output.read_text().count("no other engine could be started") > failures)
+    finally:
+        process.rlimit(psutil.RLIMIT_NOFILE, limits)
+    until_ready(http)
+    generate(http, open_session(http), PROMPT)
+
+
 def test_breakpoints_and_steering_come_back_and_a_pause_does_not(server: ServerProcess, http: httpx.Client) -> None:
     steer = {"layers": [1], "action": "edit", "edits": [{"op": "scale", "factor": 0.5}]}
     sessions = [open_session(http) for _ in range(3)]

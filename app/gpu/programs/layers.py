@@ -1,6 +1,7 @@
 """Layers of a resident model over few tokens, as programs; anything else runs as it always has."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -65,10 +66,14 @@ class _Recorded:
 class RecordedLayers:
     """A `RunLayers` on a CPU, in inference mode. It records layers when a count of tokens comes for the first time."""
 
-    def __init__(self, stack: LayerStack, pool: KVPool, max_model_len: int) -> None:
-        """`stack` keeps its weights where they are; `max_model_len` bounds positions."""
+    def __init__(
+        self, stack: LayerStack, pool: KVPool, max_model_len: int, on_layer: Callable[[], None] | None = None
+    ) -> None:
+        """`stack` keeps its weights where they are; `max_model_len` bounds positions. `on_layer` is called before each
+        layer that runs without a program.
+        """
         self._stack, self._pool = stack, pool
-        self._layer_by_layer = layer_by_layer(stack, pool)
+        self._layer_by_layer = layer_by_layer(stack, pool, on_layer)
         self._inputs = _Inputs(MOST_TOKENS, -(-max_model_len // pool.block_size), stack.hidden_size, stack.dtype)
         self._arenas = Arena(), Arena()
         self._recorded: dict[int, _Recorded] = {}

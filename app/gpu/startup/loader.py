@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from app.gpu.startup.drafts import choose_draft_tokens
 from app.gpu.startup.profile import MemoryPlan, plan_memory
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.step.activations import HostTensor
+from app.gpu.step.progress import Progress
 from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import Borrower, KVLoans, LoanBook, lend_nothing
 from app.grammars.compiler import Grammars
@@ -106,7 +108,8 @@ def build_engine(
     graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
     grammars = Grammars(model, stack.vocab_size)
     turns = Turns(scheduler, limit, grammars.match)
-    run_layers = layer_by_layer(stack, pool) if recorder is not None else _choose_layers(loaded, pool, limit)
+    progress = Progress()
+    run_layers = _choose_layers(loaded, pool, limit, progress.note, can_record=recorder is None)
     runner = Runner(stack, pool, loaded.streams, run_layers, graphs)
     to_host = partial(HostTensor.of, streams=loaded.streams)
     checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match)
@@ -121,6 +124,7 @@ def build_engine(
         KVMover(host, identity, disk),
         None if borrower is None else KVLoans(borrower, scheduler.placement, scheduler.headroom, pool.copy_blocks),
         grammars,
+        progress,
         loaded.close,
     )
 
@@ -129,13 +133,15 @@ def _open_disk(folder: Path, identity: KVIdentity, room: DiskRoom | None) -> Dis
     return DiskStore(folder, identity, None if room is None else room.beside(folder))
 
 
-def _choose_layers(loaded: LoadedModel, pool: KVPool, max_model_len: int) -> RunLayers:
+def _choose_layers(
+    loaded: LoadedModel, pool: KVPool, max_model_len: int, on_layer: Callable[[], None], *, can_record: bool
+) -> RunLayers:
     """How layers run: recorded where that saves time and their weights stay where they are."""
-    if loaded.streams.on_host and loaded.streamed is None:
+    if can_record and loaded.streams.on_host and loaded.streamed is None:
         from app.gpu.programs.layers import RecordedLayers  # imports Numba, which only a CPU needs
 
-        return RecordedLayers(loaded.stack, pool, max_model_len)
-    return layer_by_layer(loaded.stack, pool)
+        return RecordedLayers(loaded.stack, pool, max_model_len, on_layer)
+    return layer_by_layer(loaded.stack, pool, on_layer)
 
 
 def _allocate_device(
