@@ -94,6 +94,15 @@ def touch(memory: Tensor) -> None:
         piece.zero_()
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was asked for and not granted, by a device or by the host. PyTorch's allocator on a CPU raises a
+    plain RuntimeError.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
 @contextmanager
 def allocating(name: str, nbytes: int) -> Iterator[None]:
     """Allocate the `nbytes` bytes that the setting `name` has led to; FieldOutOfRange if they are not granted."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from app.domain.memory_map import StepCounts
 from app.gpu.attention.batch import Batch, place_batch
+from app.gpu.device.memory import is_out_of_memory
 from app.gpu.device.staging import Download, Put, Staging
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.kv_pools.device import KVPool
@@ -136,8 +137,10 @@ class Runner:
         """
         try:
             return self._launch(rows, requests, before)
-        except torch.OutOfMemoryError:
-            return None
+        except Exception as error:
+            if is_out_of_memory(error):
+                return None
+            raise
 
     def _launch(self, rows: list[Row], requests: Sequence[SampleRequest], before: LaunchedStep | None) -> WholeStep:
         self._staging.begin()
@@ -145,8 +148,9 @@ class Runner:
         pending = PendingResult(rows, requests, self.stack.vocab_size, self._streams, put, self._masks)
         try:
             return self._launch_pending(pending, rows, before, put)
-        except torch.OutOfMemoryError:
-            pending.abandon()
+        except Exception as error:
+            if is_out_of_memory(error):
+                pending.abandon()
             raise
 
     def _launch_pending(

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from app.gpu.attention.batch import Batch
 from app.gpu.models.base import LayerStack
 from tests.gpu.wrapping import WrappedStack
+
+
+def ask_device() -> object:
+    """As a GPU refuses it."""
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def ask_torch() -> object:
+    """Of the host, by PyTorch."""
+    return torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def ask_numpy() -> object:
+    """Of the host, by NumPy."""
+    return np.empty(1 << 60, np.uint8)
 
 
 class ShortOfMemory(WrappedStack):
@@ -28,6 +45,8 @@ class ShortOfMemory(WrappedStack):
         self.unfit_context: int | None = None
         """No row with at least so many tokens fits, however few of them are new."""
         self.chance = 0.0
+        self.ask: Callable[[], object] = ask_device
+        """Asks for memory that there is not."""
         self.failures = 0
         self.sizes: list[int] = []
         """Tokens of each batch that the first layer has run."""
@@ -37,7 +56,7 @@ class ShortOfMemory(WrappedStack):
         if self.active and index >= self.first_layer and self._fails(batch, len(hidden)):
             self.failures += 1
             kv[batch.slot_blocks, :, :, batch.slot_offsets] = torch.nan
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            self.ask()
         if index == 0:
             self.sizes.append(len(hidden))
         return super().layer(index, hidden, batch, kv)

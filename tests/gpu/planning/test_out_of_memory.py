@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import STEP_TOKENS, TinyModel, prompt, vector
 from tests.gpu.breakpoints.breaking_oracle import change_of, data_of, greedy, tensor_of
 from tests.gpu.driving import GREEDY
-from tests.gpu.planning.shortage import ShortOfMemory
+from tests.gpu.planning.shortage import ShortOfMemory, ask_numpy, ask_torch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,6 +62,18 @@ def test_every_turn_gets_its_tokens(
     tiny_llama: TinyModel, expected: list[list[int]], short: ShortOfMemory, most: int, first_layer: int
 ) -> None:
     short.most, short.first_layer = most, first_layer
+    driver = drive(tiny_llama, short)
+    turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
+    driver.settle(*turns)
+    assert [turn.tokens for turn in turns] == expected
+    assert short.failures
+
+
+@pytest.mark.parametrize("ask", [ask_torch, ask_numpy])
+def test_a_host_that_grants_no_memory_fails_no_turn_either(
+    tiny_llama: TinyModel, expected: list[list[int]], short: ShortOfMemory, ask: Callable[[], object]
+) -> None:
+    short.most, short.first_layer, short.ask = 3, 1, ask
     driver = drive(tiny_llama, short)
     turns = [driver.begin(driver.open(), tokens, COUNT) for tokens in PROMPTS]
     driver.settle(*turns)
