@@ -108,7 +108,7 @@ class EngineExecutor:
 
     def on_back(self, reopen: Callable[[], Awaitable[None]]) -> None:
         """Have `reopen` called when another engine has taken a dead one's place. Until it is done, only calls that say
-        `while_restarting` are taken.
+        `while_restarting` are taken. If it raises, the engine has failed.
         """
         self._reopen = reopen
 
@@ -148,6 +148,8 @@ class EngineExecutor:
 
         reply.add_done_callback(let_go)
         await asyncio.shield(reply)  # even if the caller leaves, the turn may come
+        if turn.ended.is_set():  # the engine has died since it answered
+            await turn.mailbox.get()
         return turn
 
     def _expect_turn(self, observe: Callable[[TurnEvent], None]) -> Turn:
@@ -231,13 +233,19 @@ class EngineExecutor:
 
     async def _come_back(self) -> None:
         losses = self._losses
+        failure: str | None
         try:
             if self._reopen is not None:
                 await self._reopen()
         except EngineRestarting:  # the new one has died too
             return
+        except Exception as error:
+            logger.exception("sessions could not be opened in another engine")
+            failure = f"sessions could not be opened in another one: {error}"
+        else:
+            failure = None
         if self._losses == losses:
-            self.failure, self._is_restarting, self._is_back = None, False, False
+            self.failure, self._is_restarting, self._is_back = failure, False, False
 
     def _give_reply(self, event: TurnEvent | Done) -> None:
         future = self._replies.pop(event.ticket, None)

@@ -93,6 +93,8 @@ class Turn:
         """Whether a `Cancel` is on its way: however the engine stops meanwhile, the end follows."""
         self.ended = asyncio.Event()
         """Set when the engine has given the terminal event, whether or not anyone has read it."""
+        self.failed = False
+        """Whether that was a `Failed`: the session is as before the turn."""
 
     def deliver(self, event: TurnEvent) -> None:
         """Take one event from the executor."""
@@ -100,6 +102,7 @@ class Turn:
             return
         self.mailbox.put(event)
         if isinstance(event, TurnFinished | Failed):
+            self.failed = isinstance(event, Failed)
             self.ended.set()
 
     def __aiter__(self) -> Turn:

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from app.domain.errors import EngineRestarting, JournalUnavailable
+from app.domain.errors import EngineError, EngineRestarting, JournalUnavailable
 from app.domain.values import KVPolicy
 from app.routers.dependencies import OperatorDep, OwnerDep, ServicesDep, errors
 from app.wire.errors import ErrorBody
@@ -43,10 +43,12 @@ async def get_ready(services: ServicesDep) -> Status:
     responses={**errors(), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def get_metrics(services: ServicesDep) -> Response:
-    """Metrics for Prometheus. Those of the engine are missing while it is started again."""
+    """Metrics for Prometheus. Those of the engine are missing while there is none."""
     try:
         memory = await services.sessions.memory()
-    except EngineRestarting:
+    except (EngineError, EngineRestarting):
+        if services.sessions.executor.failure is None:
+            raise
         memory = None
     return Response(services.metrics.render(memory, services.sessions.keeper.state), media_type=CONTENT_TYPE_LATEST)
 

@@ -11,7 +11,7 @@ from app.bridge.executor import EngineExecutor
 from app.domain.errors import Busy, EngineRestarting
 from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionState
-from app.messages import Close, Notice, Open, Placed, Restored, SetPhase, Spent
+from app.messages import Close, Notice, Open, Placed, Restored, Rewind, SetPhase, Spent
 from app.sessions.keeper import SessionKeeper
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -38,12 +38,16 @@ async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> Non
 async def reopen(registry: SessionRegistry) -> None:
     """Open all sessions in an engine that knows of none. Raises `EngineRestarting` if it dies meanwhile."""
     sessions = sorted(registry.table, key=lambda session: session.residency is not Residency.GUARANTEED)
+    opened: list[int] = []
     for some in _batched(sessions, AT_ONCE):
-        await asyncio.gather(*(_reopen(registry, session) for session in some))
+        opened += await asyncio.gather(*(_reopen(registry, session) for session in some))
     registry.executor.post(Restored, while_restarting=True)
-    for session in sessions:
-        if session.state is SessionState.CLOSED:  # meanwhile, when nobody could tell the engine
+    for session, tokens in zip(sessions, opened, strict=True):  # what has changed when nobody could tell the engine
+        if session.state is SessionState.CLOSED:
             registry.executor.post(partial(Close, session=session.id), while_restarting=True)
+        elif len(session.history) < tokens:
+            rewind = partial(Rewind, session=session.id, to_token=len(session.history))
+            registry.executor.post(rewind, while_restarting=True)
 
 
 async def take_up(registry: SessionRegistry) -> None:
@@ -79,12 +83,13 @@ async def drain(registry: SessionRegistry, timeout_s: float) -> None:
         await asyncio.wait(ends)
 
 
-async def _reopen(registry: SessionRegistry, session: Session) -> None:
-    """Open one session.
+async def _reopen(registry: SessionRegistry, session: Session) -> int:
+    """Open one session; returns with how many tokens.
 
     If there is no room any more for the KV that was promised to it, it loses the promise: the session is worth more.
     """
     session.kv = SessionMemory()
+    tokens = len(session.history)  # a turn that has finished may still be cut at a stop string
     try:
         await _open(registry.executor, session)
     except Busy as error:
@@ -95,6 +100,7 @@ async def _reopen(registry: SessionRegistry, session: Session) -> None:
     if session.phase is not Phase.COMPUTE:
         set_phase = partial(SetPhase, session=session.id, phase=session.phase)
         await registry.executor.call(set_phase, while_restarting=True)
+    return tokens
 
 
 async def _open(executor: EngineExecutor, session: Session) -> None:

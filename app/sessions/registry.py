@@ -72,9 +72,12 @@ class SessionRegistry:
     def make_room(self, owner: str | None, count: int = 1) -> None:
         """Close as many sessions that may give way as must, before the owner opens `count` more.
 
-        Raises `TenantLimit` or `SessionLimit` if that is not enough, and `Draining`; then none has closed.
+        Raises `TenantLimit` or `SessionLimit` if that is not enough, `Draining`, and `EngineRestarting`; then none has
+        closed.
         """
-        for session in self.table.giving_way(owner, count):
+        giving = self.table.giving_way(owner, count)
+        self.executor.check()
+        for session in giving:
             self.drop(session)
 
     def create(

@@ -169,8 +169,10 @@ class Session:
             self.move(SessionState.QUEUED)
 
     def cut(self, turn: Turn, keep: int | None) -> None:
-        """Follow a cancel of `turn` that keeps the first `keep` generated tokens; it may come after the turn's end."""
-        if turn is self.turn and keep is not None:
+        """Follow a cancel of `turn` that keeps the first `keep` generated tokens; it may come after the turn's end. Of
+        a turn that has failed nothing is left to cut.
+        """
+        if turn is self.turn and keep is not None and not turn.failed:
             self._keep = keep
             if not self.busy:
                 self._drop_generated(keep)

@@ -22,12 +22,16 @@ class TurnEnds:
         keep: int | None = None,
         reason: FinishReason = FinishReason.CANCELLED,
     ) -> None:
-        """Ask for the end of `turn`, without waiting. The first `keep` generated tokens stay (None: all)."""
+        """Ask for the end of `turn`, without waiting. The first `keep` generated tokens stay (None: all).
+
+        An engine that has died has ended it. The next one opens the session as it is then.
+        """
         session.cut(turn, keep)
         session.end(turn)
         if session.state is SessionState.IDLE:
             self._keeper.note(session)
-        self._executor.post(lambda ticket: Cancel(ticket, session.id, turn.ticket, keep, reason))
+        if self._executor.failure is None:
+            self._executor.post(lambda ticket: Cancel(ticket, session.id, turn.ticket, keep, reason))
 
     def release(self, session: Session, turn: Turn) -> None:
         """Let go of a turn. The last release cancels a turn that runs; a paused one stays as it is.
@@ -36,5 +40,5 @@ class TurnEnds:
         """
         turn.readers -= 1
         running = not turn.ended.is_set() and session.state is not SessionState.PAUSED
-        if running and turn.readers <= 0 and self._executor.failure is None:
+        if running and turn.readers <= 0:
             self.cancel(session, turn)

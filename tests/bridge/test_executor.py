@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from app.bridge.executor import Deliver, EngineExecutor
-from app.domain.errors import EngineError
+from app.domain.errors import EngineError, EngineRestarting
 from app.domain.values import FinishReason, ModelInfo, SamplingParams, SessionId, StopRule, Ticket, TurnUsage
 from app.grammars.compiler import Grammars
 from app.main import create_app
-from app.messages import Command, Fork, Inspect, Notice, Submit, TurnEvent, TurnFinished
+from app.messages import Back, Command, Done, Fork, Inspect, Lost, Notice, Submit, TurnEvent, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.resolve import resolve
@@ -144,4 +144,54 @@ async def test_an_observer_that_fails_costs_others_no_event(info: ModelInfo, cap
     for turn in turns:
         assert isinstance(await asyncio.wait_for(anext(turn), 5), TurnFinished)
     assert "an observer of its own" in caplog.text
+    await executor.stop()
+
+
+async def talking(info: ModelInfo) -> tuple[EngineExecutor, Deliver]:
+    engine = TalkingEngine(info)
+    executor = EngineExecutor(engine, ignore)
+    executor.start()
+    await asyncio.to_thread(engine.runs.wait, 5)
+    assert engine.deliver is not None
+    return executor, engine.deliver
+
+
+async def test_a_turn_that_a_command_has_brought_does_not_outlive_the_engine(info: ModelInfo) -> None:
+    executor, deliver = await talking(info)
+    forking = executor.call_for_turn(
+        lambda ticket, turn: Fork(ticket, SessionId("a"), SessionId("b"), turn), lambda event: None
+    )
+    waiting = asyncio.create_task(forking)
+    await asyncio.sleep(0)
+    [reply] = executor._replies
+    deliver([Done(reply), Lost("it was ended by SIGKILL")])
+    with pytest.raises(EngineRestarting, match="SIGKILL"):
+        await asyncio.wait_for(waiting, 5)
+    assert not executor._turns
+    await executor.stop()
+
+
+async def test_sessions_that_no_engine_opens_are_a_failure_and_no_restart_for_ever(info: ModelInfo) -> None:
+    executor, deliver = await talking(info)
+    refusals = [EngineError("the command failed"), None]
+    tried = asyncio.Event()
+
+    async def reopen() -> None:
+        tried.set()
+        refusal = refusals.pop(0)
+        if refusal is not None:
+            raise refusal
+
+    async def lose_and_come_back() -> None:
+        tried.clear()
+        deliver([Lost("it was ended by SIGKILL"), Back()])
+        await asyncio.wait_for(tried.wait(), 5)
+        await asyncio.sleep(0)
+
+    executor.on_back(reopen)
+    await lose_and_come_back()
+    with pytest.raises(EngineError, match="the command failed"):
+        executor.check()
+    await lose_and_come_back()  # another engine may do
+    executor.check()
     await executor.stop()

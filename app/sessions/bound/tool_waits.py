@@ -69,6 +69,8 @@ class ToolWaits:
         waits = self._of_session.setdefault(session, _Waits())
         waits.tools, waits.began = frozenset(tools), self._clock()
         expected = self._expect(session, waits)
+        if registry.executor.failure is not None:  # the answer is there all the same
+            return
         registry.set_phase(session, Phase.IO_WAIT, None if expected is None else 1000 * expected)
 
     def end(self, session: Session) -> None:

@@ -1,0 +1,177 @@
+"""What an engine's death leaves of sessions and their turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.domain.errors import EngineRestarting
+from app.domain.values import FinishReason, ModelInfo, Phase, Ticket, TurnUsage
+from app.main import create_app
+from app.messages import Back, Command, Done, Event, Lost, Open, Rewind, Started, Submit, Token, TurnFinished
+from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.model_tokenizer import ModelTokenizer
+from app.routers.dependencies import Services
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import UNNAMED, Session
+from app.sessions.turns import TurnRequest
+from app.tenants.tenancy import Tenancy
+from app.text.tokenizer import Tokens
+from app.text.turn_reader import TextRule, TurnReader
+from tests.bridge.test_executor import TalkingEngine, info
+from tests.serving import tiny_settings
+from tests.taking_turns import GREEDY, LONG, until
+
+__all__ = ["info"]
+
+DEATH = Lost("its process was ended by SIGKILL")
+
+
+@dataclass
+class ListeningEngine(TalkingEngine):
+    """Keeps what it is sent."""
+
+    sent: list[Command] = field(default_factory=list)
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    def tell(self, *events: Event | Lost | Back) -> None:
+        assert self.deliver is not None
+        self.deliver(events)
+
+    def last(self, kind: type[Command]) -> Command:
+        return [command for command in self.sent if isinstance(command, kind)][-1]
+
+
+@pytest.fixture
+def engine(info: ModelInfo) -> ListeningEngine:
+    return ListeningEngine(info)
+
+
+@pytest.fixture
+async def app(engine: ListeningEngine) -> AsyncIterator[FastAPI]:
+    settings, tokens = tiny_settings(max_sessions=1), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
+    app = create_app(settings, engine, tokens, Tenancy(settings, time.time))
+    async with app.router.lifespan_context(app):
+        await until(engine.runs.is_set)
+        yield app
+
+
+@pytest.fixture
+def registry(app: FastAPI) -> SessionRegistry:
+    services: Services = app.state.services
+    return services.sessions
+
+
+def begin(registry: SessionRegistry, session: Session, text: bytes, *, replace: bool = False) -> TurnReader:
+    """A turn that ends at the stop string "!"."""
+    request = TurnRequest(list(text), GREEDY, LONG, TextRule(stop=("!",)), replace)
+    return registry.turns.start(session, request, AsyncExitStack())
+
+
+def tokens_of(engine: ListeningEngine, text: bytes) -> list[Event]:
+    ticket = ticket_of(engine)
+    return [Started(ticket, 0), *(Token(ticket, byte) for byte in text)]
+
+
+def end_of(engine: ListeningEngine, prompt: int, generated: int) -> Event:
+    usage = TurnUsage(prompt_tokens=prompt, completion_tokens=generated)
+    return TurnFinished(ticket_of(engine), FinishReason.LENGTH, usage, prompt + generated)
+
+
+def ticket_of(engine: ListeningEngine) -> Ticket:
+    return engine.last(Submit).ticket
+
+
+async def test_a_turn_that_has_finished_is_answered_though_the_engine_is_dead(
+    engine: ListeningEngine, registry: SessionRegistry
+) -> None:
+    session = registry.create()
+    reader = begin(registry, session, b"ask")
+    engine.tell(*tokens_of(engine, b"yes!no"), end_of(engine, 3, 6), DEATH)
+    assert isinstance(await reader.read(), TurnFinished)
+    assert reader.text == "yes"
+    assert bytes(session.history.tolist()) == b"askyes!"
+    with pytest.raises(EngineRestarting):
+        registry.executor.check()
+
+
+async def test_the_next_engine_has_no_token_behind_a_stop_string_that_was_found_late(
+    engine: ListeningEngine, registry: SessionRegistry
+) -> None:
+    session = registry.create()
+    reader = begin(registry, session, b"ask")
+    engine.tell(*tokens_of(engine, b"yes!no"), end_of(engine, 3, 6), DEATH, Back())
+    engine.sent.clear()
+    await until(lambda: bool(engine.sent))
+    opened = engine.last(Open)
+    assert isinstance(opened, Open)
+    assert bytes(opened.token_ids) == b"askyes!no"
+    await reader.read()
+    engine.tell(Done(opened.ticket))
+    await until(lambda: registry.executor.failure is None)
+    rewound = engine.last(Rewind)
+    assert isinstance(rewound, Rewind)
+    assert (rewound.session, rewound.to_token) == (session.id, len(session.history)) == (session.id, 7)
+
+
+async def test_a_stop_string_in_a_turn_that_has_failed_cuts_nothing(
+    engine: ListeningEngine, registry: SessionRegistry
+) -> None:
+    session = registry.create()
+    reader = begin(registry, session, b"a long first question")
+    engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 21, 3))
+    await reader.read()
+    before, cost = session.history.tolist(), session.usage.completion_tokens
+    reader = begin(registry, session, b"short", replace=True)
+    engine.tell(*tokens_of(engine, b"no!"), DEATH)
+    with pytest.raises(EngineRestarting):
+        await reader.read()
+    assert session.history.tolist() == before
+    assert session.usage.completion_tokens == cost
+
+
+async def test_a_request_that_a_dead_engine_refuses_closes_no_session(
+    engine: ListeningEngine, registry: SessionRegistry
+) -> None:
+    session = registry.create(name=UNNAMED)
+    engine.tell(DEATH)
+    await until(lambda: registry.executor.failure is not None)
+    with pytest.raises(EngineRestarting):
+        registry.create()
+    assert [each.id for each in registry.table] == [session.id]
+
+
+async def test_a_finished_call_of_a_tool_needs_no_engine(
+    engine: ListeningEngine, app: FastAPI, registry: SessionRegistry
+) -> None:
+    session = registry.create()
+    reader = begin(registry, session, b"ask")
+    engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 3, 3), DEATH)
+    await reader.read()
+    services: Services = app.state.services
+    services.tool_waits.begin(registry, session, reader.turn, ["look_up"])
+    assert session.phase is Phase.COMPUTE
+
+
+async def test_metrics_are_there_when_no_engine_can_be_started(engine: ListeningEngine, app: FastAPI) -> None:
+    services: Services = app.state.services
+    services.sessions.executor.on_back(refuse)
+    engine.tell(DEATH, Back())
+    await until(lambda: "no room" in (services.sessions.executor.failure or ""))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        answers = [await http.get("/ready"), await http.get("/metrics")]
+    assert [answer.status_code for answer in answers] == [500, 200]
+    assert "djinn_engine_up 0.0" in answers[1].text
+
+
+async def refuse() -> None:
+    """As when sessions cannot be opened."""
+    raise RuntimeError("no room")
