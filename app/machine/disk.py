@@ -19,6 +19,11 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a file could not grow because the disk, a quota or a limit on files has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class DiskFull(OSError):
     """A file would take room that is not there, or that is reserved. `strerror` says how much is missing."""
 

@@ -1,12 +1,12 @@
 """Putting a model folder in place at once: it is absent or whole, whoever else pulls or is killed."""
 
-import errno
 import fcntl
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.machine.disk import is_full
 from app.machine.files import make_writable
 from app.machine.units import size
 from app.model_store.errors import ModelStoreError, StoreFull
@@ -63,6 +63,6 @@ def disk_full_named(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise
         raise StoreFull(f"the disk of {folder} is full") from error

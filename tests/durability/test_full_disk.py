@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -107,6 +109,19 @@ def test_a_session_that_closes_on_a_full_disk_is_said_to_come_back(tmp_path: Pat
         assert http.get("/v1/sessions").json()["data"] == []
 
 
+def test_an_export_that_does_not_fit_is_told_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        session = open_session(http)
+        warm_up(http, session)
+        _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100, unlimited))
+        refused = assert_error(http.get(f"/v1/sessions/{session}/export"), 503, "disk_full")
+        assert "was not stored" in refused
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        assert http.get(f"/v1/sessions/{session}/export").status_code == 200
+
+
 def test_the_client_has_the_turn_that_is_not_durable(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with serve_process(folder) as server, client.Djinn(server.url) as djinn:
@@ -129,11 +144,10 @@ class FullDisk:
         return max(0, self.total - sum(self.sizes()))
 
     def sizes(self) -> Iterator[int]:
-        for path in self.folder.rglob("*"):
-            try:
-                yield path.stat().st_size if path.is_file() else 0
-            except FileNotFoundError:
-                continue
+        for folder, _, names in os.walk(self.folder):  # passes over a folder that is removed meanwhile
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    yield Path(folder, name).stat().st_size
 
 
 @pytest.fixture

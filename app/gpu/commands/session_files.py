@@ -1,6 +1,6 @@
 """Exporting sessions to files and importing them."""
 
-from app.domain.errors import BadExport, EngineError
+from app.domain.errors import BadExport, DiskShort, DjinnError, EngineError
 from app.domain.values import SessionId, Tier
 from app.gpu.commands.sessions import namespace_hash
 from app.gpu.kv.moves import Move, Moved, MoveKind
@@ -47,7 +47,7 @@ class SessionFiles:
         if move.kind is MoveKind.EXPORT:
             command = self._writing.pop(move.number)
             if report.error is not None:
-                return [Failed(command.ticket, EngineError(f"the export failed: {report.error}"))], None
+                return [Failed(command.ticket, _failure(report))], None
             return [Done(command.ticket, ExportedKV(len(move.token_ids), move.computed))], None
         asked, sequence = self._reading.pop(move.number)
         if report.error is not None:
@@ -73,3 +73,9 @@ class SessionFiles:
             copying = self._tiers.copy_out(sequence, end) and sequence.outgoing is not None
             return not copying
         return sequence.moving in (None, Tier.TO_DISK)
+
+
+def _failure(report: Moved) -> DjinnError:
+    if report.disk_is_full:
+        return DiskShort(f"the session's file was not stored: {report.error}")
+    return EngineError(f"the export failed: {report.error}")

@@ -55,7 +55,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A mover's report: the move has ended after `seconds` of copying; `error` says why nothing of it may be used.
+    """A mover's report: the move has ended after `seconds` of copying; `error` says why nothing of it may be used, and
+    `disk_is_full` whether it is that.
 
     `token_ids`, `computed` and `about` are what an imported file holds.
     """
@@ -63,6 +64,7 @@ class Moved:
     number: int
     seconds: float = 0.0
     error: str | None = None
+    disk_is_full: bool = False
     token_ids: tuple[int, ...] = ()
     computed: int = 0
     about: str = ""

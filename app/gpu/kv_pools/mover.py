@@ -17,6 +17,7 @@ from app.gpu.kv.header import KVFileError, KVFileHeader, KVIdentity
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.orders import Orders
+from app.machine.disk import is_full
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +66,10 @@ class KVMover:
         started = time.perf_counter()
         try:
             report = self._do(move, ready)
-        except (KVFileError, OSError) as error:
+        except KVFileError as error:
             report = Moved(move.number, error=str(error))
+        except OSError as error:
+            report = Moved(move.number, error=str(error), disk_is_full=is_full(error))
         except Exception as error:
             logger.exception("move %s failed", move.kind)
             report = Moved(move.number, error=str(error))
