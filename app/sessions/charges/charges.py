@@ -16,8 +16,8 @@ MOST_RESERVED = 4096
 
 @dataclass(frozen=True, slots=True)
 class TurnNeed:
-    """Tokens of a turn that is to begin: its `context`, of it those `sent` that it may have to compute, and the `most` that
-    it may generate.
+    """Tokens of a turn that is to begin: its `context`, of these the `sent` ones that it may have to compute, and the
+    `most` that it may generate.
     """
 
     context: int
