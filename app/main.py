@@ -28,8 +28,8 @@ from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, responses, responses_kept, responses_socket, tokenize
 from app.sessions.bound.sessions import BoundSessions
 from app.sessions.bound.tool_waits import ToolWaits
-from app.sessions.disk_guard import guard_disk
-from app.sessions.host_guard import guard_host
+from app.sessions.guards.disk import guard_disk
+from app.sessions.guards.host import guard_host
 from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import Notices, restore, sweep, take_up
 from app.sessions.registry import SessionRegistry

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from app.tenants.keys import digest
 
 
@@ -42,3 +44,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def turn(http: httpx.Client, tokens: int, max_tokens: int) -> httpx.Response:
+    """A turn of that many tokens in a new session."""
+    session = http.post("/v1/sessions").json()["id"]
+    body = {"token_ids": list(range(5, 5 + tokens)), "max_tokens": max_tokens, "ignore_eos": True}
+    return http.post(f"/v1/sessions/{session}/generate", json=body)

@@ -1,0 +1,1 @@
+"""Keep memory and disk within what sessions may have of them, for as long as the server runs."""
