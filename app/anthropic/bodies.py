@@ -11,7 +11,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
 from app.tools.definitions import ToolUse
 from app.tools.support import ToolSupport, form_without_effect, turn_grammar
-from app.wire.base import MAX_COUNT, WireModel
+from app.wire.base import MAX_COUNT, LongList, WireModel
 from app.wire.extras.body import OpenBody
 from app.wire.extras.unsupported import ANTHROPIC
 from app.wire.structured import schema_text
@@ -59,7 +59,9 @@ class PromptFields(OpenBody):
     place: ClassVar[str] = ANTHROPIC
 
     model: str = Field(description="the served model's name, as /v1/models gives it")
-    messages: list[MessageInput] = Field(min_length=1, description="the last may be of the assistant: it is continued")
+    messages: LongList[MessageInput] = Field(
+        min_length=1, description="the last may be of the assistant: it is continued"
+    )
     system: TextContent | None = Field(None, description="instructions, in front of the messages")
     tools: list[ToolDefinition] = Field(default=[], max_length=MAX_TOOLS, description="tools to call")
     tool_choice: ToolChoice | None = Field(None, description="what is called (default: auto)")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypeAliasType
 
+from app.wire.base import LongList
 from app.wire.extras.body import OpenBody
 
 
@@ -42,7 +43,7 @@ def _kind_of(*kinds: str) -> Callable[[object], str | None]:
 TextContent = TypeAliasType(
     "TextContent",
     Annotated[
-        Annotated[str, Tag("plain text")] | Annotated[list[TextBlock], Tag("list of blocks")], Discriminator(_form)
+        Annotated[str, Tag("plain text")] | Annotated[LongList[TextBlock], Tag("list of blocks")], Discriminator(_form)
     ],
 )
 
@@ -84,10 +85,10 @@ AssistantBlock = TypeAliasType(
     ],
 )
 UserContent = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[list[UserBlock], Tag("list of blocks")], Discriminator(_form)
+    Annotated[str, Tag("plain text")] | Annotated[LongList[UserBlock], Tag("list of blocks")], Discriminator(_form)
 ]
 AssistantContent = Annotated[
-    Annotated[str, Tag("plain text")] | Annotated[list[AssistantBlock], Tag("list of blocks")], Discriminator(_form)
+    Annotated[str, Tag("plain text")] | Annotated[LongList[AssistantBlock], Tag("list of blocks")], Discriminator(_form)
 ]
 
 

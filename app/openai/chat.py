@@ -12,7 +12,7 @@ from app.openai.structured import ResponseFormat
 from app.openai.tools import MAX_TOOLS, FunctionTool, ToolChoice, parallel_without_effect, tool_use
 from app.tools.definitions import ToolUse
 from app.tools.support import ToolSupport, form_without_effect, turn_grammar
-from app.wire.base import MAX_COUNT
+from app.wire.base import MAX_COUNT, LongList
 from app.wire.sessions import Metadata
 from app.wire.turns import is_none
 
@@ -20,7 +20,7 @@ from app.wire.turns import is_none
 class ChatBody(GenerationFields):
     """A chat to answer."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: LongList[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="the newer name of max_tokens")
     logprobs: bool = Field(False, description="report each token's log-probability")
     top_logprobs: int | None = Field(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypeAliasType
 
+from app.wire.base import LongList
 from app.wire.extras.body import OpenBody
 
 
@@ -46,14 +47,15 @@ AssistantPart = TypeAliasType(
 Content = TypeAliasType(
     "Content",
     Annotated[
-        Annotated[str, Tag("plain text")] | Annotated[list[TextPart], Field(min_length=1), Tag("list of parts")],
+        Annotated[str, Tag("plain text")] | Annotated[LongList[TextPart], Field(min_length=1), Tag("list of parts")],
         Discriminator(_content_form),
     ],
 )
 AssistantContent = TypeAliasType(
     "AssistantContent",
     Annotated[
-        Annotated[str, Tag("plain text")] | Annotated[list[AssistantPart], Field(min_length=1), Tag("list of parts")],
+        Annotated[str, Tag("plain text")]
+        | Annotated[LongList[AssistantPart], Field(min_length=1), Tag("list of parts")],
         Discriminator(_content_form),
     ],
 )

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from typing_extensions import TypeAliasType
 
 from app.openai.content import AssistantContent, Content, text_of
+from app.wire.base import LongList
 from app.wire.extras.body import OpenBody
 from app.wire.extras.unsupported import asks_for
 
@@ -69,7 +70,7 @@ class AssistantMessage(MessageBody):
     role: Literal["assistant"]
     content: AssistantContent | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: LongList[ToolCall] | None = None
     name: Name | None = None
 
     @model_validator(mode="after")

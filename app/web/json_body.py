@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -10,8 +11,14 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from app.domain.errors import MalformedRequest
-from app.domain.nesting import MAX_NESTING, is_nested_too_deep
+from app.domain.nesting import MAX_NESTING, has_more_values, is_nested_too_deep
 
+MAX_VALUES = 1 << 18
+"""Values that a body may have, or twice as many as a context has tokens: reading them holds up all other clients."""
+MAX_NAMES = 10_000
+"""Names in one object: of those that no field has, each becomes an error of its own."""
+LARGE_BYTES = 1 << 16
+"""A body of so many bytes holds up others for a while: reading it is a tenant's side work."""
 SHOWN_CHARACTERS = 20
 
 
@@ -30,15 +37,26 @@ class JsonRoute(APIRoute):
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
-        return read_json(await self.body())
+        body, services = await self.body(), self.app.state.services
+        if len(body) < LARGE_BYTES:
+            return read_json(body, services.info.max_model_len)
+        async with services.side_work.turn(self.state.owner) as piece:
+            began = time.thread_time()
+            try:
+                return read_json(body, services.info.max_model_len)
+            finally:
+                piece.seconds = time.thread_time() - began
 
 
-def read_json(body: bytes) -> Any:
+def read_json(body: bytes, max_model_len: int) -> Any:
     """The value that `body` is the text of. NaN and infinities are numbers here: the fields themselves refuse them.
 
-    Raises `MalformedRequest` for everything that JSON or this server does not have, and for a name that an object
-    gives twice.
+    Raises `MalformedRequest` for everything that JSON or this server does not have, for more values than a request
+    needs whose context has `max_model_len` tokens, and for a name that an object gives twice.
     """
+    most = max(MAX_VALUES, 2 * max_model_len)
+    if has_more_values(body, most):
+        raise MalformedRequest(f"the body has too many values: at most {most}, lists and objects included")
     if is_nested_too_deep(body):
         raise MalformedRequest(f"the body is nested too deep: at most {MAX_NESTING} levels")
     try:
@@ -57,6 +75,8 @@ def read_json(body: bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_NAMES:
+        raise MalformedRequest(f"an object in the body has {len(pairs)} names: at most {MAX_NAMES}")
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]

@@ -1,7 +1,7 @@
 """The bases of request bodies and of answers."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,6 +9,9 @@ from app.domain.errors import FieldOutOfRange
 
 MAX_COUNT = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+T = TypeVar("T")
+LongList = Annotated[list[T], Field(fail_fast=True)]
+"""A list that a client may make long. Only its first wrong value becomes an error: each costs more than a right one."""
 
 
 class WireModel(BaseModel):

@@ -18,7 +18,7 @@ from typing_extensions import TypeAliasType
 from app.domain.breakpoints import LAST, Action, Breakpoint, Edit, EditOp, OnTimeout, Pass, Positions, When
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo
-from app.wire.base import MAX_COUNT, TokenId, View, WireModel, check_token_ids
+from app.wire.base import MAX_COUNT, LongList, TokenId, View, WireModel, check_token_ids
 from app.wire.edits import MAX_EDITS, TAKEN_BY, Edits
 from app.wire.tensors import norm
 
@@ -60,7 +60,7 @@ class BreakpointBody(WireModel):
     """Something to do after some layers. Exactly one of `layer` and `layers` says which, counted from 0."""
 
     layer: Layer | None = None
-    layers: list[Layer] | None = Field(None, min_length=1)
+    layers: LongList[Layer] | None = Field(None, min_length=1)
     when: WhenBody = EVERYWHERE
     action: Annotated[Action, Field(strict=False)]
     edits: Edits | None = Field(None, validate_default=True, description="goes with action edit, which needs them")

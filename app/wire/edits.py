@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from app.domain.breakpoints import ALL, LAST, EditOp, Positions, TensorData
-from app.wire.base import MAX_COUNT, WireModel
+from app.wire.base import MAX_COUNT, LongList, WireModel
 from app.wire.tensors import norm
 
 MAX_EDITS = 16
@@ -33,7 +33,7 @@ def _require_order(ends: list[int]) -> list[int]:
 Float32 = Annotated[float, AfterValidator(_require_float32)]
 WordField = Annotated[Literal["last", "all"], Tag("a word")]
 RangeField = Annotated[
-    list[Annotated[int, Field(ge=0, le=MAX_COUNT)]],
+    LongList[Annotated[int, Field(ge=0, le=MAX_COUNT)]],
     Field(min_length=2, max_length=2),
     AfterValidator(_require_order),
     Tag("a range"),
@@ -42,7 +42,7 @@ PositionsField = Annotated[
     WordField | RangeField, Discriminator(lambda value: "a range" if isinstance(value, list) else "a word")
 ]
 VectorField = Annotated[
-    Annotated[VectorName, Tag("a name")] | Annotated[list[Float32], Tag("its numbers")],
+    Annotated[VectorName, Tag("a name")] | Annotated[LongList[Float32], Tag("its numbers")],
     Discriminator(lambda value: "its numbers" if isinstance(value, list) else "a name"),
 ]
 

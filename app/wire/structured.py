@@ -8,10 +8,11 @@ from pydantic import ConfigDict, Field, model_validator
 from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar, GrammarKind
 from app.domain.nesting import MAX_NESTING, is_nested_too_deep
-from app.wire.base import WireModel
+from app.wire.base import LongList, WireModel
 
 ANY_OBJECT = '{"type":"object"}'
 MAX_CHOICES = 10_000
+Choices = Annotated[LongList[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 class StructuredOutputs(WireModel):
@@ -21,9 +22,7 @@ class StructuredOutputs(WireModel):
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema, or its text")
     regex: str | None = Field(None, description="a regular expression, which the whole text matches")
-    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)] | None = (
-        Field(None, description="the text is one of these")
-    )
+    choice: Choices | None = Field(None, description="the text is one of these")
     grammar: str | None = Field(None, description="a context-free grammar in llguidance's variant of Lark's syntax")
     json_object: bool | None = Field(None, description="true: any JSON object")
 

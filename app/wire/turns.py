@@ -11,7 +11,7 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, StopRule
 from app.text.turn_reader import TextRule
-from app.wire.base import MAX_COUNT, TokenId, View, WireModel, check_token_ids
+from app.wire.base import MAX_COUNT, LongList, TokenId, View, WireModel, check_token_ids
 from app.wire.checkpoint import CheckpointView
 from app.wire.structured import StructuredOutputs
 
@@ -119,8 +119,8 @@ class GenerateBody(SamplingFields):
     """One turn. Exactly one of `prompt`, `messages` and `token_ids` says what is new since the last turn."""
 
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
-    token_ids: list[TokenId] | None = Field(None, description="[] goes on from the history as it is")
+    messages: LongList[ChatMessage] | None = Field(None, min_length=1)
+    token_ids: LongList[TokenId] | None = Field(None, description="[] goes on from the history as it is")
     logprobs: int | None = Field(None, ge=0, le=20, description="alternatives to report for each generated token")
     stream: bool = Field(False, description="answer with server-sent events")
 

@@ -104,8 +104,8 @@ def test_the_header_is_bounded_and_has_only_safe_characters(http: httpx.Client) 
 @pytest.mark.parametrize(
     "hostile",
     [
-        {f"k{number}": number for number in range(100_000)},
-        {"messages": [{"role": "user", "content": "x", **{f"k{number}": number for number in range(100_000)}}]},
+        {f"k{number}": number for number in range(9_000)},
+        {"messages": [{"role": "user", "content": "x", **{f"k{number}": number for number in range(9_000)}}]},
         {"messages": [{"role": "user", "content": "x", f"k{number}": number} for number in range(5_000)]},
     ],
     ids=["in the body", "in a message", "in messages"],

@@ -80,8 +80,10 @@ def test_half_a_surrogate_pair_is_refused_where_it_was_sent(http: httpx.Client, 
         (b'{"ttl_s": 5', "invalid JSON in the body: it ends too early, at line 1, column 12"),
         (b'{"ttl_s": 5}\n]', "invalid JSON in the body: unexpected ']' at line 2, column 1"),
         (b'{"metadata": {"a": "1", "b": "2", "a": "3"}}', "an object in the body gives a more than once"),
+        (b'{"metadata": {' + b'"":"",' * 10_000 + b'"":""}}', "an object in the body has 10001 names: at most 10000"),
+        (b'{"ttl_s": [' + b"[]," * 200_000 + b"[]]}", "the body has too many values: at most 262144"),
     ],
-    ids=["not UTF-8", "deep", "UTF-16", "long number", "cut", "too much", "twice"],
+    ids=["not UTF-8", "deep", "UTF-16", "long number", "cut", "too much", "twice", "many names", "many values"],
 )
 def test_a_body_that_cannot_be_parsed_says_why(http: httpx.Client, body: bytes, reason: str) -> None:
     message = assert_error(http.post("/v1/sessions", content=body, headers=JSON), 400, "malformed_request")

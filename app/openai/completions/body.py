@@ -5,13 +5,13 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from app.openai.fields import MAX_TOP_LOGPROBS, GenerationFields, Usage
-from app.wire.base import MAX_COUNT, TokenId
+from app.wire.base import MAX_COUNT, LongList, TokenId
 from app.wire.turns import is_none
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[LongList[TokenId], Field(min_length=1)]
 
 
 def _prompt_form(prompt: object) -> str | None:
@@ -31,9 +31,9 @@ def _prompt_form(prompt: object) -> str | None:
 
 Prompt = Annotated[
     Annotated[str, Tag("one text")]
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("list of texts")]
+    | Annotated[LongList[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("list of texts")]
     | Annotated[TokenIds, Tag("token ids")]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("list of token ids")],
+    | Annotated[LongList[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("list of token ids")],
     Discriminator(
         _prompt_form,
         custom_error_type="prompt",

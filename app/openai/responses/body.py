@@ -15,7 +15,7 @@ from app.openai.responses.tools import FlatFunctionTool, FlatToolChoice
 from app.openai.tools import MAX_TOOLS, parallel_without_effect, tool_use
 from app.tools.definitions import ToolUse
 from app.tools.support import form_without_effect
-from app.wire.base import MAX_COUNT
+from app.wire.base import MAX_COUNT, LongList
 from app.wire.extras.body import OpenBody
 from app.wire.extras.unsupported import RESPONSES
 from app.wire.sessions import Metadata
@@ -27,7 +27,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 Input = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[list[InputItemBody], Field(min_length=1, max_length=MAX_ITEMS), Tag("items")],
+    | Annotated[LongList[InputItemBody], Field(min_length=1, max_length=MAX_ITEMS), Tag("items")],
     Discriminator(lambda value: "items" if isinstance(value, list) else "text"),
 ]
 

@@ -18,6 +18,7 @@ from app.openai.responses.items import (
     RefusedPart,
     new_id,
 )
+from app.wire.base import LongList
 from app.wire.extras.body import OpenBody
 
 Id = Annotated[str, Field(min_length=1, max_length=256)]
@@ -66,7 +67,7 @@ ItemContent = TypeAliasType(
     "ItemContent",
     Annotated[
         Annotated[str, Tag("text")]
-        | Annotated[list[PartBody], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
+        | Annotated[LongList[PartBody], Field(min_length=1, max_length=MAX_PARTS), Tag("parts")],
         Discriminator(_content_form),
     ],
 )

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 from typing_extensions import TypeAliasType
 
+from app.wire.base import LongList
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -60,7 +62,7 @@ class InputMessageItem(BaseModel):
     id: str
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer"]
-    content: list[InputTextPart]
+    content: LongList[InputTextPart]
     status: ItemStatus = "completed"
 
 
@@ -70,7 +72,7 @@ class OutputMessageItem(BaseModel):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-    content: list[OutputPart]
+    content: LongList[OutputPart]
     status: ItemStatus = "completed"
 
 
@@ -91,7 +93,7 @@ class FunctionCallOutputItem(BaseModel):
     id: str
     type: Literal["function_call_output"] = "function_call_output"
     call_id: str
-    output: str | list[InputTextPart]
+    output: str | LongList[InputTextPart]
     status: ItemStatus = "completed"
 
 

@@ -55,7 +55,7 @@ class ResponseConnection:
 
     def _read(self, message: bytes) -> dict[str, Any]:
         """The fields of a `response.create` event. Raises `MalformedRequest` for any other."""
-        fields = read_json(message)
+        fields = read_json(message, self._services.info.max_model_len)
         if not isinstance(fields, dict) or fields.get("type") != CREATE:
             raise MalformedRequest(f"type: only events of type {CREATE} are taken", param="type")
         if self._running is not None and not self._running.done():
