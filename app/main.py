@@ -184,6 +184,7 @@ def create_app(
         tool_waits=tool_waits,
         responses=kept_responses,
         spool=_spool(settings, room),
+        side_work=registry.side_work,
         vectors=Vectors(journal),
         tenancy=tenancy,
         started_at=int(time.time()),

@@ -3,13 +3,13 @@
 from app.anthropic.bodies import PromptFields
 from app.anthropic.messages import Chat, chat_of
 from app.domain.errors import FieldOutOfRange
-from app.text.token_lengths import TextLimit
+from app.text.token_lengths import CharacterLimit, TextLimit
 from app.text.tokenizer import Tokens
 from app.tools.support import ToolSupport
 
 
 def prompt_tokens(
-    body: PromptFields, tokens: Tokens, support: ToolSupport, limit: TextLimit | None = None
+    body: PromptFields, tokens: Tokens, support: ToolSupport, limit: TextLimit | CharacterLimit | None = None
 ) -> list[int]:
     """The conversation in the model's own template, with its tools.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
 from app.openai.messages import ROLE_TAGS, Message
-from app.text.token_lengths import TextLimit
+from app.text.token_lengths import CharacterLimit, TextLimit
 from app.text.tokenizer import Tokens
 from app.tools.definitions import Tool
 from app.tools.support import ToolSupport
@@ -40,7 +40,7 @@ def chat_prompt(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    limit: TextLimit | None = None,
+    limit: TextLimit | CharacterLimit | None = None,
 ) -> ChatPrompt:
     """The chat in the model's own template, with its `tools`; the other arguments and errors of `Tokens.chat_text` and
     `Tokens.encode`.

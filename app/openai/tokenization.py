@@ -7,9 +7,11 @@ from pydantic import BaseModel, Field, model_validator
 from app.domain.errors import FieldOutOfRange
 from app.openai.messages import Message
 from app.openai.tools import MAX_TOOLS, FunctionTool
-from app.wire.base import TokenId
+from app.wire.base import LongList, TokenId
 from app.wire.extras.body import OpenBody
 
+MAX_TOKENIZED = 1 << 20
+"""Characters in one call: they take half a second of a processor, and a hundred megabytes."""
 MAX_DETOKENIZED = 1 << 17
 """Ids in one call: they are decoded without a pause, in a thirtieth of a second."""
 
@@ -19,7 +21,7 @@ class TokenizeBody(OpenBody):
 
     model: str | None = Field(None, description="the served model's name")
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: LongList[Message] | None = Field(None, min_length=1)
     tools: list[FunctionTool] | None = Field(
         None, max_length=MAX_TOOLS, description="only with messages: functions that the model may call"
     )
@@ -33,6 +35,11 @@ class TokenizeBody(OpenBody):
         None, description="only with messages: leave the last one open (default false)"
     )
     return_token_strs: bool = Field(False, description="also give each token's text")
+
+    @property
+    def input_field(self) -> str:
+        """The field that has the text."""
+        return "messages" if self.prompt is None else "prompt"
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -67,7 +74,7 @@ class DetokenizeBody(OpenBody):
     """Tokens to turn into text."""
 
     model: str | None = Field(None, description="the served model's name")
-    tokens: list[TokenId] = Field(max_length=MAX_DETOKENIZED)
+    tokens: LongList[TokenId] = Field(max_length=MAX_DETOKENIZED)
 
 
 class DetokenizeAnswer(BaseModel):

@@ -9,6 +9,7 @@ from app.domain.activations import Captures
 from app.domain.errors import NotFound
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
+from app.sessions.guards.side_work import FILE_BYTES_PER_S
 from app.web.binary import FILE, file_response
 from app.web.json_body import JsonRoute
 from app.wire.breakpoints import BreakpointBody, BreakpointList, BreakpointView
@@ -67,8 +68,11 @@ async def get_captures(request: Request, session: SessionDep, services: Services
     JSON under each tensor's name: `breakpoint`, `layer`, `positions`, `token_ids`; and `dropped`, the number of those
     for which there was no room.
     """
-    captures = await services.sessions.breakpoints.captures(session)
-    return file_response(request, await asyncio.to_thread(_captures_file, captures))
+    async with services.side_work.turn(session.owner) as piece:
+        captures = await services.sessions.breakpoints.captures(session)
+        content = await asyncio.to_thread(_captures_file, captures)
+        piece.seconds = len(content) / FILE_BYTES_PER_S
+    return file_response(request, content)
 
 
 @router.delete("/captures", operation_id="deleteCaptures", status_code=204, responses=errors(404))

@@ -1,6 +1,5 @@
 """What a paused turn has left: look at it, change it."""
 
-import asyncio
 from typing import Annotated
 
 import orjson
@@ -50,7 +49,7 @@ async def get_activation(
     """
     activation = await services.sessions.checkpoints.read(session, query.to_positions())
     if _wants_json(request):
-        return Response(await asyncio.to_thread(_json, activation), media_type="application/json")
+        return Response(await services.side_work.run(session.owner, _json, activation), media_type="application/json")
     return file_response(request, write_file({ACTIVATION: activation.tensor}, _place(activation)))
 
 
@@ -59,7 +58,7 @@ async def put_activation(request: Request, session: SessionDep, services: Servic
     """Put another residual stream in the place of this one: a file as `getActivation` gives it for all positions."""
     content = await whole_body(request)
     pause = session.require_pause(to="write the checkpoint")
-    tensor = await asyncio.to_thread(_read_activation, content, pause.info)
+    tensor = await services.side_work.run(session.owner, _read_activation, content, pause.info)
     await services.sessions.checkpoints.write(session, tensor)
     return CheckpointView.of(pause.info, pause.expires_at)
 

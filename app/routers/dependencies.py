@@ -13,6 +13,7 @@ from app.metrics.turns import Metrics
 from app.openai.responses.store import ResponseStore
 from app.sessions.bound.sessions import BoundSessions
 from app.sessions.bound.tool_waits import ToolWaits
+from app.sessions.guards.side_work import SideWork
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.vectors import Vectors
@@ -38,6 +39,7 @@ class Services:
     tool_waits: ToolWaits
     responses: ResponseStore
     spool: Spool
+    side_work: SideWork
     vectors: Vectors
     tenancy: Tenancy
     started_at: int

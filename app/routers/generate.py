@@ -1,6 +1,5 @@
 """One turn of a session: only what is new travels in, tokens come out as they are made."""
 
-import asyncio
 from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request, Response
@@ -41,7 +40,7 @@ async def _start(session: Session, body: GenerateBody, services: Services, clean
     turns = services.sessions.turns
     body.check_vocabulary(services.info.vocab_size)
     sampling = body.to_params(logprobs=body.logprobs)
-    await turns.compile_grammar(sampling, body.min_tokens, cleanup)
+    await turns.compile_grammar(session.owner, sampling, body.min_tokens, cleanup)
     token_ids = await _encode(session, body, services)
     max_tokens = turns.room(len(session.history) + len(token_ids), body.max_tokens, param=body.input_field)
     request = TurnRequest(
@@ -59,8 +58,8 @@ async def _encode(session: Session, body: GenerateBody, services: Services) -> l
     session.require(SessionState.IDLE, to="start a turn")
     turn, history = session.turn, session.history[:]
     info = services.info
-    token_ids = await asyncio.to_thread(
-        new_token_ids, body, services.tokens, history, info.vocab_size, info.max_model_len
+    token_ids = await services.side_work.run(
+        session.owner, new_token_ids, body, services.tokens, history, info.vocab_size, info.max_model_len
     )
     session.require(SessionState.IDLE, to="start a turn")
     if session.turn is not turn or len(session.history) != len(history):

@@ -1,6 +1,5 @@
 """Sessions: open, look, list, close, cancel, fork, rewind."""
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -61,7 +60,7 @@ async def get_session(session: AnySessionDep, owner: OwnerDep) -> SessionView:
 async def get_history(session: SessionDep, services: ServicesDep) -> HistoryView:
     """Every token that the session holds, in order: `token_ids[i]` stands at the position i that `rewind` means."""
     token_ids = session.history.tolist()
-    text = await asyncio.to_thread(services.tokens.decode, token_ids, skip_special_tokens=False)
+    text = await services.side_work.run(session.owner, services.tokens.decode, token_ids, skip_special_tokens=False)
     return HistoryView(tokens=len(token_ids), token_ids=token_ids, text=text)
 
 

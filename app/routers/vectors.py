@@ -1,6 +1,5 @@
 """Named steering vectors that edits refer to."""
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -25,7 +24,7 @@ async def create_vector(
     of that name; edits that were sent before keep the old one.
     """
     content = await whole_body(request)
-    vector = await asyncio.to_thread(_read_vector, content, services.info.hidden_size)
+    vector = await services.side_work.run(owner, _read_vector, content, services.info.hidden_size)
     await services.vectors.put(owner, query.name, vector)
     return VectorView.of(query.name, vector)
 

@@ -14,6 +14,7 @@ from app.metrics.turns import Metrics
 from app.sessions.breakpoints import Breakpoints
 from app.sessions.charges.charges import Charges
 from app.sessions.checkpoints import Checkpoints
+from app.sessions.guards.side_work import SideWork
 from app.sessions.keeper import SessionKeeper
 from app.sessions.paused_copies import PausedCopies
 from app.sessions.pauses import Pauses
@@ -54,6 +55,7 @@ class SessionRegistry:
         self.checkpoints = Checkpoints(executor)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
+        self.side_work = SideWork(table.others_run)
         self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,
@@ -64,6 +66,7 @@ class SessionRegistry:
             self.ends,
             self.pauses,
             self.charges,
+            self.side_work,
             max_turns=settings.max_turns,
             on_queued=on_queued,
         )

@@ -89,6 +89,11 @@ class Session:
         return self.state in (SessionState.QUEUED, SessionState.RUNNING, SessionState.PAUSED)
 
     @property
+    def under_way(self) -> bool:
+        """Whether its turn is in the queue or in the engine: a paused one is in neither."""
+        return self.state in (SessionState.QUEUED, SessionState.RUNNING)
+
+    @property
     def gives_way(self) -> bool:
         """Whether the server may close it for another: it is idle, no client named it, and no request is under way.
         A client may know its id, from the header of an answer.

@@ -173,7 +173,11 @@ class SessionTable:
 
     def turns_of(self, owner: str | None) -> int:
         """The owner's turns in the queue or in the engine; paused ones are in neither."""
-        return sum(session.state in (SessionState.QUEUED, SessionState.RUNNING) for session in self.owned_by(owner))
+        return sum(session.under_way for session in self.owned_by(owner))
+
+    def others_run(self, owner: str | None) -> bool:
+        """Whether other owners have turns in the queue or in the engine."""
+        return any(each.under_way and each.owner != owner for each in self._open.values())
 
     @property
     def expired(self) -> list[Session]:

@@ -16,6 +16,7 @@ from app.messages import Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
 from app.sessions.charges.charges import Charges, TurnNeed
 from app.sessions.charges.turn_charge import TurnCharge
+from app.sessions.guards.side_work import SideWork
 from app.sessions.keeper import SessionKeeper
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
@@ -58,6 +59,7 @@ class Turns:
         ends: TurnEnds,
         pauses: Pauses,
         charges: Charges,
+        side_work: SideWork,
         *,
         max_turns: int,
         on_queued: Callable[[Session], None],
@@ -71,10 +73,13 @@ class Turns:
         self._ends = ends
         self._pauses = pauses
         self._charges = charges
+        self._side_work = side_work
         self._max_turns = max_turns
         self._on_queued = on_queued
 
-    async def compile_grammar(self, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack) -> None:
+    async def compile_grammar(
+        self, owner: str | None, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack
+    ) -> None:
         """Compile the grammar of a turn, if it has one, before the turn is started. The engine thread then finds it,
         until `cleanup` unwinds. Raises `FieldOutOfRange` for an invalid grammar, and for `min_tokens` beside one.
         """
@@ -83,7 +88,8 @@ class Turns:
             return
         if min_tokens:
             raise FieldOutOfRange(f"min_tokens must be 0 with {grammar.field}", param="min_tokens")
-        cleanup.enter_context(nullcontext(await self.compiled(grammar)))
+        async with self._side_work.turn(owner):
+            cleanup.enter_context(nullcontext(await self.compiled(grammar)))
 
     async def compiled(self, grammar: Grammar) -> object:
         """The grammar, which the engine thread finds for as long as the result is held. Raises `FieldOutOfRange`."""

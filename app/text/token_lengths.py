@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from app.domain.errors import ContextTooLong
+from app.domain.errors import ContextTooLong, FieldOutOfRange
 from app.model_store.byte_tokenizer import byte_alphabet
 
 _NFC_SHRINKS = 4
@@ -24,6 +24,14 @@ class TextLimit:
     used: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CharacterLimit:
+    """The text of a request's `field` may have so many characters, however many tokens they are."""
+
+    field: str
+    most: int
+
+
 class TokenLengths:
     """Characters that a token stands for at most."""
 
@@ -35,8 +43,17 @@ class TokenLengths:
         self._longest = longest * shrinks if counts_all and shrinks is not None else None
         """None: a token may stand for any number of characters."""
 
-    def check(self, text: str, limit: TextLimit) -> None:
-        """Raise ContextTooLong if the text's length alone tells that it has too many tokens."""
+    def check(self, text: str, limit: TextLimit | CharacterLimit) -> None:
+        """Raise ContextTooLong if the text's length alone tells that it has too many tokens, FieldOutOfRange if it has
+        too many characters.
+        """
+        if isinstance(limit, CharacterLimit):
+            if len(text) > limit.most:
+                raise FieldOutOfRange(
+                    f"{limit.field} has {len(text)} characters of text: at most {limit.most} are tokenized in one call",
+                    param=limit.field,
+                )
+            return
         fewest = 0 if self._longest is None else -(-len(text) // self._longest)
         room = limit.context - limit.used
         if fewest > room:

@@ -14,7 +14,7 @@ from app.model_store.errors import BrokenModel
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.tokenizer import eos_token_ids, load_tokenizer
 from app.text.chat_template import ChatTemplate
-from app.text.token_lengths import TextLimit, TokenLengths
+from app.text.token_lengths import CharacterLimit, TextLimit, TokenLengths
 
 if TYPE_CHECKING:
     from app.model_store.resolve import ResolvedModel
@@ -50,11 +50,13 @@ class Tokens:
         self._for_tools = None if self.chat_template is None else ChatTemplate(self.chat_template, facts.special_tokens)
         self.response_template = facts.response_template
 
-    def encode(self, text: str, *, add_special_tokens: bool, limit: TextLimit | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool, limit: TextLimit | CharacterLimit | None = None
+    ) -> list[int]:
         """Token ids of `text`; `add_special_tokens` puts around it what the model expects (often a BOS).
 
-        Raises MalformedRequest if `text` has a lone surrogate, and ContextTooLong if its length alone tells that it is
-        over the limit: one that is not refused may be so too.
+        Raises MalformedRequest if `text` has a lone surrogate, ContextTooLong or FieldOutOfRange if its length alone
+        tells that it is over the limit. One that is not refused may be so too.
         """
         if limit is not None:
             self._lengths.check(text, limit)
@@ -73,7 +75,7 @@ class Tokens:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        limit: TextLimit | None = None,
+        limit: TextLimit | CharacterLimit | None = None,
     ) -> list[int]:
         """Token ids of a conversation in the model's own chat template; the arguments and errors of `chat_text` and
         `encode`.

@@ -65,6 +65,16 @@ def test_what_cannot_be_tokenized_is_refused(http: httpx.Client, path: str, body
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_a_text_that_would_take_seconds_to_tokenize_is_refused(http: httpx.Client, field: str) -> None:
+    text = "a " * (1 << 19)
+    body: Any = {"prompt": text + "a"} if field == "prompt" else {"messages": [{"role": "user", "content": text}]}
+    answer = http.post("/tokenize", json=body)
+    assert answer.status_code == 400
+    assert "at most 1048576 are tokenized" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == field
+
+
 def test_another_models_tokens_are_not_to_be_had_here(http: httpx.Client) -> None:
     assert http.post("/tokenize", json={"model": "gpt-4o", "prompt": "x"}).status_code == 404
     assert http.post("/detokenize", json={"model": "gpt-4o", "tokens": [1]}).status_code == 404

@@ -1,6 +1,5 @@
 """`/v1/messages` and `/v1/messages/count_tokens`."""
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -12,10 +11,11 @@ from app.anthropic.events import MessageWriter
 from app.anthropic.prompt import prompt_tokens
 from app.anthropic.stream import collect, stream
 from app.anthropic.stream_events import MessageEvent
-from app.routers.dependencies import ServicesDep
+from app.openai.tokenization import MAX_TOKENIZED
+from app.routers.dependencies import OwnerDep, ServicesDep
 from app.routers.openai.call import SESSION_HEADER, OpenAICallDep, check_model
 from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute
-from app.text.token_lengths import TextLimit
+from app.text.token_lengths import CharacterLimit, TextLimit
 from app.web.openapi.document import component
 from app.web.sse import EventStream, unless_disconnected
 
@@ -51,7 +51,7 @@ async def create_message(
     check_model(services, body.model)
     support, use = services.tool_support, body.to_tool_use()
     limit = TextLimit("messages", services.info.max_model_len)
-    prompt = await asyncio.to_thread(prompt_tokens, body, services.tokens, support, limit)
+    prompt = await services.side_work.run(call.owner, prompt_tokens, body, services.tokens, support, limit)
     starting = call.start(
         body,
         [prompt],
@@ -81,10 +81,15 @@ async def create_message(
     responses={**REFUSALS, 200: {"headers": IGNORED_DESCRIPTION}},
 )
 async def count_message_tokens(
-    body: CountTokensBody, query: Annotated[MessagesQuery, Query()], services: ServicesDep, ignored: IgnoredDep
+    body: CountTokensBody,
+    query: Annotated[MessagesQuery, Query()],
+    services: ServicesDep,
+    owner: OwnerDep,
+    ignored: IgnoredDep,
 ) -> TokenCount:
     """The tokens that a call with these fields has as its prompt."""
     ignored.read(body)
     check_model(services, body.model)
-    prompt = await asyncio.to_thread(prompt_tokens, body, services.tokens, services.tool_support)
+    limit = CharacterLimit("messages", MAX_TOKENIZED)
+    prompt = await services.side_work.run(owner, prompt_tokens, body, services.tokens, services.tool_support, limit)
     return TokenCount(input_tokens=len(prompt))

@@ -44,7 +44,7 @@ class OpenAICall:
     ) -> None:
         """`cleanup` is unwound when the response is over; `session_name` is what `X-Session-ID` says."""
         self.services = services
-        self._owner = owner
+        self.owner = owner
         self._cleanup = cleanup
         self._session_name = session_name
         self._session: Session | None = None
@@ -79,7 +79,7 @@ class OpenAICall:
         rooms = self._rooms(prompts, max_tokens, prompt_field, limit_field)
         sampling = body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
-        await registry.turns.compile_grammar(sampling, body.min_tokens, self._cleanup)
+        await registry.turns.compile_grammar(self.owner, sampling, body.min_tokens, self._cleanup)
         eos = self.services.tokens.eos_token_ids
         requests = [
             TurnRequest(
@@ -94,7 +94,7 @@ class OpenAICall:
         ]
         # Before any session gives way: a refused call must close nothing.
         of_choices = [request for request in requests for _ in range(n)]
-        charges = registry.turns.reserve(self._owner, of_choices, self._cleanup)
+        charges = registry.turns.reserve(self.owner, of_choices, self._cleanup)
         with ExitStack() as undo:
             open_session = self._sessions(n, user, undo, prompts)
             choices = Choices(registry, requests, n, charges, open_session, self._cleanup)
@@ -136,8 +136,8 @@ class OpenAICall:
         session = self._bound(n, user, undo, prompts)
         if session is None:
             # For all or none, for the same reason.
-            self.services.sessions.make_room(self._owner, n * len(prompts))
-            return partial(self.services.sessions.ephemeral, self._owner, metadata=_labels(user))
+            self.services.sessions.make_room(self.owner, n * len(prompts))
+            return partial(self.services.sessions.ephemeral, self.owner, metadata=_labels(user))
         self._session = session
         return lambda: nullcontext(session)
 
@@ -151,15 +151,15 @@ class OpenAICall:
         if len(prompts) > 1:
             raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
         if name is None:
-            found = bound_sessions.find_continued(self._owner, prompts[0])
+            found = bound_sessions.find_continued(self.owner, prompts[0])
         else:
-            found = bound_sessions.find(self._owner, name)
+            found = bound_sessions.find(self.owner, name)
         if found is not None:
             return found
         if name is None:
-            session = bound_sessions.open_unnamed(self._owner, metadata=_labels(user))
+            session = bound_sessions.open_unnamed(self.owner, metadata=_labels(user))
         else:
-            session = bound_sessions.open(self._owner, name, metadata=_labels(user))
+            session = bound_sessions.open(self.owner, name, metadata=_labels(user))
         undo.callback(self.services.sessions.drop, session)
         return session
 

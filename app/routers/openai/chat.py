@@ -1,6 +1,5 @@
 """`/v1/chat/completions`."""
 
-import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -33,7 +32,9 @@ async def create_chat_completion(
     check_model(services, body.model)
     use, support = body.to_tool_use(), services.tool_support
     limit = TextLimit("messages", services.info.max_model_len)
-    prompt = await asyncio.to_thread(chat_prompt, body.messages, services.tokens, support, use.tools, limit=limit)
+    prompt = await services.side_work.run(
+        call.owner, chat_prompt, body.messages, services.tokens, support, use.tools, limit=limit
+    )
     ignored.add(prompt.left_out)
     starting = call.start(
         body,

@@ -1,6 +1,5 @@
 """`/v1/completions`."""
 
-import asyncio
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
@@ -33,7 +32,7 @@ async def create_completion(
     services = call.services
     ignored.read(body)
     check_model(services, body.model)
-    prompts = await asyncio.to_thread(_encode, body.prompts, services.tokens, services.info)
+    prompts = await services.side_work.run(call.owner, _encode, body.prompts, services.tokens, services.info)
     starting = call.start(
         body,
         [prompt.token_ids for prompt in prompts],

@@ -1,6 +1,5 @@
 """From a checked request to a running response."""
 
-import asyncio
 import time
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
@@ -51,7 +50,7 @@ class ResponseCall:
         check_model(services, body.model)
         before, new = self._items(body, cleanup)
         use, support = body.to_tool_use(), services.tool_support
-        token_ids = await asyncio.to_thread(self._prompt, body, [*before, *new], use)
+        token_ids = await services.side_work.run(self._owner, self._prompt, body, [*before, *new], use)
         request = await self._request(body, token_ids, use, cleanup)
         response = ResponseObject.begin(body, new_id("resp"), int(time.time()))
         # From here on nothing waits, so no other call takes the session. A refused call closes none.
@@ -106,7 +105,7 @@ class ResponseCall:
         room = turns.room(len(token_ids), body.max_output_tokens, param="input", limit_param="max_output_tokens")
         grammar = turn_grammar(body.to_grammar(), use, support)
         sampling = replace(body.to_params(logprobs=body.alternatives), grammar=grammar)
-        await turns.compile_grammar(sampling, body.min_tokens, cleanup)
+        await turns.compile_grammar(self._owner, sampling, body.min_tokens, cleanup)
         stop: StopRule = body.to_stop_rule(max_tokens=room, eos_token_ids=services.tokens.eos_token_ids)
         shown = support.shown if use.callable else frozenset()
         text = replace(body.to_text_rule(with_logprobs=False), shown=shown)

@@ -1,1 +1,1 @@
-"""Keep memory and disk within what sessions may have of them, for as long as the server runs."""
+"""Keep memory, disk and processors within what sessions and tenants may have of them."""

@@ -1,0 +1,87 @@
+"""Work for clients beside their turns: texts made tokens, bodies parsed, grammars compiled, files written and read.
+
+It takes processors and the event loop from everybody's turns, so each tenant has its share of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SHARE = 0.25
+"""Of a tenant's time, that such work may take while turns of others are under way."""
+FILE_BYTES_PER_S = 250e6
+"""Of a session's file: it is hashed, written, read and sent. Rather too low, so that files do not hold up turns."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """One piece of work, which tells what it has cost."""
+
+    seconds: float = 0.0
+    """Of a processor."""
+
+    @property
+    def rest_s(self) -> float:
+        """How long its tenant waits before the next one, if others are there."""
+        return self.seconds * (1 / SHARE - 1)
+
+
+@dataclass(slots=True)
+class _Tenant:
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2)))
+    rests_until: float = 0.0
+
+
+class SideWork:
+    """Has one piece of a tenant's work done at a time for two processors, in the order in which they were asked for.
+
+    While turns of others are under way, it also waits after each piece. Used on the event loop only.
+    """
+
+    def __init__(self, others_run: Callable[[str | None], bool]) -> None:
+        """`others_run` says whether tenants other than that one have turns under way."""
+        self._others_run = others_run
+        self._tenants: defaultdict[str | None, _Tenant] = defaultdict(_Tenant)
+
+    async def run(self, owner: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `function` returns, on another thread. Who is cancelled meanwhile leaves when it has returned."""
+        async with self.turn(owner) as piece:
+            working = asyncio.ensure_future(asyncio.to_thread(_timed, partial(function, *args, **kwargs), piece))
+            try:
+                return await asyncio.shield(working)
+            except asyncio.CancelledError:
+                await asyncio.wait([working])  # a thread cannot be cancelled: the next piece would run beside it
+                raise
+
+    @asynccontextmanager
+    async def turn(self, owner: str | None) -> AsyncIterator[Piece]:
+        """A piece of work of the tenant, which lasts as long as the block."""
+        tenant = self._tenants[owner]
+        async with tenant.places:
+            rest = tenant.rests_until - time.perf_counter()
+            if rest > 0 and self._others_run(owner):
+                await asyncio.sleep(rest)
+            piece = Piece()
+            try:
+                yield piece
+            finally:
+                tenant.rests_until = time.perf_counter() + piece.rest_s
+
+
+def _timed(function: Callable[[], T], piece: Piece) -> T:
+    began = time.thread_time()
+    try:
+        return function()
+    finally:
+        piece.seconds += time.thread_time() - began
