@@ -91,12 +91,14 @@ class StackUse:
 @dataclass(frozen=True, slots=True)
 class StepCounts:
     """Steps since the start: `replayed` ones were recorded decode steps, `eager` ones ran layer by layer; `followed` of
-    both were given to the device while it ran the one before. Each part counts of one that did not fit whole.
+    both were given to the device while it ran the one before. Each part counts of one that did not fit whole. `tokens`
+    are all that they computed.
     """
 
     replayed: int = 0
     eager: int = 0
     followed: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ def _steps(steps: StepCounts) -> Iterator[Metric]:
     yield found
     followed = "Steps that the device was given while it ran the one before"
     yield CounterMetricFamily("djinn_steps_followed", followed, steps.followed)
+    computed = "Tokens that steps computed, also for turns that were cancelled"
+    yield CounterMetricFamily("djinn_step_tokens", computed, steps.tokens)
 
 
 def _drafts(drafts: DraftCounts) -> Iterator[Metric]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -26,7 +27,8 @@ from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.process import ServerFailedError, free_port, starting_server
 from loadgen.sampling.processes import process_use
 
-VICTIM, NEIGHBOUR = "key-of-the-victim", "key-of-the-neighbour"
+VICTIM, NEIGHBOUR, WATCHER = "key-of-the-victim", "key-of-the-neighbour", "key-of-the-watcher"
+ROLES = {VICTIM: "user", NEIGHBOUR: "user", WATCHER: "metrics"}
 KV_DEVICE_BYTES, KV_HOST_BYTES = 64 << 20, 256 << 20
 HONEST = (1, 4, 16)
 LEAD_S = 2.0
@@ -46,7 +48,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What was seen beside one neighbour, or beside nobody. `answers` and `tokens_per_s` are the neighbour's."""
+    """What was seen beside one neighbour, or beside nobody. `answers` are the neighbour's, and `tokens_per_s` those
+    that the server computed for it, whether or not it was told them.
+    """
 
     turns: list[Turn]
     answers: dict[str, int]
@@ -62,24 +66,33 @@ class Scene:
 
 @contextmanager
 def served(model: Path) -> Iterator[tuple[str, int]]:
-    """A fresh server with two keys and a state folder of its own: its URL and its process."""
+    """A fresh server with two users and a state folder of its own: its URL and its process."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         flags = {
             "--model": str(model),
             "--port": str(port),
-            "--api-key": VICTIM,
+            "--tenants": str(_write_tenants(Path(folder))),
             "--state-dir": f"{folder}/state",
             "--kv-device": str(KV_DEVICE_BYTES),
             "--kv-host": str(KV_HOST_BYTES),
             "--kv-disk": "1GiB",
         }
         launch = djinn_launch(flags)
-        command = [*launch.command, "--api-key", NEIGHBOUR]
-        with starting_server(command, {**os.environ, **launch.environment}, None) as process:
+        with starting_server(launch.command, {**os.environ, **launch.environment}, None) as process:
             _wait_until_ready(process, url)
             yield url, process.pid
+
+
+def _write_tenants(folder: Path) -> Path:
+    tenants = [
+        {"name": key, "role": role, "keys": [{"sha256": hashlib.sha256(key.encode()).hexdigest()}]}
+        for key, role in ROLES.items()
+    ]
+    path = folder / "tenants.json"
+    path.write_text(json.dumps({"tenants": tenants}))
+    return path
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
@@ -135,7 +148,9 @@ async def _play(url: str, pid: int, name: str | None, seconds: float) -> Scene:
         victim, peak = Victim(client, model.vocabulary), asyncio.create_task(_watch(pid))
         if worker is not None:
             await asyncio.sleep(LEAD_S)
+        counted, began = await _computed(url), time.perf_counter()
         await victim.run(seconds)
+        computed, lasted = await _computed(url) - counted - victim.computed, time.perf_counter() - began
         found = {} if worker is None else await _end(worker)
         peak.cancel()
         grown = max(0, await _peak(peak) - before - KV_DEVICE_BYTES - KV_HOST_BYTES)
@@ -143,7 +158,7 @@ async def _play(url: str, pid: int, name: str | None, seconds: float) -> Scene:
     return Scene(
         victim.turns,
         found.get("answers", {}),
-        found.get("tokens", 0) / (seconds + LEAD_S),
+        max(0, computed) / lasted,
         grown,
         error or found.get("error", ""),
     )
@@ -154,6 +169,13 @@ async def _describe(client: httpx.AsyncClient) -> Model:
     counted = (await client.post("/tokenize", json={"prompt": "a"})).raise_for_status().json()
     vocabulary = max(400, *counted["tokens"])  # no route tells its size; every model here has that many
     return Model(found["id"], vocabulary, found["hidden_size"], found["layers"], found["max_model_len"])
+
+
+async def _computed(url: str) -> int:
+    """Tokens that the server has computed for all."""
+    async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {WATCHER}"}, timeout=60.0) as client:
+        lines = (await client.get("/metrics")).raise_for_status().text.splitlines()
+    return int(float(next(line for line in lines if line.startswith("djinn_step_tokens_total ")).split()[1]))
 
 
 async def _start(url: str, name: str, model: Model, seconds: float) -> asyncio.subprocess.Process:

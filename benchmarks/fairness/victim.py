@@ -35,6 +35,8 @@ class Victim:
     client: httpx.AsyncClient
     vocabulary: int
     turns: list[Turn] = field(default_factory=list)
+    computed: int = 0
+    """Tokens that the server computed for it."""
 
     async def run(self, seconds: float) -> None:
         """Take turns for so long, and at least one."""
@@ -73,4 +75,6 @@ class Victim:
                 told = event.json()
         now = time.perf_counter()
         first = now if first is None else first
+        usage = told["usage"]
+        self.computed += usage["prompt_tokens"] - usage["cached_tokens"] + usage["completion_tokens"] - 1
         return Turn(first - began, (now - first) / (ANSWER - 1), tuple(told["token_ids"]))

@@ -44,7 +44,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     model = Model(**json.loads(arguments.model))
     target = asyncio.run(run(arguments.url, arguments.key, arguments.name, model, arguments.seconds))
-    print(json.dumps({"answers": target.answers, "tokens": target.tokens}))
+    print(json.dumps({"answers": target.answers}))
     return 0
 
 

@@ -58,7 +58,7 @@ class Runner:
         self._run_layers = run_layers
         self._decode = replay or partial(whole_pass, stack, run_layers)
         self._replays = replay is not None
-        self._replayed = self._eager = self._followed = 0
+        self._replayed = self._eager = self._followed = self._tokens = 0
         self._split_size = SplitSize()
         self._masks = MaskThread()
         self._alone = 0
@@ -66,7 +66,7 @@ class Runner:
 
     def counts(self) -> StepCounts:
         """The steps that have been launched."""
-        return StepCounts(self._replayed, self._eager, self._followed)
+        return StepCounts(self._replayed, self._eager, self._followed, self._tokens)
 
     @torch.inference_mode()
     def predict(self, stored: StoredTensor, rows: tuple[int, int], top_k: int) -> list[list[tuple[int, float]]]:
@@ -160,18 +160,19 @@ class Runner:
             compute = self._place_decode(rows, before, put)
             self._staging.send()
             pending.launch(compute())
-            self._count(replayed=self._replays, followed=before is not None)
+            self._count(rows, replayed=self._replays, followed=before is not None)
             return WholeStep(rows, pending)
         walk = Walk(self.stack, self._run_layers, self.pool.block_size, self._streams, rows, put, self._vectors)
         self._staging.send()
         pending.launch(walk.run())
-        self._count(replayed=False, followed=False)
+        self._count(rows, replayed=False, followed=False)
         return WholeStep(rows, pending, walk.stopped, walk.captured)
 
-    def _count(self, *, replayed: bool, followed: bool) -> None:
+    def _count(self, rows: Sequence[Row], *, replayed: bool, followed: bool) -> None:
         self._replayed += replayed
         self._eager += not replayed
         self._followed += followed
+        self._tokens += sum(row.length for row in rows)
 
     def _place_decode(self, rows: list[Row], before: LaunchedStep | None, put: Put) -> Callable[[], Tensor]:
         spans = [(row.first, 1) for row in rows]

@@ -36,8 +36,6 @@ class Target:
     chance: random.Random
     answers: Counter[str] = field(default_factory=Counter)
     """By status, or by the name of what went wrong with the connection."""
-    tokens: int = 0
-    """That the server has computed for the attacker, as far as answers tell."""
 
     async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """The answer, whatever it is. Raises httpx's `HTTPError` if there is none."""
@@ -48,12 +46,7 @@ class Target:
     async def post(self, path: str, body: object = None) -> Any:
         """The answer's JSON; an empty dictionary where it is an error."""
         answer = await self.request("POST", path, json=body)
-        found = answer.json() if answer.is_success and answer.content else {}
-        usage = found.get("usage") if isinstance(found, dict) else None
-        if isinstance(usage, dict):
-            computed = usage.get("prompt_tokens", 0) - usage.get("cached_tokens", 0)
-            self.tokens += computed + usage.get("completion_tokens", 0)
-        return found
+        return answer.json() if answer.is_success and answer.content else {}
 
     async def open(self) -> str:
         """The path of a new session. Raises `Refused`."""

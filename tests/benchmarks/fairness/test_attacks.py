@@ -60,13 +60,12 @@ async def test_an_attack_is_over_when_it_ends_and_others_are_served(url: str, na
     assert (turn.error, len(turn.token_ids)) == ("", ANSWER)
 
 
-async def test_honest_neighbours_count_what_was_computed_for_them(url: str) -> None:
+async def test_honest_neighbours_are_refused_nothing(url: str) -> None:
     async with client_of(url, ATTACKER) as client:
         target = Target(client, ATTACKER, await find_model(client), random.Random(1))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(honest(2)(target), SECONDS)
-        assert set(target.answers) <= {"200", "201", "204"}
-        assert target.tokens > 0
+    assert {"200", "201"} <= set(target.answers) <= {"200", "201", "204"}
 
 
 def test_each_attack_says_what_it_does() -> None:
