@@ -56,6 +56,7 @@ class World:
             max_step_tokens=2048,
             max_running=running,
             shared_prompt_tokens=1024,
+            shared_rows=running,
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
         self.times: dict[str, list[float]] = defaultdict(list)

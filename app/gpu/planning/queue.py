@@ -41,6 +41,8 @@ class TurnQueue:
         self.running: OrderedDict[SessionId, ActiveTurn] = OrderedDict()
         self._turns: Counter[str] = Counter()
         """How many of each tenant run."""
+        self._tenants: Counter[str] = Counter()
+        """How many of each tenant run or wait."""
         self._largest: str | None = None
         """The tenant with the most; None: to be found anew."""
 
@@ -59,9 +61,15 @@ class TurnQueue:
             key=lambda active: active.sequence.pending - active.turn.passed_over * part,
         )
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several tenants have turns that wait or run."""
+        return len(self._tenants) > 1
+
     def append(self, active: ActiveTurn) -> None:
         """Put a turn at the end of the queue."""
         self.waiting[active.sequence.session] = active
+        _count(self._tenants, active, 1)
 
     def prepend(self, active: ActiveTurn) -> None:
         """Put a turn at the front of the queue."""
@@ -72,7 +80,7 @@ class TurnQueue:
         """Let a waiting turn run."""
         del self.waiting[active.sequence.session]
         self.running[active.sequence.session] = active
-        self._count(active, 1)
+        self._count_running(active, 1)
 
     def preempt(self, sequence: TokenSequence) -> None:
         """Put the sequence's turn at the front of the queue if it runs."""
@@ -83,10 +91,12 @@ class TurnQueue:
 
     def remove(self, sequence: TokenSequence) -> None:
         """Forget the sequence's turn, if it waits or runs."""
-        self.waiting.pop(sequence.session, None)
-        active = self.running.pop(sequence.session, None)
-        if active is not None:
-            self._count(active, -1)
+        waiting = self.waiting.pop(sequence.session, None)
+        running = self.running.pop(sequence.session, None)
+        if running is not None:
+            self._count_running(running, -1)
+        if (active := waiting or running) is not None:
+            _count(self._tenants, active, -1)
 
     def turns_of(self, tenant: str) -> int:
         """How many turns of the tenant run."""
@@ -115,11 +125,8 @@ class TurnQueue:
             running = (active.sequence for active in reversed(self.running.values()))
             yield from (sequence for sequence in running if sequence.tenant == self._largest)
 
-    def _count(self, active: ActiveTurn, change: int) -> None:
-        tenant = active.sequence.tenant
-        self._turns[tenant] += change
-        if not self._turns[tenant]:
-            del self._turns[tenant]
+    def _count_running(self, active: ActiveTurn, change: int) -> None:
+        _count(self._turns, active, change)
         self._largest = None
 
     def weakest(self, asking: TokenSequence) -> TokenSequence | None:
@@ -134,3 +141,10 @@ class TurnQueue:
         sequences = (active.sequence for active in self.running.values())
         running = [r for r in sequences if r is asking or not r.guaranteed]
         return None if running in ([], [asking]) else running[-1]
+
+
+def _count(turns: Counter[str], active: ActiveTurn, change: int) -> None:
+    tenant = active.sequence.tenant
+    turns[tenant] += change
+    if not turns[tenant]:
+        del turns[tenant]

@@ -182,6 +182,7 @@ def _make_scheduler(
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
         shared_prompt_tokens=-(-settings.max_step_tokens // _steps_shared(stack, borrower)),
+        shared_rows=_shared_rows(settings, stack, borrower),
     )
 
 
@@ -192,6 +193,15 @@ def _steps_shared(stack: LayerStack, borrower: Borrower | None) -> int:
     if borrower is not None:
         return 1
     return 4 if stack.device.type == "cpu" else 2
+
+
+def _shared_rows(settings: EngineSettings, stack: LayerStack, borrower: Borrower | None) -> int:
+    """How many turns of one tenant decode in a step while others have turns: fewer than it may have, where each row
+    makes the step longer.
+    """
+    if borrower is not None or stack.device.type != "cpu":
+        return settings.max_running
+    return max(16, settings.max_step_tokens // 16)
 
 
 def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder | None) -> MemoryPlan | None:

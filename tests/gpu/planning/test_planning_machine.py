@@ -95,6 +95,7 @@ class PlanningMachine(RuleBasedStateMachine):
             max_step_tokens=MAX_STEP_TOKENS,
             max_running=MAX_RUNNING,
             shared_prompt_tokens=4,
+            shared_rows=2,
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks)

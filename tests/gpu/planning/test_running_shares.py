@@ -112,3 +112,30 @@ def test_kv_that_is_guaranteed_stays(model: ResolvedModel) -> None:
     while not any(map(driver.ended, many)):
         take_step(driver)
         assert not driver.tokens(one)
+
+
+def test_a_tenant_with_many_turns_does_not_make_the_steps_of_another_long(driver: Driver) -> None:
+    """Each of the many has its place in some of the steps."""
+    driver.engine._scheduler._shared_rows = 2
+    many = long_turns(driver, "many", MAX_RUNNING - 1, 0, length=3)
+    one = driver.submit(driver.open("one"), prompt(100, 3), ANSWER)
+    begin(driver, [*many, one], MAX_RUNNING)
+    before = {turn: len(driver.tokens(turn)) for turn in (*many, one)}
+    steps = 2 * MAX_RUNNING
+    for _ in range(steps):
+        take_step(driver)
+    gained = {turn: len(driver.tokens(turn)) - count for turn, count in before.items()}
+    assert gained[one] >= steps
+    assert sum(gained[turn] for turn in many) <= 4 * steps  # two rows, and drafts
+    assert min(gained[turn] for turn in many) >= steps * 2 // len(many) - 1
+    driver.finish(*many, one)
+
+
+def test_alone_a_tenant_has_all_rows(driver: Driver) -> None:
+    driver.engine._scheduler._shared_rows = 2
+    many = long_turns(driver, "many", MAX_RUNNING, 0, length=3)
+    begin(driver, many, MAX_RUNNING)
+    before = sum(len(driver.tokens(turn)) for turn in many)
+    take_step(driver)
+    assert sum(len(driver.tokens(turn)) for turn in many) - before >= MAX_RUNNING
+    driver.finish(*many)

@@ -1,0 +1,42 @@
+"""Prompts that nobody's load may cut: what they take beyond their part of a step, they do without in the next."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from app.domain.breakpoints import Action
+from tests.gpu.breakpoints.breaking import BreakDriver
+from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEP_TOKENS, UNCUT, ANSWER = 64, 60, 30
+
+
+def long_rows(driver: BreakDriver) -> list[int]:
+    """Tokens of prompts in each step."""
+    return [sum(row.length for row in plan.rows if row.length > 1 and not row.draft) for plan in driver.plans]
+
+
+@pytest.mark.parametrize("other", ["many", "one"])
+def test_rows_that_are_not_cut_leave_steps_to_those_who_decode(tiny_llama: TinyModel, other: str) -> None:
+    driver = BreakDriver(tiny_llama.engine(max_step_tokens=STEP_TOKENS))
+    one = driver.submit(driver.open("one"), prompt(0, 3), ANSWER)
+    while not driver.tokens(one):
+        driver.take(driver.engine.step())
+    captured = []
+    for seed in range(1, 6):
+        session = driver.open(other)
+        driver.arm(session, 1, action=Action.CAPTURE)
+        captured.append(driver.submit(session, prompt(seed, UNCUT), 1))
+    driver.plans.clear()
+    driver.finish(*captured)
+    rows = long_rows(driver)
+    assert all(tokens % UNCUT == 0 for tokens in rows)  # whole, as the client sees them
+    if other == "many":
+        assert all(sum(pair) <= UNCUT for pair in pairwise(rows))
+    else:
+        assert len(rows) <= len(captured)
+    driver.finish(one)
