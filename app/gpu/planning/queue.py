@@ -62,6 +62,11 @@ class TurnQueue:
         )
 
     @property
+    def tenants_running(self) -> int:
+        """How many tenants have turns that run."""
+        return len(self._turns)
+
+    @property
     def is_shared(self) -> bool:
         """Whether several tenants have turns that wait or run."""
         return len(self._tenants) > 1
@@ -130,17 +135,18 @@ class TurnQueue:
         self._largest = None
 
     def weakest(self, asking: TokenSequence) -> TokenSequence | None:
-        """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs.
+        """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs. It is
+        one of the tenant with the most turns, unless the one that asks has as many.
 
         It may be the one that asks, unless nobody else is left.
         """
         waiting = (active.sequence for active in self.waiting.values())
         holders = [w for w in waiting if w.tier is Tier.DEVICE and w is not asking and not w.guaranteed]
         if holders:
-            return holders[-1]
+            return _of_largest(self._tenants, holders, asking)[-1]
         sequences = (active.sequence for active in self.running.values())
         running = [r for r in sequences if r is asking or not r.guaranteed]
-        return None if running in ([], [asking]) else running[-1]
+        return None if running in ([], [asking]) else _of_largest(self._turns, running, asking)[-1]
 
 
 def _count(turns: Counter[str], active: ActiveTurn, change: int) -> None:
@@ -148,3 +154,13 @@ def _count(turns: Counter[str], active: ActiveTurn, change: int) -> None:
     turns[tenant] += change
     if not turns[tenant]:
         del turns[tenant]
+
+
+def _of_largest(turns: Counter[str], sequences: list[TokenSequence], asking: TokenSequence) -> list[TokenSequence]:
+    """Those of the tenant with the most turns. All, if it has one, or hardly more than the tenant that asks: so the
+    oldest that runs is never the last of them.
+    """
+    largest = max(turns, key=turns.__getitem__)
+    if turns[largest] < 2 or (largest != asking.tenant and turns[largest] < turns[asking.tenant] + 2):
+        return sequences
+    return [each for each in sequences if each.tenant == largest] or sequences

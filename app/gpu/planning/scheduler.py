@@ -18,7 +18,6 @@ The oldest running sequence is never preempted and can have the whole pool, so e
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +31,8 @@ from app.gpu.passes.work import work_of_way
 from app.gpu.planning.admission import Admission, Admitted
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.queue import AGING_STEPS, ActiveTurn, TurnQueue
-from app.gpu.planning.shares import Overdrafts, TenantShares
+from app.gpu.planning.shared_steps import SharedSteps
+from app.gpu.planning.shares import TenantShares
 from app.gpu.planning.step_work import StepWork
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
@@ -68,21 +68,16 @@ class Scheduler:
         shared_prompt_tokens: int,
         shared_rows: int,
     ) -> None:
-        """`shared_prompt_tokens`: of prompts, in a step while there are other turns. `shared_rows`: that decode for one
-        tenant, in a step while others have turns.
-        """
+        """`shared_prompt_tokens` and `shared_rows`: of a step that several turns share, as `SharedSteps` has them."""
         self.placement = placement
         self.drafting = drafting
         self.cache = placement.tiers.cache
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
         self.max_running = max_running
-        self._shared_prompt_tokens = shared_prompt_tokens
-        self._shared_rows = shared_rows
-        self._steps = 0
-        self._overdrafts = Overdrafts()
         self._whole_pass = PassPlan(0, num_layers)
         self.queue = TurnQueue()
+        self.shared = SharedSteps(self.queue, shared_prompt_tokens, shared_rows)
         self._admission = Admission(placement, self.queue)
         self._shares = TenantShares(max(1, max_step_tokens // AGING_STEPS), max_step_tokens)
         self._work = StepWork(STEP_WORK)
@@ -126,7 +121,6 @@ class Scheduler:
         plan = StepPlan(most_turns=self._admission.most_turns)
         self.placement.forget_order()
         self._work.begin()
-        self._steps += 1
         budget = self._plan_prompts(plan, self._plan_decodes(plan, self.max_step_tokens))
         live = [row for row in plan.rows if row.sequence.session in self.queue.running]
         plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=lambda row: row.length)
@@ -144,10 +138,13 @@ class Scheduler:
     def _plan_decodes(self, plan: StepPlan, budget: int) -> int:
         """Plan the next token of turns that decode; returns the tokens that are left of `budget`."""
         running, is_ready, whole = self.queue.running, self.cache.is_ready, self._whole_pass
-        for active in self._decoding():
+        resting = self.shared.resting()
+        for active in list(running.values()):
             sequence, first = active.sequence, active.sequence.computed
             end = len(sequence.tokens)
-            if end - first > 1 or budget <= 0 or sequence.session not in running:  # another has preempted it
+            if end - first > 1 or budget <= 0 or sequence.session in resting:
+                continue
+            if sequence.session not in running:  # another has preempted it
                 continue
             if is_ready(sequence) and not sequence.watched and not active.scores_prompt:
                 # What `_add_row` comes to for one token that needs no block: most rows of most steps are such.
@@ -158,25 +155,11 @@ class Scheduler:
                 budget -= self._add_row(plan, active, budget)
         return budget
 
-    def _decoding(self) -> list[ActiveTurn]:
-        """The turns that run, without those that a tenant has beyond its rows: each has its place in some steps."""
-        running, most = list(self.queue.running.values()), self._shared_rows
-        if len(running) <= most or not self.queue.is_shared:
-            return running
-        seen, chosen = Counter[str](), list[ActiveTurn]()
-        for active in running:
-            tenant = active.sequence.tenant
-            turns = self.queue.turns_of(tenant)
-            if (seen[tenant] - self._steps * most) % turns < most:
-                chosen.append(active)
-            seen[tenant] += 1
-        return chosen
-
     def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
         """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
-        most = self._prompt_share(budget)
-        ordered = self._shares.order(self.queue.claims(self._shared_prompt_tokens))
-        ordered = self._without_overdrawn(plan, ordered, most)
+        most = self.shared.part(budget, decodes=bool(plan.rows))
+        ordered = self._shares.order(self.queue.claims(self.shared.prompt_tokens))
+        ordered = self.shared.paid_up(ordered, most, decodes=bool(plan.rows))
         shortest = min((active.sequence.pending for active in ordered), default=0)
         claims, spent = iter(ordered), 0
         # What breakpoints keep a row from is for those behind it: they may be another tenant's.
@@ -187,24 +170,6 @@ class Scheduler:
         for active in claims:
             active.turn.passed_over += 1
         return budget - spent
-
-    def _without_overdrawn(self, plan: StepPlan, claims: list[ActiveTurn], share: int) -> list[ActiveTurn]:
-        """The claims without those of tenants whose prompts had more than the `share` of an earlier step, while others
-        have turns.
-        """
-        owing = self._overdrafts.pay(share)
-        free = [active for active in claims if active.sequence.tenant not in owing]
-        if len(free) == len(claims) or not (self.queue.is_shared and (free or plan.rows)):
-            return claims
-        for active in claims:
-            active.turn.passed_over += active.sequence.tenant in owing
-        return free
-
-    def _prompt_share(self, budget: int) -> int:
-        """Tokens that prompts have of a step: fewer while other turns decode, and fewer still if they are another's."""
-        if len(self.queue) == 1:
-            return budget
-        return min(budget, max(1, self._shared_prompt_tokens // (2 if self.queue.is_shared else 1)))
 
     def _add_prompts(self, plan: StepPlan, claims: Sequence[ActiveTurn], most: int) -> int:
         """Plan rows of these prompts; returns how many tokens they have, `most` at most but for a single row."""
@@ -218,7 +183,7 @@ class Scheduler:
             if left > 0 and self._runs(active.sequence):  # no other has preempted it
                 length = self._add_row(plan, active, left)
                 self._shares.spend(active.sequence.tenant, length)
-                self._overdrafts.add(active.sequence.tenant, length - left)
+                self.shared.overdraw(active.sequence.tenant, length - left)
                 spent += length
         return spent
 
@@ -250,7 +215,7 @@ class Scheduler:
         """
         tenant = active.sequence.tenant
         turns, queued, last = self.queue.turns_of(tenant), len(self.queue.waiting), None
-        if plan.gave_way or turns >= plan.most_turns:
+        if turns >= plan.most_turns or (plan.gave_way and self.queue.above_share(tenant) is None):
             return False
         if len(self.queue.running) >= self.max_running:
             last = self.queue.above_share(tenant)

@@ -5,7 +5,7 @@ last prompt took beyond, it lacks in the rounds that follow. Pure planning: no t
 """
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from app.gpu.planning.queue import ActiveTurn
 
@@ -77,22 +77,3 @@ class TenantShares:
         for tenant in [each for each in had if each not in tenants and had[each] <= least]:
             del had[tenant]
         self._active = tuple(tenants)
-
-
-class Overdrafts:
-    """What tenants' prompts had beyond their part of a step, because no other's load may cut a row."""
-
-    def __init__(self) -> None:
-        self._owed: dict[str, int] = {}
-
-    def add(self, tenant: str, tokens: int) -> None:
-        """Note tokens beyond the part; 0 or less are none."""
-        if tokens > 0:
-            self._owed[tenant] = self._owed.get(tenant, 0) + tokens
-
-    def pay(self, share: int) -> Collection[str]:
-        """The tenants that do without their `share` tokens of a step, which they have had before."""
-        owing = self._owed
-        if owing:
-            self._owed = {tenant: owed - share for tenant, owed in owing.items() if owed > share}
-        return owing

@@ -105,7 +105,7 @@ class TinyModel:
         )
         loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)
         engine = build_engine(self.resolved, loaded, settings, recorder)
-        engine._scheduler._shared_prompt_tokens = max_step_tokens
+        engine._scheduler.shared.prompt_tokens = max_step_tokens
         return engine
 
 

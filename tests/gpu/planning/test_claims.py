@@ -56,7 +56,7 @@ def test_a_long_prompt_is_not_passed_over_for_ever(driver: Driver) -> None:
 def test_one_prompt_of_a_tenant_does_not_wait_behind_a_hundred_of_another(driver: Driver) -> None:
     many = [driver.submit(driver.open("many"), prompt(seed, SHORT), 1) for seed in range(100)]
     one = driver.submit(driver.open("one"), prompt(100, SHORT), 1)
-    assert steps_until(driver, one) <= 4  # each has prompts of half as many tokens as one tenant's
+    assert steps_until(driver, one) <= 4  # steps have half as many tokens as those of one tenant
     driver.finish(*many)
 
 

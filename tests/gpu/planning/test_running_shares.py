@@ -114,14 +114,32 @@ def test_kv_that_is_guaranteed_stays(model: ResolvedModel) -> None:
         assert not driver.tokens(one)
 
 
+@pytest.mark.parametrize("make", [pooled, tiered])
+def test_turns_that_grow_do_not_push_out_another_tenants(
+    model: ResolvedModel, make: Callable[[ResolvedModel], Driver]
+) -> None:
+    """The device has room for their contexts, and not for their answers."""
+    driver = make(model)
+    many = long_turns(driver, "many", MAX_RUNNING - 1, 0, length=LENGTH // 2)
+    begin(driver, many, MAX_RUNNING - 1)
+    one = driver.submit(driver.open("one"), prompt(100, 2 * BLOCK), ANSWER)
+    steps = 0
+    while not driver.ended(one):
+        take_step(driver)
+        steps += 1
+    assert steps <= ANSWER + 4
+    assert driver.end(one).usage.tokens_recomputed == 0
+    driver.finish(*many)
+
+
 def test_a_tenant_with_many_turns_does_not_make_the_steps_of_another_long(driver: Driver) -> None:
     """Each of the many has its place in some of the steps."""
-    driver.engine._scheduler._shared_rows = 2
+    driver.engine._scheduler.shared.rows = 2
     many = long_turns(driver, "many", MAX_RUNNING - 1, 0, length=3)
     one = driver.submit(driver.open("one"), prompt(100, 3), ANSWER)
     begin(driver, [*many, one], MAX_RUNNING)
     before = {turn: len(driver.tokens(turn)) for turn in (*many, one)}
-    steps = 2 * MAX_RUNNING
+    steps = MAX_RUNNING
     for _ in range(steps):
         take_step(driver)
     gained = {turn: len(driver.tokens(turn)) - count for turn, count in before.items()}
@@ -132,7 +150,7 @@ def test_a_tenant_with_many_turns_does_not_make_the_steps_of_another_long(driver
 
 
 def test_alone_a_tenant_has_all_rows(driver: Driver) -> None:
-    driver.engine._scheduler._shared_rows = 2
+    driver.engine._scheduler.shared.rows = 2
     many = long_turns(driver, "many", MAX_RUNNING, 0, length=3)
     begin(driver, many, MAX_RUNNING)
     before = sum(len(driver.tokens(turn)) for turn in many)
