@@ -68,7 +68,14 @@ class BlockPool:
         if count > self.available:
             raise RuntimeError(f"{count} blocks asked, {self.available} available")
         self.changes += 1
-        return [self._take() for _ in range(count)]
+        taken = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
+        evicted = [self._cached.popitem(last=False)[0] for _ in range(count - len(taken))]
+        for block in evicted:  # each is published, and a restore evicts many: `unpublish` without a call for each
+            del self._by_hash[self._hash_of.pop(block)]
+        taken += evicted
+        for block in taken:
+            self._refs[block] = 1
+        return taken
 
     def grow(self, count: int) -> None:
         """Add `count` free blocks at the top."""
@@ -163,18 +170,9 @@ class BlockPool:
         if not self._cached.keys() <= self._hash_of.keys() or not self._hash_of.keys().isdisjoint(self._free):
             raise RuntimeError("a cached block is not published, or a free one is")
 
-    def _take(self) -> BlockId:
-        if self._free:
-            block = heapq.heappop(self._free)
-        else:
-            block, _ = self._cached.popitem(last=False)
-            self.unpublish(block)
-        self._refs[block] = 1
-        return block
-
     def _take_over(self, source: BlockId) -> BlockId:
         """Take a block that has the holders and the prefix of `source` from now on."""
-        target = self._take()
+        [target] = self.allocate(1)
         self._refs[target] = self._refs[source]
         if source in self._hash_of:
             self._hash_of[target] = self._hash_of.pop(source)

@@ -46,6 +46,7 @@ class Arrivals:
             wanted = move.target if unchanged else move.target[: len(move.hashes)]
             host.share(wanted)
             sequence.host_blocks.extend(wanted)
+            sequence.plain_to = 0
 
     def _on_device(self, sequence: TokenSequence, move: Move, arrived: bool) -> bool:
         sequence.incoming = None

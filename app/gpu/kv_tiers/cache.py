@@ -71,11 +71,10 @@ class KVCache:
 
     def is_ready(self, sequence: TokenSequence) -> bool:
         """Whether the next token can be written at once: `reserve` of it would change nothing."""
-        index, offset = divmod(sequence.computed, self.pool.block_size)
+        index = sequence.computed // self.pool.block_size
         return (
-            offset > 0
-            and index + 1 == len(sequence.blocks)
-            and self.pool.is_private(sequence.blocks[index])
+            index < len(sequence.blocks)
+            and all(map(self.pool.is_private, sequence.blocks[index:]))
             and len(sequence.host_blocks) <= index
         )
 
@@ -100,6 +99,19 @@ class KVCache:
         if needed > 0:
             sequence.blocks.extend(self.pool.allocate(needed))
         return copies
+
+    def extend_plain(self, sequence: TokenSequence) -> bool:
+        """Go on with the next block of a turn that has decoded plainly and filled its last one. False: it has to be
+        looked at, or no block is available.
+        """
+        if not sequence.plain_to:
+            return False
+        if sequence.plain_to == len(sequence.blocks) * self.pool.block_size:
+            if not self.pool.available:
+                return False
+            sequence.blocks += self.pool.allocate(1)
+        sequence.plain_to += self.pool.block_size
+        return True
 
     def commit(self, sequence: TokenSequence, computed: int) -> None:
         """Account for tokens that have run all layers, and publish the blocks that they filled."""
@@ -135,6 +147,7 @@ class KVCache:
         """A sequence with the same history that shares every block, the partly filled last one included."""
         self.pool.share(sequence.blocks)
         self.host.share(sequence.host_blocks)
+        sequence.plain_to = 0
         shared = bool(sequence.blocks or sequence.host_blocks)  # a file belongs to one session
         shared_checkpoint = None if sequence.checkpoint is None else copy(sequence.checkpoint)
         if shared_checkpoint is not None and not shared:
@@ -168,13 +181,16 @@ class KVCache:
 
     def release_blocks(self, sequence: TokenSequence, keep: int) -> None:
         """Give up the sequence's device blocks from index `keep` on."""
-        self.pool.release(sequence.blocks[keep:])
-        del sequence.blocks[keep:]
+        if keep < len(sequence.blocks):
+            sequence.plain_to = 0
+            self.pool.release(sequence.blocks[keep:])
+            del sequence.blocks[keep:]
 
     def release_copies(self, sequence: TokenSequence, keep: int) -> None:
         """Give up the sequence's host copies from index `keep` on."""
-        self.host.release(sequence.host_blocks[keep:])
-        del sequence.host_blocks[keep:]
+        if keep < len(sequence.host_blocks):
+            self.host.release(sequence.host_blocks[keep:])
+            del sequence.host_blocks[keep:]
 
     def _chain(self, sequence: TokenSequence, count: int, edits: InterventionLog) -> Iterator[BlockHash]:
         """Hashes of the first `count` blocks. A turn that waits for room asks at each step, and its history only grows,

@@ -9,6 +9,8 @@ that is being read or written. A new signal turns a move round: the KV counts as
 result of the move counts only if the sequence still wants it.
 """
 
+from collections.abc import Sequence
+
 from app.domain.values import SessionId, Tier
 from app.gpu.kv.blocks import BlockId
 from app.gpu.kv.moves import Move, Moved, MoveKind
@@ -64,18 +66,19 @@ class KVTiers:
         sequence.require_tier(Tier.HOST)
         if sequence.incoming is not None:
             return 0
-        found = self._find_on_device(sequence)
-        return len(found) - sum(1 for block in found if block is not None and self.cache.pool.holders(block) > 0)
+        return self._taken(self._find_on_device(sequence))
 
     def restore(self, sequence: TokenSequence) -> bool:
         """Move the KV from the host to the device. False, and nothing is changed, if too few blocks are available.
 
         Blocks whose content the device still has are not copied.
         """
-        if self.restore_need(sequence) > self.cache.pool.available:
-            return False
+        sequence.require_tier(Tier.HOST)
         if sequence.incoming is None:
-            self._copy_in(sequence)
+            found = self._find_on_device(sequence)
+            if self._taken(found) > self.cache.pool.available:
+                return False
+            self._copy_in(sequence, found)
         if sequence.incoming is not None:
             sequence.moving = Tier.TO_DEVICE
         return True
@@ -152,6 +155,7 @@ class KVTiers:
         if end > first:
             source, target = tuple(sequence.blocks[first:end]), tuple(host.allocate(end - first))
             self.cache.pool.share(source)
+            sequence.plain_to = 0  # the last block may be among them
             sequence.outgoing = self.ledger.order(
                 sequence,
                 MoveKind.OUT,
@@ -174,19 +178,18 @@ class KVTiers:
             sequence.moving = None
             self.cache.release_blocks(sequence, 0)
 
-    def _copy_in(self, sequence: TokenSequence) -> None:
+    def _copy_in(self, sequence: TokenSequence, found: Sequence[BlockId | None]) -> None:
+        """Order copies of the host blocks whose content was not `found` on the device."""
         pool = self.cache.pool
-        found = self._find_on_device(sequence)
         pool.share([block for block in found if block is not None])
-        missing = [index for index, block in enumerate(found) if block is None]
-        fresh = dict(zip(missing, pool.allocate(len(missing)), strict=True))
-        blocks = tuple(fresh[index] if block is None else block for index, block in enumerate(found))
-        if not missing:
+        source = tuple(host for host, block in zip(sequence.host_blocks, found, strict=True) if block is None)
+        target = tuple(pool.allocate(len(source)))
+        fresh = iter(target)
+        blocks = tuple(next(fresh) if block is None else block for block in found)
+        if not source:
             sequence.blocks = list(blocks)
             return
-        source = tuple(sequence.host_blocks[index] for index in missing)
         self.cache.host.share(source)
-        target = tuple(fresh.values())
         sequence.incoming = self.ledger.order(sequence, MoveKind.IN, source=source, target=target, blocks=blocks)
 
     def _find_on_device(self, sequence: TokenSequence) -> list[BlockId | None]:
@@ -194,6 +197,11 @@ class KVTiers:
         count = len(sequence.host_blocks)
         found = self.cache.pool.find_all(sequence.hashes[:count])
         return found + [None] * (count - len(found))
+
+    def _taken(self, found: Sequence[BlockId | None]) -> int:
+        """Available device blocks that a restore takes: all but those of the ones found that somebody holds."""
+        held = sum(self.cache.pool.holders(block) > 0 for block in found if block is not None)
+        return len(found) - held
 
     def _freed_by_park(self, sequence: TokenSequence) -> int:
         copying = set() if sequence.outgoing is None else set(sequence.outgoing.source)

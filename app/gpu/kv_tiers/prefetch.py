@@ -48,7 +48,7 @@ class PrefetchOrder(ReturnOrder):
         They are to be back `margin_s` early. A block takes `block_s` seconds: from disk, and to the device. The link is
         busy with others for the next `busy_s` seconds.
         """
-        restored_s = busy_s + np.cumsum(self.blocks @ np.asarray(block_s))
+        restored_s = busy_s + np.cumsum(np.asarray(block_s) @ self.blocks)
         starts = self.times - margin_s - restored_s
         [late] = np.nonzero(starts <= now)
         due = int(late[-1]) + 1 if len(late) else 0  # those before it are prefetched first

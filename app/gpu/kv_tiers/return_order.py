@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +21,18 @@ class ReturnOrder:
         self._blocks_of = blocks
         self._keys: list[tuple[float, SessionId]] = []
         self._sequences: dict[SessionId, tuple[float, TokenSequence]] = {}
-        self.times: npt.NDArray[np.float64] = np.empty(0)
-        self.blocks: npt.NDArray[np.int64] = np.empty((0, 2), dtype=np.int64)
+        self._table: npt.NDArray[np.float64] = np.empty((3, 16))
+        """A column for each session, and room for more: return time, and blocks of both kinds."""
+
+    @property
+    def times(self) -> npt.NDArray[np.float64]:
+        """When each returns."""
+        return self._table[0, : len(self)]
+
+    @property
+    def blocks(self) -> npt.NDArray[np.float64]:
+        """A row of the blocks to read from disk, and one of those to copy to the device."""
+        return self._table[1:, : len(self)]
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -37,35 +46,38 @@ class ReturnOrder:
     def add(self, sequence: TokenSequence) -> None:
         """Expect the session at its return time; an earlier expectation is replaced."""
         self.remove(sequence)
-        back_at = sequence.return_time
+        back_at, count = sequence.return_time, len(self)
+        if count == self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.empty_like(self._table)], axis=1)
         place = bisect_left(self._keys, (back_at, sequence.session))
         self._keys.insert(place, (back_at, sequence.session))
         self._sequences[sequence.session] = back_at, sequence
-        self.times = np.insert(self.times, place, back_at)
-        self.blocks = np.insert(self.blocks, place, self._blocks_of(sequence), axis=0)
+        self._table[:, place + 1 : count + 1] = self._table[:, place:count]
+        self._table[:, place] = back_at, *self._blocks_of(sequence)
 
     def remove(self, sequence: TokenSequence) -> None:
         """Expect the session no more."""
         if sequence.session in self._sequences:
             place = self._place(sequence)
             del self._sequences[sequence.session]
-            self._delete(place)
+            self._delete(place, place + 1)
 
     def note_moved(self, sequence: TokenSequence) -> None:
         """The session's KV has changed its place or size."""
         if sequence.session in self._sequences:
-            self.blocks[self._place(sequence)] = self._blocks_of(sequence)
+            self._table[1:, self._place(sequence)] = self._blocks_of(sequence)
 
     def take(self, count: int) -> list[TokenSequence]:
         """Take out the first `count` of them."""
         taken = [self._sequences.pop(session)[1] for _, session in self._keys[:count]]
-        self._delete(slice(0, count))
+        if taken:
+            self._delete(0, len(taken))
         return taken
 
     def _place(self, sequence: TokenSequence) -> int:
         return bisect_left(self._keys, (self._sequences[sequence.session][0], sequence.session))
 
-    def _delete(self, places: Any) -> None:
-        del self._keys[places]
-        self.times = np.delete(self.times, places)
-        self.blocks = np.delete(self.blocks, places, axis=0)
+    def _delete(self, first: int, end: int) -> None:
+        count = len(self)
+        self._table[:, first : count - (end - first)] = self._table[:, end:count]
+        del self._keys[first:end]

@@ -1,7 +1,7 @@
 """Turns that wait and turns that run, in the order of their claims to the device. Pure planning: no tensors."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -49,13 +49,12 @@ class TurnQueue:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
 
-    def claims(self, prompt_tokens: int) -> list[ActiveTurn]:
-        """Turns that have prompts to compute or wait, in the order of their claims to a step with `prompt_tokens`: the
-        one with the fewest tokens to its next one comes first (shortest remaining time), then who came first. Each step
-        that passes over a turn counts as a part of its tokens, so that none starves.
+    def claims(self, prompts: Iterable[ActiveTurn], prompt_tokens: int) -> list[ActiveTurn]:
+        """Turns that run and have `prompts` to compute, and all that wait, in the order of their claims to a step with
+        `prompt_tokens`: the one with the fewest tokens to its next one comes first (shortest remaining time), then who
+        came first. Each step that passes over a turn counts as a part of its tokens, so that none starves.
         """
         part = max(1, prompt_tokens // AGING_STEPS)
-        prompts = [active for active in self.running.values() if active.sequence.pending > 1]
         return sorted(
             [*prompts, *self.waiting.values()],
             key=lambda active: active.sequence.pending - active.turn.passed_over * part,

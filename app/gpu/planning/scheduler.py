@@ -18,8 +18,10 @@ The oldest running sequence is never preempted and can have the whole pool, so e
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from app.domain.breakpoint_work import STEP_WORK
 from app.gpu.kv.blocks import BlockId
@@ -30,6 +32,7 @@ from app.gpu.passes.ways import plan_row
 from app.gpu.passes.work import work_of_way
 from app.gpu.planning.admission import Admission, Admitted
 from app.gpu.planning.drafting import Drafting
+from app.gpu.planning.plain import decodes_plainly, note_plain
 from app.gpu.planning.queue import AGING_STEPS, ActiveTurn, TurnQueue
 from app.gpu.planning.shared_steps import SharedSteps
 from app.gpu.planning.shares import TenantShares
@@ -121,9 +124,10 @@ class Scheduler:
         plan = StepPlan(most_turns=self._admission.most_turns)
         self.placement.forget_order()
         self._work.begin()
-        budget = self._plan_prompts(plan, self._plan_decodes(plan, self.max_step_tokens))
+        budget, prompts = self._plan_decodes(plan, self.max_step_tokens)
+        budget = self._plan_prompts(plan, prompts, budget)
         live = [row for row in plan.rows if row.sequence.session in self.queue.running]
-        plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=lambda row: row.length)
+        plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=attrgetter("length"))
         return plan
 
     def give_up(self, rows: Iterable[Row]) -> None:
@@ -133,37 +137,44 @@ class Scheduler:
 
     def headroom(self) -> int:
         """Blocks that the sequences that run need for the rest of their tokens and one more."""
-        return _growth((active.sequence for active in self.queue.running.values()), self.cache.pool.block_size)
+        # A sequence whose history ends before `plain_to` has the block of its next token too.
+        running = self.queue.running.values()
+        growing = [s for active in running if len((s := active.sequence).tokens) >= s.plain_to]
+        return _growth(growing, self.cache.pool.block_size)
 
-    def _plan_decodes(self, plan: StepPlan, budget: int) -> int:
-        """Plan the next token of turns that decode; returns the tokens that are left of `budget`."""
-        running, is_ready, whole = self.queue.running, self.cache.is_ready, self._whole_pass
+    def _plan_decodes(self, plan: StepPlan, budget: int) -> tuple[int, list[ActiveTurn]]:
+        """Plan the next token of turns that decode, but for those that rest and that others have preempted. Returns the
+        tokens that are left of `budget`, and the turns that run and have more than one token to compute.
+        """
+        running, whole, rows, prompts = self.queue.running, self._whole_pass, plan.rows, list[ActiveTurn]()
         resting = self.shared.resting()
         for active in list(running.values()):
-            sequence, first = active.sequence, active.sequence.computed
-            end = len(sequence.tokens)
-            if end - first > 1 or budget <= 0 or sequence.session in resting:
-                continue
-            if sequence.session not in running:  # another has preempted it
-                continue
-            if is_ready(sequence) and not sequence.watched and not active.scores_prompt:
-                # What `_add_row` comes to for one token that needs no block: most rows of most steps are such.
-                samples = end == first + 1 and active.turn.stop.max_tokens > 0
-                plan.rows.append(Row(sequence, active.turn, first, 1, whole, samples, False))
-                budget -= 1
-            else:
-                budget -= self._add_row(plan, active, budget)
-        return budget
+            sequence = active.sequence
+            first, end = sequence.computed, len(sequence.tokens)
+            if end - first > 1:
+                prompts.append(active)
+            elif budget > 0 and sequence.session in running and sequence.session not in resting:
+                if first < sequence.plain_to or (first == sequence.plain_to and self.cache.extend_plain(sequence)):
+                    # What `_add_row` comes to here: most rows of most steps are such.
+                    rows.append(Row(sequence, active.turn, first, 1, whole, True, False))
+                    budget -= 1
+                elif length := self._add_row(plan, active, budget):
+                    note_plain(active, self.cache)
+                    budget -= length
+        return budget, [active for active in prompts if active.sequence.session in running]
 
-    def _plan_prompts(self, plan: StepPlan, budget: int) -> int:
-        """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`."""
+    def _plan_prompts(self, plan: StepPlan, prompts: Iterable[ActiveTurn], budget: int) -> int:
+        """Plan rows of prompts, and admit turns from the queue; returns the tokens that are left of `budget`.
+
+        `prompts`: turns that run and have more than one token to compute.
+        """
         most = self.shared.part(budget, decodes=bool(plan.rows))
-        ordered = self._shares.order(self.queue.claims(self.shared.prompt_tokens))
+        ordered = self._shares.order(self.queue.claims(prompts, self.shared.prompt_tokens))
         ordered = self.shared.paid_up(ordered, most, decodes=bool(plan.rows))
         shortest = min((active.sequence.pending for active in ordered), default=0)
-        claims, spent = iter(ordered), 0
+        claims, spent = deque(ordered), 0
         # What breakpoints keep a row from is for those behind it: they may be another tenant's.
-        while spent < most and (chosen := self._admit(plan, claims, most - spent, shortest)):
+        while claims and spent < most and (chosen := self._admit(plan, claims, most - spent, shortest)):
             spent += self._add_prompts(plan, chosen, most - spent)
             if plan.gave_way:
                 break  # blocks are short: more rows would only take them from each other
@@ -187,12 +198,13 @@ class Scheduler:
                 spent += length
         return spent
 
-    def _admit(self, plan: StepPlan, claims: Iterator[ActiveTurn], most: int, shortest: int) -> list[ActiveTurn]:
+    def _admit(self, plan: StepPlan, claims: deque[ActiveTurn], most: int, shortest: int) -> list[ActiveTurn]:
         """Admit turns until those that run have `most` tokens of prompts; returns these turns, in the order of their
         claims. Those of the claims that it takes besides have been passed over once more. `shortest`: of all prompts.
         """
         chosen, tokens, headroom = list[ActiveTurn](), 0, self.headroom()
-        for active in claims:
+        while claims and tokens < most:
+            active = claims.popleft()
             sequence = active.sequence
             runs = self._runs(sequence)
             if self._waits_for_work(plan, sequence) or not (runs or self._admits(plan, active, headroom)):
@@ -202,8 +214,6 @@ class Scheduler:
             leaves_half = len(chosen) == 1 and sequence.pending > shortest
             tokens += min(sequence.pending, _half(most)) if leaves_half else sequence.pending
             headroom += 0 if runs else _growth([sequence], self.cache.pool.block_size)
-            if tokens >= most:
-                break
         return chosen
 
     def _runs(self, sequence: TokenSequence) -> bool:
@@ -290,6 +300,9 @@ class Scheduler:
         active = [each.sequence for each in (*self.queue.waiting.values(), *self.queue.running.values())]
         if any(not sequence.busy or not sequence.pending for sequence in active):
             raise RuntimeError("a waiting or running session has no turn, or nothing to compute")
+        plain = [each for each in self.queue.running.values() if each.sequence.computed < each.sequence.plain_to]
+        if not all(decodes_plainly(each, self.cache) for each in plain):
+            raise RuntimeError("a running session is said to decode plainly and does not")
 
 
 def _growth(sequences: Iterable[TokenSequence], block_size: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from app.domain.values import SessionId
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
@@ -50,7 +50,7 @@ class SharedSteps:
         if tokens > 0:
             self._owed[tenant] = self._owed.get(tenant, 0) + tokens
 
-    def paid_up(self, claims: Sequence[ActiveTurn], part: int, *, decodes: bool) -> Sequence[ActiveTurn]:
+    def paid_up(self, claims: list[ActiveTurn], part: int, *, decodes: bool) -> list[ActiveTurn]:
         """The claims without those of tenants that do without this step's `part`, because they have had it before. All,
         if otherwise the step would have no rows: `decodes` says whether it has some already. Call it once a step.
         """

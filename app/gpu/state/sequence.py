@@ -49,6 +49,10 @@ class TokenSequence:
     """Tokens of the history, from its beginning, whose KV is in the file."""
     computed: int = 0
     reached: int = 0
+    plain_to: int = 0
+    """Before this position the running turn decodes plainly: no breakpoint, edit or pause concerns its rows, and they
+    write to a block that it has to itself. What changes that sets 0; then it is looked at anew.
+    """
     moving: Tier | None = None
     """Where the KV is moving to: `to_host`, `to_disk` or `to_device`."""
     outgoing: Move | None = None

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
 from app.domain.values import Phase, Tier
 from app.gpu.kv_tiers.phases import TRIED
 from app.gpu.state.sequence import TokenSequence
-from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
-
-
-def calls_of(act: Callable[[], object]) -> int:
-    """Python and C functions that `act` calls."""
-    calls = 0
-
-    def count(frame: Any, event: str, arg: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return calls
+from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, calls_of, tier_of
 
 
 def crowded(wanted: int, later: int) -> tuple[Bench, list[TokenSequence]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from app.domain.values import KVPolicy, SamplingParams, SessionId, StopRule, Ticket, Tier
 from app.gpu.kv.blocks import BlockPool
@@ -23,6 +25,22 @@ BLOCK_BYTES = 1000
 def tier_of(sequence: TokenSequence) -> Tier | None:
     """The tier now: mypy takes a property for what it was when last looked at."""
     return sequence.tier
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """Python and C functions that `act` calls."""
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 class Bench:
