@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -52,6 +52,11 @@ report: folder   ## every experiment small, in a quarter of an hour: report/inde
 # On up to four cores, with one thread each: a second one gains nothing with tiny models.
 test: model      ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# After `make test`, whose compiled kernels it finds.
+test-long: model  ## run the tests that take longer, and those of Hypothesis with all of their examples
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long or examples" --hypothesis-profile full \
+		--numprocesses auto --maxprocesses 4 --dist worksteal
 
 test-clients: setup  ## make clients from the OpenAPI document with standard generators, and run them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m clients tests/clients

@@ -13,11 +13,14 @@ import pytest
 from hypothesis import settings
 
 from app.routers.dependencies import Services
+from tests.examples import FULL
 from tests.openai.reference import save_tiny_model
 from tests.serving import running_services, serve
 
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")  # on a busy machine any example can take long; `timeout` ends one that hangs
+# On a busy machine any example can take long; `timeout` ends one that hangs.
+settings.register_profile(FULL, deadline=None)
+settings.register_profile("no deadline", settings.get_profile(FULL))
+settings.load_profile("no deadline")
 
 ServeWith = Callable[..., httpx.Client]
 

@@ -70,7 +70,7 @@ def unlimited() -> Answers:
     return answers
 
 
-@pytest.mark.parametrize("policy", ["signal", "lru", "none"])
+@pytest.mark.parametrize("policy", ["signal", *(pytest.param(each, marks=pytest.mark.long) for each in ("lru", "none"))])
 async def test_eighty_say_what_they_would_say_with_room_for_all(policy: str, unlimited: Answers) -> None:
     host = {} if policy == "none" else {"kv_host": "100x1024"}
     answers, recomputed = await run(kv_device="20x1024", kv_policy=policy, **host)
@@ -85,6 +85,7 @@ async def test_a_host_too_small_for_all_uses_the_disk(tmp_path: Any, unlimited: 
     assert recomputed == 0
 
 
+@pytest.mark.long
 async def test_tiers_too_small_for_all_cost_time_and_nothing_else(unlimited: Answers) -> None:
     answers, recomputed = await run(kv_device="20x1024", kv_host="10x1024", kv_policy="lru")
     assert answers == unlimited

@@ -21,6 +21,7 @@ from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from tests.examples import examples
 from tests.fuzzing import TAGS
 from tests.routers.breakpoints.pausing import HIDDEN
 from tests.serving import serve
@@ -59,7 +60,7 @@ def pause(session: str) -> str:
 
 def check_operation(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, url: str) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=15, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(15), derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     def check(case: Case[Any]) -> None:
         fill_path(case.path_parameters, operation.path, url)
         # Some rules, such as "exactly one of", are not in the schema: a 422 is a fair answer to what it allows.
@@ -68,6 +69,7 @@ def check_operation(operation: APIOperation[Any, Any, Any, Any], mode: Generatio
     check()
 
 
+@pytest.mark.examples
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_every_answer_is_documented(small_url: str, subtests: pytest.Subtests, mode: GenerationMode) -> None:

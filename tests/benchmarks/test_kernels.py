@@ -47,6 +47,7 @@ def test_linears_have_a_time_in_every_way_that_this_processor_multiplies(
     assert all(float(time) > 0 for time in times.split()[1:])
 
 
+@pytest.mark.long
 def test_attention_has_a_time_in_every_way(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     said = run(monkeypatch, capsys, "attention")
     header, times = said.splitlines()[-2:]

@@ -95,6 +95,7 @@ def turns(agents: list[Agent]) -> int:
     return sum(len(agent.made) + sum(len(made) for _, made in agent.done) for agent in agents)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_no_kill_of_the_engine_loses_a_finished_turn(tmp_path: Path) -> None:
     """`DJINN_TEST_ENGINE_KILLS` says how many kills (default: 2). The times until `/ready` are printed, not judged."""

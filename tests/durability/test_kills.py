@@ -155,6 +155,7 @@ async def assert_uninterrupted(client: httpx.AsyncClient, agent: Agent) -> None:
         assert made in (None, await take_turn(client, f"/v1/sessions/{session}", prompt))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, KILLS, KILLS_OF_A_SESSION))
 async def test_no_kill_loses_a_finished_turn(tmp_path: Path, first: int) -> None:

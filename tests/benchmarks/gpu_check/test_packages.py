@@ -5,6 +5,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu_check.overlay import ROOT
 from benchmarks.gpu_check.stage_list import STAGES
 from benchmarks.gpu_check.stages.cuda_tests import OPTIONS, find_files
@@ -42,6 +44,7 @@ def test_server_and_stages_can_be_imported_without_the_packages_that_only_a_cpu_
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_cuda_tests_can_be_collected_without_them() -> None:
     files = find_files()
     assert files

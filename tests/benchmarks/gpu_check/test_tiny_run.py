@@ -26,6 +26,7 @@ def median_of(record: StageRecord, label: str) -> float:
     return figure.spread.median
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_stage_runs_on_a_cpu(tmp_path: Path) -> None:
     run = check(tmp_path, *ENGINE_STAGES)

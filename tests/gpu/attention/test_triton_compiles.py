@@ -19,7 +19,7 @@ SHARED_BYTES = {80: 99 * 1024, 90: 227 * 1024}
 (CUDA C++ Programming Guide, table of technical specifications)."""
 
 
-@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.long), 90])
 def test_the_kernels_compile_and_fit(capability: int, tmp_path: Path) -> None:
     script = Path(drawing.__file__).with_name("compiling.py")
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}

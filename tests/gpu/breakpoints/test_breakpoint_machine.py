@@ -13,14 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
 from app.domain.values import KVPolicy, Phase, SessionId
 from app.messages import Disarm, Rewind, SetPhase
+from tests.examples import examples
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import FULL, TinyModel
 from tests.gpu.breakpoints.breaking_replay import Client, pick, tiny
 from tests.gpu.planning.shortage import ShortOfMemory
 
-pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+# Hypothesis runs hundreds of examples, however slow the machine.
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
 
 LAYERS = 2
 MAX_HISTORY = 36
@@ -255,7 +255,7 @@ class TieredBreakpointMachine(BreakpointMachine):
     POLICY = KVPolicy.SIGNAL
 
 
-EXAMPLES = 1500 if FULL else 100
+EXAMPLES = 1500 if FULL else examples(100)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 

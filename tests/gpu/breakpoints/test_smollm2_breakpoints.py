@@ -23,7 +23,7 @@ from tests.gpu.oracle import greedy_after
 
 __all__ = ["folder", "prompts"]
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(3600 if FULL else 300)]
+pytestmark = [pytest.mark.long, pytest.mark.model, pytest.mark.timeout(3600 if FULL else 300)]
 LAYERS = (8, 16, 24)
 COUNT = 64 if FULL else 16
 ALONE = 10 if FULL else 3

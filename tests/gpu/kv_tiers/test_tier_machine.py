@@ -16,9 +16,10 @@ from app.domain.errors import Busy
 from app.domain.values import KVPolicy, Phase, Residency, SessionId, Ticket, Tier
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.messages import Done, Event, Export, Failed, FreeHost, Import, Open, SetPhase, TurnFinished
+from tests.examples import examples
 from tests.gpu.planning.test_planning_machine import PlanningMachine
 
-pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]  # hundreds of examples, however slow the machine
 
 DISK_KINDS = (MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.DELETE)
 
@@ -207,8 +208,8 @@ class GuaranteedMachine(TierMachine):
 
 
 TestTiers = TierMachine.TestCase
-TestTiers.settings = settings(max_examples=300, stateful_step_count=80)
+TestTiers.settings = settings(max_examples=examples(300), stateful_step_count=80)
 TestLru = LruMachine.TestCase
-TestLru.settings = settings(max_examples=100, stateful_step_count=80)
+TestLru.settings = settings(max_examples=examples(100), stateful_step_count=80)
 TestGuaranteed = GuaranteedMachine.TestCase
-TestGuaranteed.settings = settings(max_examples=100, stateful_step_count=80)
+TestGuaranteed.settings = settings(max_examples=examples(100), stateful_step_count=80)

@@ -17,7 +17,7 @@ from tests.gpu.breakpoints.breaking_models import FULL
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_after
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.model, pytest.mark.timeout(300)]
 COUNT = 64
 ALONE = 10 if FULL else 3
 PROMPTS = [

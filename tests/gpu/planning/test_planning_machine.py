@@ -52,9 +52,10 @@ from app.messages import (
     Token,
     TurnFinished,
 )
+from tests.examples import examples
 from tests.gpu.kv_tiers.kv_model import KVModel
 
-pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]  # hundreds of examples, however slow the machine
 
 BLOCK_SIZE = 4
 MAX_STEP_TOKENS = 7
@@ -289,7 +290,7 @@ class PlanningMachine(RuleBasedStateMachine):
 
 
 TestPlanning = PlanningMachine.TestCase
-TestPlanning.settings = settings(max_examples=400, stateful_step_count=80)
+TestPlanning.settings = settings(max_examples=examples(400), stateful_step_count=80)
 
 
 class DraftingMachine(PlanningMachine):
@@ -310,4 +311,4 @@ class DraftingMachine(PlanningMachine):
 
 
 TestDrafting = DraftingMachine.TestCase
-TestDrafting.settings = settings(max_examples=150, stateful_step_count=60)
+TestDrafting.settings = settings(max_examples=examples(150), stateful_step_count=60)

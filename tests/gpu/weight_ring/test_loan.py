@@ -16,11 +16,12 @@ from app.gpu.state.sequence import TokenSequence
 from app.gpu.weight_ring.arena import Arena, lay_out
 from app.gpu.weight_ring.loan import PATIENCE_STEPS, Borrower, KVLoans, LoanBook
 from app.gpu.weight_ring.residency import plan_weights
+from tests.examples import examples
 from tests.gpu.kv_tiers.test_tier_machine import LruMachine, TierMachine
 from tests.gpu.kv_tiers.tiering import BLOCK_BYTES, BLOCK_SIZE, Bench
 from tests.gpu.planning.test_planning_machine import PlanningMachine
 
-pytestmark = pytest.mark.timeout(600)  # Hypothesis runs hundreds of examples, however slow the machine
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(600)]  # hundreds of examples, however slow the machine
 
 LAYER = 10 * 256
 
@@ -254,8 +255,8 @@ class LendingLruMachine(LendingMachine, LruMachine):
 
 
 TestLending = LendingMachine.TestCase
-TestLending.settings = settings(max_examples=100, stateful_step_count=60)
+TestLending.settings = settings(max_examples=examples(100), stateful_step_count=60)
 TestLendingTiers = LendingTierMachine.TestCase
-TestLendingTiers.settings = settings(max_examples=150, stateful_step_count=60)
+TestLendingTiers.settings = settings(max_examples=examples(150), stateful_step_count=60)
 TestLendingLru = LendingLruMachine.TestCase
-TestLendingLru.settings = settings(max_examples=60, stateful_step_count=60)
+TestLendingLru.settings = settings(max_examples=examples(60), stateful_step_count=60)

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from app.gpu.weight_ring.ring import Place, Ring
+from tests.examples import examples
+
+pytestmark = pytest.mark.examples
 
 MAX_RING = 24
 
@@ -108,7 +111,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRing = RingMachine.TestCase
-TestRing.settings = settings(max_examples=300, stateful_step_count=60)
+TestRing.settings = settings(max_examples=examples(300), stateful_step_count=60)
 
 
 @given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=12), more=st.integers(0, 24), laps=st.integers(1, 4))

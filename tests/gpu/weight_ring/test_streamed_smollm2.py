@@ -34,6 +34,7 @@ def say(**changed: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
         driver.engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_tokens_and_activations_are_the_same(tmp_path: Path) -> None:
     tokens, hidden = say()

@@ -71,6 +71,7 @@ def test_tensors_have_the_values_of_transformers(tmp_path: Path, model_type: str
     assert kept == {stored.get(kind, kind)}
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_tensors_of_smollm2_have_the_values_of_transformers_in_a_sixth_of_the_bytes() -> None:
     model = resolve("smollm2-135m-instruct", cache_dir=Settings().cache_dir.expanduser())

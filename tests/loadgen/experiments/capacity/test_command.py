@@ -59,6 +59,7 @@ def test_the_number_that_a_server_holds_is_found(tmp_path: Path, capsys: pytest.
     assert (next(tmp_path.glob("capacity-*.html"))).read_text().count("<svg") == 2
 
 
+@pytest.mark.long
 def test_all_targets_get_the_same_agents_and_each_probe_has_its_own_texts(tmp_path: Path) -> None:
     with serving_stub(Stub(3, SLOW_S)) as three, serving_stub(Stub(99)) as many:
         assert capacity(tmp_path, "--target", f"a={three}", "--target", f"b={many}", "--most", "4") == 0
@@ -93,6 +94,7 @@ def test_a_number_with_errors_is_not_held(tmp_path: Path) -> None:
     assert failed.summary.turn_errors.keys() == {"RateLimited"}
 
 
+@pytest.mark.long
 def test_the_border_is_probed_in_rounds(tmp_path: Path) -> None:
     with serving_stub(Stub(2, SLOW_S)) as two:
         assert capacity(tmp_path, "--target", f"two={two}", "--most", "4", "--rounds", "3") == 0
@@ -144,6 +146,7 @@ def test_what_the_search_decides_is_no_option(tmp_path: Path, capsys: pytest.Cap
     assert f"unknown flag {decided}" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_interrupted_search_leaves_its_probes(tmp_path: Path) -> None:
     """The second probe never ends: Ctrl-C comes in it."""
     with serving_stub(Stub(1, slow_s=3600)) as one:

@@ -192,6 +192,7 @@ def test_what_cannot_start_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 async def test_an_interrupted_run_keeps_what_it_measured(url: str) -> None:
     """It would go on for long: it is interrupted once it copies."""
     plan = KVPlan(tokens=TOKENS, repeats=300, decoded=DECODED)

@@ -173,6 +173,7 @@ def test_lengths_that_cannot_be_read(tmp_path: Path) -> None:
     assert ended.value.code == 2
 
 
+@pytest.mark.long
 async def test_an_interrupted_run_keeps_what_it_measured(origin: str, goal: str) -> None:
     """It would go on for long: it is interrupted after the first moves."""
     plan = MigratePlan(lengths=(32,), repeats=100, decoded=2)

@@ -150,6 +150,7 @@ def test_what_cannot_start_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) -> None:
     """So many repeats that Ctrl-C comes long before their end."""
     command = [sys.executable, "-m", "loadgen", "resume-latency", "--target", f"djinn={url}", "--output", str(tmp_path)]

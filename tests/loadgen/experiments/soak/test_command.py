@@ -36,6 +36,7 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_no_token_is_wrong_and_faults_came(soaked: Path) -> None:
     found = result(soaked)["findings"]
     assert (found["wrong"], found["unexpected"], found["failures"]) == ([], [], [])
@@ -47,6 +48,7 @@ def test_no_token_is_wrong_and_faults_came(soaked: Path) -> None:
     assert found["answers"] > found["actions"]["chat"]
 
 
+@pytest.mark.long
 def test_the_server_was_sampled(soaked: Path) -> None:
     samples = result(soaked)["findings"]["samples"]
     assert len(samples) >= 5
@@ -55,12 +57,14 @@ def test_the_server_was_sampled(soaked: Path) -> None:
     assert any(sample["state_bytes"] for sample in samples)
 
 
+@pytest.mark.long
 def test_the_result_is_what_the_schema_says_and_can_be_read_back(soaked: Path) -> None:
     (path,) = soaked.glob("soak-*.json")
     jsonschema.validate(result(soaked), json_schema(SoakReport))
     assert read_result(path, SoakReport).succeeded
 
 
+@pytest.mark.long
 def test_the_page_has_its_figures_and_tables(soaked: Path) -> None:
     (path,) = soaked.glob("soak-*.html")
     text = path.read_text()

@@ -80,6 +80,7 @@ def result(folder: Path) -> WeightsReport:
     return read_result(path, WeightsReport)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_servers_are_up")
 def test_every_way_is_measured_with_every_batch(model: Path, urls: list[str], tmp_path: Path) -> None:
     """So small a model is computed in no time: whether a target is met is chance, and the exit code either."""
@@ -140,6 +141,7 @@ def test_a_sweep_chooses_a_size(model: Path, tmp_path: Path, capsys: pytest.Capt
     assert path.read_text().count("<svg") == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_servers_are_up")
 def test_without_a_program_the_others_are_measured(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -166,6 +166,7 @@ def test_layers_that_cannot_be_read(tmp_path: Path) -> None:
     assert ended.value.code == 2
 
 
+@pytest.mark.long
 def test_an_interrupted_run_leaves_what_it_measured(url: str, tmp_path: Path) -> None:
     """The pause would last an hour: Ctrl-C comes in its first window."""
     arguments = [*LOAD, "--layers", "1", "--sequences", "1", "--pause-seconds", "3600", "--output", str(tmp_path)]
