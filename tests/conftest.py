@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import httpx
 import pytest
 from hypothesis import settings
 
+from app.engine_process import engine
 from app.routers.dependencies import Services
+from tests.compiling import begin_compiling, wait_until_compiled
 from tests.examples import FULL
 from tests.openai.reference import save_tiny_model
 from tests.serving import running_services, serve
@@ -23,12 +28,37 @@ settings.register_profile("no deadline", settings.get_profile(FULL))
 settings.load_profile("no deadline")
 
 ServeWith = Callable[..., httpx.Client]
+COMPILING = "compiling"
+LOCK = pytest.StashKey[Path]()
 
 
-def pytest_collection_finish() -> None:
+
+gc.disable()  # until all tests are collected: imports make hardly any garbage
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the garbage collector off the modules and tests: to go through them takes longer than most tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    if (lock := getattr(session.config, "workerinput", {}).get(COMPILING)) is not None:
+        wait_until_compiled(Path(lock))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Compile while the workers collect."""
+    folder = Path(tempfile.mkdtemp())
+    config.add_cleanup(partial(shutil.rmtree, folder))
+    config.stash[LOCK] = folder / "lock"
+    compiling = begin_compiling(config.stash[LOCK])
+    config.add_cleanup(lambda: compiling.wait() and None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell the worker what to wait for."""
+    node.workerinput[COMPILING] = str(node.config.stash[LOCK])
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +100,12 @@ def serve_with() -> Iterator[ServeWith]:
             return ends.enter_context(httpx.Client(base_url=url, timeout=30))
 
         yield start
+
+
+@pytest.fixture
+def engine_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`djinn serve` in this process runs its engine in a thread: one in a process takes seconds to start."""
+    monkeypatch.setattr(engine, "EngineProcess", lambda timeout_s: None)
 
 
 @pytest.fixture

@@ -20,13 +20,23 @@ from app.engine_process import engine
 START_TIMEOUT_S = 60
 READY = re.compile(r"Djinn serves \S+ on (http://\S+:\d+)\n")
 TINY = ("--model", "random:tiny-llama", "--port", "0", "--kv-device", "4MiB", "--kv-host", "16MiB")
+IMPORTED = [
+    "app.main",
+    "app.web.server",
+    "app.gpu.startup.loader",
+    "app.gpu.cpu.row_kernels",
+    "app.gpu.attention.cpu_prompts",
+    "app.gpu.linear.cpu_panels",
+    "transformers.models.llama.configuration_llama",
+]
+"""What a start with the tiny model imports, Numba and Transformers among it."""
 
 
 def forking() -> ForkServerContext:
     """Processes that begin as forks of one that has imported PyTorch and all of Djinn, which takes seconds."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # as `djinn serve` does: it counts when PyTorch is imported
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.main", "app.web.server", "app.gpu.startup.loader"])
+    context.set_forkserver_preload(IMPORTED)
     return context
 
 

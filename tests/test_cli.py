@@ -54,18 +54,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--model", "random:huge"), "tiny-llama"),
         (("serve", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
-        (("serve", *TINY, "--kv-device", "1"), "at least one block"),
-        (
-            ("serve", *TINY, "--kv-host", "5"),
-            "djinn: --kv-host must be 0, or hold at least one block of 16384 bytes; got 5",
-        ),
-        (
-            ("serve", *TINY, "--dtype", "bfloat16", "--weights-dtype", "int8"),
-            "djinn: --weights-dtype must be checkpoint or bfloat16; got int8: cpu multiplies matrices as bfloat16",
-        ),
         (("serve", *TINY, "--weights-dtype", "int4"), "djinn: --weights-dtype: 'checkpoint', 'float32', 'bfloat16' or"),
         (("models", "export", "random:tiny-llama"), "djinn: random:tiny-llama has random weights, and no folder"),
-        (("serve", *TINY, "--weights-device", "10"), "djinn: --weights-device is 10 bytes"),
         (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),
     ],
 )
@@ -77,6 +67,28 @@ def test_what_the_user_got_wrong_is_a_message_and_status_2(
     assert says in err
     assert len(err.splitlines()) == 1
     assert out == ""
+
+
+@pytest.mark.usefixtures("engine_in_a_thread")
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--kv-device", "1"), "at least one block"),
+        (("--kv-host", "5"), "djinn: --kv-host must be 0, or hold at least one block of 16384 bytes; got 5"),
+        (
+            ("--dtype", "bfloat16", "--weights-dtype", "int8"),
+            "djinn: --weights-dtype must be checkpoint or bfloat16; got int8: cpu multiplies matrices as bfloat16",
+        ),
+        (("--weights-device", "10"), "djinn: --weights-device is 10 bytes"),
+    ],
+)
+def test_what_the_engine_refuses_is_a_message_and_status_2(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], says: str
+) -> None:
+    status, out, err = run(capsys, "serve", *TINY, *flags)
+    assert (status, out) == (2, "")
+    assert says in err
+    assert len(err.splitlines()) == 1
 
 
 def test_help_shows_flags_and_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +128,7 @@ def test_models_that_cannot_be_kept_are_one_line(
     assert err == f"djinn: cannot keep models in {folder}: Not a directory; name another folder with DJINN_CACHE_DIR\n"
 
 
+@pytest.mark.usefixtures("engine_in_a_thread")
 @pytest.mark.parametrize(("name", "kept"), [("kv", "KV"), ("tmp", "exports")])
 def test_a_state_folder_that_cannot_be_written_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, kept: str

@@ -90,6 +90,7 @@ def flags_of(reference: Reference, cache: Path) -> list[str]:
     return [*places, "--kv-device", "4MiB", "--port", "0"]
 
 
+@pytest.mark.usefixtures("engine_in_a_thread")
 def test_a_file_that_is_damaged_keeps_the_server_from_starting(
     reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_file_that_is_damaged_keeps_the_server_from_starting(
     assert "bundle" in said
 
 
+@pytest.mark.usefixtures("engine_in_a_thread")
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -169,6 +169,7 @@ def test_a_session_that_expired_meanwhile_is_gone(tmp_path: Path) -> None:
         assert [view["id"] for view in sessions(http)] == [lasting]
 
 
+@pytest.mark.usefixtures("engine_in_a_thread")
 @pytest.mark.parametrize(
     ("flags", "damage", "says"),
     [

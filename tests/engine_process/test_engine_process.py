@@ -21,6 +21,7 @@ from tests.processes import ServerProcess, serve_process
 
 PROMPT = [5, 6, 7]
 BACK_S = 60.0
+KEY = "secret-of-the-test"
 
 
 def engine_of(server: ServerProcess) -> psutil.Process:
@@ -50,13 +51,14 @@ def kill_engine(server: ServerProcess, http: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("engine") / "state"
-    with serve_process(folder, "--engine-timeout-s", "10", own_engine=True) as server:
+    with serve_process(folder, "--engine-timeout-s", "10", "--api-key", KEY, own_engine=True) as server:
         yield server
 
 
 @pytest.fixture
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=BACK_S) as http:
+    headers = {"X-Api-Key": KEY}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=BACK_S) as http:
         until_ready(http)
         yield http
 
@@ -190,7 +192,7 @@ def test_breakpoints_and_steering_come_back_and_a_pause_does_not(server: ServerP
 
 
 def test_a_stock_client_repeats_the_call_and_notices_nothing(server: ServerProcess, http: httpx.Client) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=20) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=20) as client:
         model = client.models.list().data[0].id
         request: dict[str, Any] = {"model": model, "prompt": "a b c", "max_tokens": 8, "temperature": 0}
         before = client.completions.create(**request).choices[0].text
@@ -202,12 +204,13 @@ def test_a_grammar_works_before_and_after(server: ServerProcess, http: httpx.Cli
     session = open_session(http)
     body = {"token_ids": PROMPT, "max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}
     invalid = {"token_ids": PROMPT, "max_tokens": 8, "structured_outputs": {"regex": "("}}
-    for _ in range(2):
+    for is_over in (False, True):
         assert http.post(f"/v1/sessions/{session}/generate", json=body).json()["text"] in ("yes", "no")
         refused = http.post(f"/v1/sessions/{session}/generate", json=invalid)
         assert (refused.status_code, refused.json()["error"]["code"]) == (422, "field_out_of_range")
-        kill_engine(server, http)
-        until_ready(http)
+        if not is_over:
+            kill_engine(server, http)
+            until_ready(http)
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -222,8 +225,8 @@ def test_the_engine_ends_with_its_server(tmp_path: Path) -> None:
             until(partial(has_ended, engine))
 
 
-def test_no_key_is_in_the_engines_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve_process(tmp_path / "state", "--api-key", "secret-of-the-test", own_engine=True) as server:
-        engine = engine_of(server)
-        assert not [name for name in engine.environ() if name.startswith("DJINN_")]
-        assert "secret-of-the-test" not in " ".join(engine.cmdline())
+@pytest.mark.usefixtures("http")
+def test_no_key_is_in_the_engines_environment(server: ServerProcess) -> None:
+    engine = engine_of(server)
+    assert not [name for name in engine.environ() if name.startswith("DJINN_")]
+    assert KEY not in " ".join(engine.cmdline())
