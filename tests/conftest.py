@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ ServeWith = Callable[..., httpx.Client]
 COMPILING = "compiling"
 LOCK = pytest.StashKey[Path]()
 
-
-
 gc.disable()  # until all tests are collected: imports make hardly any garbage
 
 
@@ -49,10 +46,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Compile while the workers collect."""
     folder = Path(tempfile.mkdtemp())
-    config.add_cleanup(partial(shutil.rmtree, folder))
     config.stash[LOCK] = folder / "lock"
     compiling = begin_compiling(config.stash[LOCK])
-    config.add_cleanup(lambda: compiling.wait() and None)
+
+    def end() -> None:
+        compiling.wait()
+        shutil.rmtree(folder)
+
+    config.add_cleanup(end)
 
 
 @pytest.hookimpl(optionalhook=True)

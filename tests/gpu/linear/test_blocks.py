@@ -25,6 +25,8 @@ from app.gpu.linear.panels import PanelLinear
 from tests.gpu.linear.blocks import EXTREME, HALVES, draw_blocks
 
 KINDS = list(HALVES)
+QUICK = ("Q8_0", "Q4_1", "Q4_K")
+"""Whose products `make test` looks at: the kernel of each kind takes seconds to compile."""
 
 
 class _Arguments(ctypes.Structure):
@@ -62,7 +64,9 @@ def test_weights_have_the_bits_that_gguf_gives_them(kind: str) -> None:
     assert torch.equal(values_of(matrix).view(torch.int32), expected.view(torch.int32))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind not in QUICK)]
+)
 @pytest.mark.parametrize(("outputs", "blocks"), [(100, 1), (64, 7)])
 def test_products_have_the_bits_of_float32_weights(kind: str, outputs: int, blocks: int) -> None:
     matrix = draw_blocks(kind, outputs, blocks)
