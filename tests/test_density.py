@@ -70,7 +70,9 @@ def unlimited() -> Answers:
     return answers
 
 
-@pytest.mark.parametrize("policy", ["signal", *(pytest.param(each, marks=pytest.mark.long) for each in ("lru", "none"))])
+@pytest.mark.parametrize(
+    "policy", ["signal", *(pytest.param(each, marks=pytest.mark.long) for each in ("lru", "none"))]
+)
 async def test_eighty_say_what_they_would_say_with_room_for_all(policy: str, unlimited: Answers) -> None:
     host = {} if policy == "none" else {"kv_host": "100x1024"}
     answers, recomputed = await run(kv_device="20x1024", kv_policy=policy, **host)

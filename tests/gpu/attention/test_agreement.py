@@ -23,7 +23,9 @@ from tests.gpu.attention.drawing import (
 pytestmark = pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=needs_triton)])
 
 
-@pytest.mark.parametrize("head_dim", [8, 12, 64, *(pytest.param(size, marks=pytest.mark.long) for size in (80, 128, 256))])
+@pytest.mark.parametrize(
+    "head_dim", [8, 12, 64, *(pytest.param(size, marks=pytest.mark.long) for size in (80, 128, 256))]
+)
 def test_head_sizes(backend: str, head_dim: int) -> None:
     assert_agrees(backend, Shape(MIXED, head_dim=head_dim, spec=AttentionSpec(scale=head_dim**-0.5)))
 
