@@ -8,7 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from transformers.utils import logging
+
+from tests.gpu.breakpoints.breaking import BreakDriver
+from tests.gpu.breakpoints.breaking_models import make_tiny, prompt
 from tests.serving import running_services
 
 
@@ -28,10 +33,19 @@ def wait_until_compiled(lock: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
 
 
-async def _compile() -> None:
+async def _compile_for_servers() -> None:
     async with running_services():
         pass
 
 
+def _compile_for_engines(folder: Path) -> None:
+    driver = BreakDriver(make_tiny("llama", folder).engine())
+    driver.settle(driver.begin(driver.open(), prompt(0, 20), 4))
+    driver.engine.close()
+
+
 if __name__ == "__main__":
-    asyncio.run(_compile())
+    logging.disable_progress_bar()
+    asyncio.run(_compile_for_servers())
+    with TemporaryDirectory() as folder:
+        _compile_for_engines(Path(folder))
