@@ -16,7 +16,6 @@ from app.gpu.engine import Engine
 from app.grammars.matcher import Matcher
 from app.messages import Event, Failed, Submit, Token, TurnFinished
 from app.model_store.resolve import resolve
-from tests.examples import examples
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 from tests.gpu.driving import GREEDY
@@ -119,8 +118,13 @@ def converse(driver: BreakDriver, asked: list[list[Asked]]) -> list[list[object]
     return told
 
 
-@pytest.mark.examples
-@pytest.mark.parametrize("room", [{"blocks": 400}, {"blocks": 46, "host_blocks": 60, "policy": KVPolicy.SIGNAL}])
+@pytest.mark.parametrize(
+    "room",
+    [
+        pytest.param({"blocks": 400}, marks=pytest.mark.long),
+        {"blocks": 46, "host_blocks": 60, "policy": KVPolicy.SIGNAL},
+    ],
+)
 def test_clients_are_told_the_same(invariant_llama: TinyModel, room: dict[str, Any]) -> None:
     """Also where some have to give way to others. Then drafts change when a context is computed again, and in which
     parts: so nothing may depend on that.
@@ -128,7 +132,7 @@ def test_clients_are_told_the_same(invariant_llama: TinyModel, room: dict[str, A
     drafting = drive(invariant_llama.engine(**room))
     plain = BreakDriver(invariant_llama.engine(**room, max_draft_tokens=0))
 
-    @settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(st.lists(st.lists(turns_asked, min_size=1, max_size=2), min_size=1, max_size=4))
     def check(asked: list[list[Asked]]) -> None:
         assert converse(drafting, asked) == converse(plain, asked)
