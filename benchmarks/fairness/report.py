@@ -94,11 +94,11 @@ def page_of(run: FairnessRun, command: tuple[str, ...]) -> Page:
         ):
             axes.plot(values, places, "o", color=color_of(number), label=label)
         axes.axvline(MOST_RATIO, linestyle="--", color=color_of(3))
-        axes.set_yticks(list(places), names)
+        axes.set_yticks(list(places), names, fontsize=6)
         axes.invert_yaxis()
-        axes.set_xscale("log")
-        axes.set_xlabel("p95 beside the attacker over p95 beside honest neighbours")
-        axes.legend()
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+        axes.set_xlabel("p95 over that beside honest neighbours")
 
     figure = Figure(
         "What attacks cost a victim",
