@@ -17,14 +17,11 @@ short, KV gives way in this order:
 The oldest running sequence is never preempted and can have the whole pool, so every turn ends.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 
 from app.domain.breakpoint_work import STEP_WORK
-from app.gpu.kv.blocks import BlockId
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.passes.segments import Row
@@ -36,25 +33,10 @@ from app.gpu.planning.plain import decodes_plainly, note_plain
 from app.gpu.planning.queue import AGING_STEPS, ActiveTurn, TurnQueue
 from app.gpu.planning.shared_steps import SharedSteps
 from app.gpu.planning.shares import TenantShares
+from app.gpu.planning.step_plan import StepPlan
 from app.gpu.planning.step_work import StepWork
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """One step: its rows, the shortest first, and the block copies (source, target) to make before it."""
-
-    rows: list[Row] = field(default_factory=list)
-    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
-    started: list[TurnState] = field(default_factory=list)
-    """Turns that have left the queue, for the first time or since they were resumed."""
-    gave_way: bool = False
-    """Whether a turn was preempted: then none is admitted after it, and the next plan may find room for one."""
-    passed_over: bool = False
-    """Whether a row was left out for want of `STEP_WORK`: the next plan has it."""
-    most_turns: float = math.inf
-    """Only tenants with fewer turns that run have one admitted. There was no room for one of a tenant with so many."""
 
 
 class Scheduler:

@@ -15,7 +15,7 @@ from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.gpu.passes.segments import Segment, cut_segments
-from app.gpu.planning.scheduler import StepPlan
+from app.gpu.planning.step_plan import StepPlan
 from app.messages import (
     Arm,
     Cancel,

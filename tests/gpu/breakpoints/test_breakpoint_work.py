@@ -16,7 +16,7 @@ from app.domain.breakpoints import Action, Edit, EditOp, Intervention, Pass, Ten
 from app.domain.values import KVPolicy, Phase, SessionId
 from app.gpu.passes.pass_plan import PassPlan, Record
 from app.gpu.passes.work import work_of_way
-from app.gpu.planning.scheduler import StepPlan
+from app.gpu.planning.step_plan import StepPlan
 from app.gpu.step import walk
 from app.gpu.step.edits import apply_edit
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from app.domain.values import SessionId
 from app.gpu.drafts.drafter import Drafted
 from app.gpu.kv.moves import Move, MoveKind
-from app.gpu.planning.scheduler import StepPlan
+from app.gpu.planning.step_plan import StepPlan
 from app.gpu.state.sequence import TokenSequence
 
 Content = tuple[object, ...]

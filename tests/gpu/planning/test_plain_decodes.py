@@ -10,7 +10,8 @@ from app.domain.breakpoints import Action, Breakpoint, When
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.commands.checkpoints import arm
 from app.gpu.planning.drafting import Drafting
-from app.gpu.planning.scheduler import Scheduler, StepPlan
+from app.gpu.planning.scheduler import Scheduler
+from app.gpu.planning.step_plan import StepPlan
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 from app.messages import Arm

@@ -34,7 +34,8 @@ from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.segments import Row
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.overlap import plan_overlapped
-from app.gpu.planning.scheduler import Scheduler, StepPlan
+from app.gpu.planning.scheduler import Scheduler
+from app.gpu.planning.step_plan import StepPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling.requests import Sampled
 from app.gpu.weight_ring.loan import lend_nothing

@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant
 
 from app.domain.values import KVPolicy, Phase, Tier
 from app.gpu.kv.blocks import BlockId
-from app.gpu.planning.scheduler import StepPlan
+from app.gpu.planning.step_plan import StepPlan
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.weight_ring.arena import Arena, lay_out
 from app.gpu.weight_ring.loan import PATIENCE_STEPS, Borrower, KVLoans, LoanBook

@@ -1,0 +1,26 @@
+"""What one step is to do. Pure planning: no tensors."""
+
+import math
+from dataclasses import dataclass, field
+
+from app.gpu.kv.blocks import BlockId
+from app.gpu.passes.segments import Row
+from app.gpu.state.turn import TurnState
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: its rows, the shortest first, and the block copies (source, target) to make before it."""
+
+    rows: list[Row] = field(default_factory=list)
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
+    started: list[TurnState] = field(default_factory=list)
+    """Turns that have left the queue, for the first time or since they were resumed."""
+    gave_way: bool = False
+    """Whether a turn was preempted. Then only tenants with fewer have one admitted after it, and the next plan may find
+    room for one.
+    """
+    passed_over: bool = False
+    """Whether a row was left out for want of `STEP_WORK`: the next plan has it."""
+    most_turns: float = math.inf
+    """Only tenants with fewer turns that run have one admitted. There was no room for one of a tenant with so many."""
