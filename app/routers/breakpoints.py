@@ -9,7 +9,7 @@ from app.domain.activations import Captures
 from app.domain.errors import NotFound
 from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
-from app.sessions.guards.side_work import FILE_BYTES_PER_S
+from app.sessions.guards.side_work import FILE_BYTES_PER_S, Lane
 from app.web.binary import FILE, file_response
 from app.web.json_body import JsonRoute
 from app.wire.breakpoints import BreakpointBody, BreakpointList, BreakpointView
@@ -68,7 +68,7 @@ async def get_captures(request: Request, session: SessionDep, services: Services
     JSON under each tensor's name: `breakpoint`, `layer`, `positions`, `token_ids`; and `dropped`, the number of those
     for which there was no room.
     """
-    async with services.side_work.turn(session.owner) as piece:
+    async with services.side_work.turn(session.owner, Lane.FILE) as piece:
         captures = await services.sessions.breakpoints.captures(session)
         content = await asyncio.to_thread(_captures_file, captures)
         piece.seconds = len(content) / FILE_BYTES_PER_S

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 from app.exports import exports as session_files
 from app.exports.spool import read_chunks, write_chunks
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors, note_session
-from app.sessions.guards.side_work import FILE_BYTES_PER_S
+from app.sessions.guards.side_work import FILE_BYTES_PER_S, Lane
 from app.web.binary import FILE, FILE_BODY, body_chunks, file_type
 from app.wire.sessions import SessionView
 
@@ -31,7 +31,7 @@ async def export_session(
     KV that has been dropped is left out; the importing server computes it again.
     """
     file = await cleanup.enter_async_context(services.spool.file())
-    async with services.side_work.turn(session.owner) as piece:
+    async with services.side_work.turn(session.owner, Lane.FILE) as piece:
         await session_files.export_session(services.sessions, session, file)
         piece.seconds = file.claimed / FILE_BYTES_PER_S
     opened = cleanup.enter_context(await asyncio.to_thread(file.path.open, "rb"))
@@ -54,7 +54,7 @@ async def import_session(request: Request, services: ServicesDep, owner: OwnerDe
     file = await cleanup.enter_async_context(services.spool.file())
     file.claim(int(request.headers.get("Content-Length", 0)))  # before a byte of it is read
     await write_chunks(file, body_chunks(request))
-    async with services.side_work.turn(owner) as piece:
+    async with services.side_work.turn(owner, Lane.FILE) as piece:
         piece.seconds = file.claimed / FILE_BYTES_PER_S
         session = await session_files.import_session(services.sessions, file.path, owner)
     note_session(request, session)

@@ -16,7 +16,7 @@ from app.messages import Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
 from app.sessions.charges.charges import Charges, TurnNeed
 from app.sessions.charges.turn_charge import TurnCharge
-from app.sessions.guards.side_work import SideWork
+from app.sessions.guards.side_work import Lane, SideWork
 from app.sessions.keeper import SessionKeeper
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
@@ -88,7 +88,7 @@ class Turns:
             return
         if min_tokens:
             raise FieldOutOfRange(f"min_tokens must be 0 with {grammar.field}", param="min_tokens")
-        async with self._side_work.turn(owner):
+        async with self._side_work.turn(owner, Lane.GRAMMAR):
             cleanup.enter_context(nullcontext(await self.compiled(grammar)))
 
     async def compiled(self, grammar: Grammar) -> object:

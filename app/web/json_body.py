@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from app.domain.errors import MalformedRequest
 from app.domain.nesting import MAX_NESTING, has_more_values, is_nested_too_deep
+from app.sessions.guards.side_work import Lane
 
 MAX_VALUES = 1 << 18
 """Values that a body may have, or twice as many as a context has tokens: reading them holds up all other clients."""
@@ -40,7 +41,7 @@ class _JsonRequest(Request):
         body, services = await self.body(), self.app.state.services
         if len(body) < LARGE_BYTES:
             return read_json(body, services.info.max_model_len)
-        async with services.side_work.turn(self.state.owner) as piece:
+        async with services.side_work.turn(self.state.owner, Lane.TEXT) as piece:
             began = time.thread_time()
             try:
                 return read_json(body, services.info.max_model_len)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from app.sessions.guards.side_work import SideWork
+from app.sessions.guards.side_work import Lane, SideWork
 
 AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 
@@ -56,7 +56,7 @@ async def test_who_leaves_keeps_the_place_until_the_work_is_done() -> None:
 
 
 async def use(work: SideWork, owner: str, seconds: float) -> None:
-    async with work.turn(owner) as piece:
+    async with work.turn(owner, Lane.FILE) as piece:
         piece.seconds = seconds
 
 
@@ -66,6 +66,13 @@ async def test_beside_the_turns_of_others_a_tenant_waits_after_each_piece() -> N
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(use(work, "a", 0.0), 0.1)
     await asyncio.wait_for(use(work, "b", 0.0), 30)
+
+
+async def test_a_text_does_not_wait_for_a_file() -> None:
+    work = SideWork(busy)
+    async with work.turn("a", Lane.FILE) as piece:
+        piece.seconds = 1000.0
+        assert await asyncio.wait_for(work.run("a", str), 30) == ""
 
 
 async def test_without_others_nobody_waits() -> None:

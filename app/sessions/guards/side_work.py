@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -22,6 +23,14 @@ SHARE = 0.25
 """Of a tenant's time, that such work may take while turns of others are under way."""
 FILE_BYTES_PER_S = 250e6
 """Of a session's file: it is hashed, written, read and sent. Rather too low, so that files do not hold up turns."""
+
+
+class Lane(Enum):
+    """Kinds of work that do not wait for each other: a file can take minutes, and a text takes milliseconds."""
+
+    TEXT = auto()
+    GRAMMAR = auto()
+    FILE = auto()
 
 
 @dataclass(slots=True)
@@ -38,13 +47,14 @@ class Piece:
 
 
 @dataclass(slots=True)
-class _Tenant:
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2)))
+class _Places:
+    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2)))
     rests_until: float = 0.0
 
 
 class SideWork:
-    """Has one piece of a tenant's work done at a time for two processors, in the order in which they were asked for.
+    """Has one piece of a tenant's work in a lane done at a time for two processors, in the order in which they were
+    asked for.
 
     While turns of others are under way, it also waits after each piece. Used on the event loop only.
     """
@@ -52,11 +62,11 @@ class SideWork:
     def __init__(self, others_run: Callable[[str | None], bool]) -> None:
         """`others_run` says whether tenants other than that one have turns under way."""
         self._others_run = others_run
-        self._tenants: defaultdict[str | None, _Tenant] = defaultdict(_Tenant)
+        self._places: defaultdict[tuple[str | None, Lane], _Places] = defaultdict(_Places)
 
     async def run(self, owner: str | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `function` returns, on another thread. Who is cancelled meanwhile leaves when it has returned."""
-        async with self.turn(owner) as piece:
+        """What `function` makes of a text, on another thread. Who is cancelled leaves when it has returned."""
+        async with self.turn(owner, Lane.TEXT) as piece:
             working = asyncio.ensure_future(asyncio.to_thread(_timed, partial(function, *args, **kwargs), piece))
             try:
                 return await asyncio.shield(working)
@@ -65,18 +75,18 @@ class SideWork:
                 raise
 
     @asynccontextmanager
-    async def turn(self, owner: str | None) -> AsyncIterator[Piece]:
+    async def turn(self, owner: str | None, lane: Lane) -> AsyncIterator[Piece]:
         """A piece of work of the tenant, which lasts as long as the block."""
-        tenant = self._tenants[owner]
-        async with tenant.places:
-            rest = tenant.rests_until - time.perf_counter()
+        places = self._places[owner, lane]
+        async with places.free:
+            rest = places.rests_until - time.perf_counter()
             if rest > 0 and self._others_run(owner):
                 await asyncio.sleep(rest)
             piece = Piece()
             try:
                 yield piece
             finally:
-                tenant.rests_until = time.perf_counter() + piece.rest_s
+                places.rests_until = time.perf_counter() + piece.rest_s
 
 
 def _timed(function: Callable[[], T], piece: Piece) -> T:
