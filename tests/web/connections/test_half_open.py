@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.processes import ServerProcess, serve_process
+from tests.tenants.tenant_files import wait_for
 from tests.web.connections.conftest import PATIENCE_S, wait_until
 
 HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -40,6 +41,8 @@ def assert_quiet(server: ServerProcess) -> None:
 
 def test_half_open_connections_do_not_keep_others_out(tmp_path: Path) -> None:
     with serve_process(tmp_path / "state", descriptors=(256, 256)) as server, flood(server):
+        # Those that have just come have a moment to speak: until it is over the server says to come again.
+        wait_for(lambda: httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200)
         for _ in range(10):
             assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
         assert_quiet(server)
