@@ -6,6 +6,7 @@ from enum import Enum, auto
 from app.domain.values import Tier
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.planning.queue import ActiveTurn, TurnQueue
+from app.gpu.planning.room import RoomShares
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
@@ -29,20 +30,26 @@ class Admission:
         self._tiers = placement.tiers
         self._cache = placement.tiers.cache
         self._queue = queue
+        self._room = RoomShares(queue)
         self._promised: tuple[TokenSequence, TurnState] | None = None
         """A turn that others have given way to."""
 
-    @property
-    def most_turns(self) -> float:
-        """Only tenants with fewer turns that run have one admitted now: until a turn runs that others have given way
-        to, the room is not for those who had it.
+    def begin_step(self) -> float:
+        """Count a step. Returns how many turns a tenant has at least that has none admitted in it: until a turn runs
+        that others have given way to, the room is not for those who had it.
         """
+        self._room.begin_step()
         if self._promised is None:
             return math.inf
         sequence, turn = self._promised
         if sequence.turn is not turn or sequence.session not in self._queue.waiting:
+            self._promised = None
             return math.inf
-        return self._queue.turns_of(sequence.tenant) + 1
+        return self._queue.turns_of(sequence.tenant)
+
+    def is_promised(self, active: ActiveTurn) -> bool:
+        """Whether others have given way to the turn."""
+        return self._promised == (active.sequence, active.turn)
 
     def admit(self, active: ActiveTurn, headroom: int) -> Admitted:
         """Take a waiting turn one step nearer to running, and leave `headroom` blocks to those that run."""
@@ -51,14 +58,14 @@ class Admission:
             self._cache.match_host_prefix(sequence)
         if sequence.tier is Tier.DISK:
             # A session that waits on the host for room on the device would keep others from leaving the device.
-            if not self._can_admit(blocks_for(len(sequence.tokens)) + self._placement.loading + headroom, sequence):
+            if not self._can_admit(blocks_for(len(sequence.tokens)), self._placement.loading + headroom, sequence):
                 return Admitted.NO_ROOM
             self._placement.load(sequence)
         if sequence.tier is Tier.DISK or _is_coming(sequence):
             return Admitted.COMING
         if sequence.tier in (Tier.HOST, Tier.TO_DISK):
             growth = blocks_for(len(sequence.tokens)) - blocks_for(sequence.written)
-            if not self._can_admit(len(sequence.host_blocks) + growth + headroom, sequence):
+            if not self._can_admit(len(sequence.host_blocks) + growth, headroom, sequence):
                 return Admitted.NO_ROOM
             self._tiers.head_back(sequence)
             # Making room may have cost the sequence its own on the host, or blocks that it shared with a victim.
@@ -74,7 +81,7 @@ class Admission:
         if self._placement.make_room(needed, sequence, or_some=True):
             return True
         while pool.available + self._tiers.freeing < needed:
-            victim = self._queue.weakest(sequence)
+            victim = self._room.weakest(sequence)
             if victim is None:
                 break
             self._queue.preempt(victim)
@@ -88,7 +95,7 @@ class Admission:
         found = sequence.tier is None and not active.scores_prompt
         if found:
             self._cache.match_prefix(sequence)
-        if not self._can_admit(self._cache.missing(sequence, sequence.pending) + headroom, sequence):
+        if not self._can_admit(self._cache.missing(sequence, sequence.pending), headroom, sequence):
             if found:
                 self._cache.uncompute(sequence, 0)
             return Admitted.NO_ROOM
@@ -96,27 +103,33 @@ class Admission:
             self._cache.accept_prefix(sequence)
         self._tiers.turn_round(sequence)
         self._queue.start(active)
+        self._room.note_start(active)
         return Admitted.YES
 
-    def _can_admit(self, needed: int, sequence: TokenSequence) -> bool:
-        """Whether a waiting sequence gets its blocks. While others run, sessions without a turn give way to it, and
-        turns of a tenant that has more than its own.
+    def _can_admit(self, blocks: int, headroom: int, sequence: TokenSequence) -> bool:
+        """Whether a waiting sequence gets its blocks, and leaves `headroom` to others. While others run, sessions
+        without a turn give way to it, and turns of tenants that hold more than its own.
         """
         if not self._queue.running:
-            return self.make_room(needed, sequence)
-        return self._placement.make_room(needed, sequence) or self._take_share(needed, sequence)
+            return self.make_room(blocks + headroom, sequence)
+        return self._placement.make_room(blocks + headroom, sequence) or self._take_share(blocks, headroom, sequence)
 
-    def _take_share(self, needed: int, sequence: TokenSequence) -> bool:
-        pool, victim = self._cache.pool, self._queue.holds_more(sequence.tenant)
-        if victim is None or sequence.turn is None:
+    def _take_share(self, blocks: int, headroom: int, sequence: TokenSequence) -> bool:
+        """Whether there is room after turns of others have given way. None does where all that would is too little."""
+        pool, needed, turn = self._cache.pool, blocks + headroom, sequence.turn
+        givers = self._room.givers(sequence, blocks)
+        if turn is None or not givers:
             return False
-        self._promised = sequence, sequence.turn
         self._placement.make_room(needed, sequence, or_some=True)
-        while victim is not None and pool.available + self._tiers.freeing < needed:
-            self._queue.preempt(victim)
-            if not self._placement.evict(victim, sequence):
+        if pool.available + self._tiers.freeing + sum(len(each.blocks) for each in givers) < needed:
+            return False
+        self._promised = sequence, turn
+        for giver in givers:
+            if pool.available + self._tiers.freeing >= needed:
                 break
-            victim = self._queue.holds_more(sequence.tenant)
+            self._queue.preempt(giver)
+            if not self._placement.evict(giver, sequence):
+                break
         return pool.available >= needed
 
 

@@ -1,11 +1,10 @@
 """Turns that wait and turns that run, in the order of their claims to the device. Pure planning: no tensors."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 
-from app.domain.values import SessionId, Tier
+from app.domain.values import SessionId
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
@@ -111,41 +110,16 @@ class TurnQueue:
 
         None unless these are at least two more: so no turn takes its place back by the same right.
         """
-        return next(self._above_share(tenant), None)
-
-    def holds_more(self, tenant: str) -> TokenSequence | None:
-        """The sequence that gives its blocks to a turn of `tenant`: the last that waits, of tenants with more that run;
-        then one that is above its share. Nothing guaranteed is.
-        """
-        most = self._turns[tenant]
-        waiting = (active.sequence for active in reversed(self.waiting.values()))
-        holders = (each for each in waiting if each.tier is Tier.DEVICE and self._turns[each.tenant] > most)
-        return next((each for each in chain(holders, self._above_share(tenant)) if not each.guaranteed), None)
-
-    def _above_share(self, tenant: str) -> Iterator[TokenSequence]:
         if self._largest is None:
             self._largest = max(self._turns, key=self._turns.__getitem__, default=tenant)
-        if self._turns[self._largest] >= self._turns[tenant] + 2:
-            running = (active.sequence for active in reversed(self.running.values()))
-            yield from (sequence for sequence in running if sequence.tenant == self._largest)
+        if self._turns[self._largest] < self._turns[tenant] + 2:
+            return None
+        running = (active.sequence for active in reversed(self.running.values()))
+        return next(sequence for sequence in running if sequence.tenant == self._largest)
 
     def _count_running(self, active: ActiveTurn, change: int) -> None:
         _count(self._turns, active, change)
         self._largest = None
-
-    def weakest(self, asking: TokenSequence) -> TokenSequence | None:
-        """The sequence with the weakest claim to its blocks: the last in the queue, then the youngest that runs. It is
-        one of the tenant with the most turns, unless the one that asks has as many.
-
-        It may be the one that asks, unless nobody else is left.
-        """
-        waiting = (active.sequence for active in self.waiting.values())
-        holders = [w for w in waiting if w.tier is Tier.DEVICE and w is not asking and not w.guaranteed]
-        if holders:
-            return _of_largest(self._tenants, holders, asking)[-1]
-        sequences = (active.sequence for active in self.running.values())
-        running = [r for r in sequences if r is asking or not r.guaranteed]
-        return None if running in ([], [asking]) else _of_largest(self._turns, running, asking)[-1]
 
 
 def _count(turns: Counter[str], active: ActiveTurn, change: int) -> None:
@@ -153,13 +127,3 @@ def _count(turns: Counter[str], active: ActiveTurn, change: int) -> None:
     turns[tenant] += change
     if not turns[tenant]:
         del turns[tenant]
-
-
-def _of_largest(turns: Counter[str], sequences: list[TokenSequence], asking: TokenSequence) -> list[TokenSequence]:
-    """Those of the tenant with the most turns. All, if it has one, or hardly more than the tenant that asks: so the
-    oldest that runs is never the last of them.
-    """
-    largest = max(turns, key=turns.__getitem__)
-    if turns[largest] < 2 or (largest != asking.tenant and turns[largest] < turns[asking.tenant] + 2):
-        return sequences
-    return [each for each in sequences if each.tenant == largest] or sequences

@@ -9,12 +9,13 @@ drafts (`Drafting`). A sequence whose KV is on its way back to the device is pas
 short, KV gives way in this order:
 
 - KV of sessions without a turn, which `Placement` has;
-- KV of turns of the tenant that has the most, for a tenant that has fewer (`TurnQueue.above_share`);
+- KV of turns of the tenant that holds the most, for a tenant that holds less (`RoomShares`);
 - KV of the last in the queue;
 - the youngest running sequence, which goes back to the queue: swapped out, or computed again later where there is no
   lower tier.
 
-The oldest running sequence is never preempted and can have the whole pool, so every turn ends.
+The oldest running sequence can have the whole pool. It is preempted only for another tenant, and after it has come
+further for some steps. So every turn ends.
 """
 
 from collections import deque
@@ -103,7 +104,7 @@ class Scheduler:
 
         No rows although there is work: everything waits for moves that are under way.
         """
-        plan = StepPlan(most_turns=self._admission.most_turns)
+        plan = StepPlan(most_turns=self._admission.begin_step())
         self.placement.forget_order()
         self._work.begin()
         budget, prompts = self._plan_decodes(plan, self.max_step_tokens)
@@ -207,7 +208,9 @@ class Scheduler:
         """
         tenant = active.sequence.tenant
         turns, queued, last = self.queue.turns_of(tenant), len(self.queue.waiting), None
-        if turns >= plan.most_turns or (plan.gave_way and self.queue.above_share(tenant) is None):
+        if turns >= plan.most_turns and not self._admission.is_promised(active):
+            return False
+        if plan.gave_way and turns and self.queue.above_share(tenant) is None:
             return False
         if len(self.queue.running) >= self.max_running:
             last = self.queue.above_share(tenant)

@@ -48,6 +48,10 @@ class TurnState:
     """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
     passed_over: int = 0
     """Steps that computed prompts of others instead of its own."""
+    slice_began: int = 0
+    """The step in which the turn last began to run, of those that have been planned."""
+    slice_reached: int = 0
+    """How far the session had come then."""
     tokens_recomputed: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     begun_at: float = 0.0

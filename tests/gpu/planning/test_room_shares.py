@@ -1,0 +1,102 @@
+"""Which tenants' KV has the device where not all has room: who holds the most gives way to who holds less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.domain.values import KVPolicy, Ticket
+from app.gpu.planning.queue import AGING_STEPS
+from app.model_store.resolve import ResolvedModel
+from tests.gpu.driving import Driver
+from tests.gpu.oracle import greedy_tokens
+from tests.gpu.tiny_engine import BLOCK, make_engine, model, oracle, prompt
+
+__all__ = ["model", "oracle"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BLOCKS = 94
+LONG, SHORT, ANSWER = 60 * BLOCK, 40 * BLOCK, 30
+"""There is no room for both."""
+STEP_TOKENS = 64
+
+
+def tiered(model: ResolvedModel) -> Driver:
+    return Driver(make_engine(model, BLOCKS, STEP_TOKENS, host_blocks=8 * BLOCKS, policy=KVPolicy.SIGNAL))
+
+
+def pooled(model: ResolvedModel) -> Driver:
+    return Driver(make_engine(model, BLOCKS, STEP_TOKENS))
+
+
+def begin(driver: Driver, tenant: str, number: int, length: int, answer: int = ANSWER) -> Ticket:
+    """A turn that has its first token."""
+    turn = driver.submit(driver.open(tenant), prompt(number, length), answer)
+    while not driver.tokens(turn):
+        take_step(driver)
+    return turn
+
+
+def take_step(driver: Driver) -> None:
+    driver.take(driver.engine.step())
+    driver.move()
+
+
+@pytest.mark.parametrize("make", [pooled, tiered])
+def test_a_turn_that_fills_the_device_gives_way_to_a_shorter_one(
+    model: ResolvedModel, oracle: Any, make: Callable[[ResolvedModel], Driver]
+) -> None:
+    driver = make(model)
+    long = begin(driver, "long", 0, LONG)
+    short = driver.submit(driver.open("short"), prompt(1, SHORT), 2)
+    steps = 0
+    while not driver.ended(short):
+        take_step(driver)
+        steps += 1
+    assert not driver.ended(long)
+    assert steps <= AGING_STEPS + SHORT // (STEP_TOKENS // 4) + 4
+    driver.finish(long)
+    assert driver.tokens(long) == greedy_tokens(oracle, prompt(0, LONG), ANSWER)
+
+
+@pytest.mark.parametrize("make", [pooled, tiered])
+def test_short_turns_without_end_keep_no_longer_one_out(
+    model: ResolvedModel, oracle: Any, make: Callable[[ResolvedModel], Driver]
+) -> None:
+    driver = make(model)
+    long = driver.submit(driver.open("long"), prompt(0, LONG), ANSWER)
+    short, steps, ended = list[Ticket](), 0, 0
+    while not driver.ended(long):
+        ended += sum(map(driver.ended, short))
+        short = [turn for turn in short if not driver.ended(turn)]
+        while len(short) < 2:
+            short.append(driver.submit(driver.open("short"), prompt(steps + len(short), SHORT // 2), 4))
+        take_step(driver)
+        steps += 1
+        assert steps < 2000
+    assert ended > 2
+    assert driver.tokens(long) == greedy_tokens(oracle, prompt(0, LONG), ANSWER)
+
+
+def test_the_only_turn_of_a_tenant_stays_for_one_that_has_a_turn_too(model: ResolvedModel) -> None:
+    driver = pooled(model)
+    long = begin(driver, "long", 0, LONG)
+    first = begin(driver, "short", 1, SHORT // 4, answer=60)
+    second = driver.submit(driver.open("short"), prompt(2, SHORT // 2), 2)
+    while not driver.ended(long):
+        take_step(driver)
+        assert not driver.tokens(second)
+    assert driver.end(long).usage.tokens_recomputed == 0
+    driver.finish(first, second)
+
+
+def test_within_a_tenant_nothing_gives_way(model: ResolvedModel) -> None:
+    driver = pooled(model)
+    long = begin(driver, "one", 0, LONG)
+    short = driver.submit(driver.open("one"), prompt(1, SHORT), 2)
+    while not driver.ended(long):
+        take_step(driver)
+        assert not driver.tokens(short)
+    driver.finish(short)
