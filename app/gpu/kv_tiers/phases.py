@@ -17,6 +17,10 @@ overdue, or a disk may be written again.
 """
 TRIED = 4
 """After so many prefetches that find no room, those that return still later wait for the next look."""
+BLOCKS_A_LOOK = 256
+"""Once prefetches of so many blocks have begun, the others wait for the next look, which comes after the next step: to
+begin them takes time that a step waits for, and the link is busy meanwhile.
+"""
 
 
 class Phases:
@@ -130,10 +134,17 @@ class Phases:
         return missing < self._no_host_room
 
     def _prefetch_all(self) -> None:
-        headroom, failed = self._headroom() if self._wanted else 0, 0
+        headroom, failed, begun = self._headroom() if self._wanted else 0, 0, 0
         for sequence in self._wanted:
-            failed += not self._prefetch(sequence, headroom)
+            before = sequence.moving
+            if not self._prefetch(sequence, headroom):
+                failed += 1
+            elif sequence.moving is not before:
+                begun += self._tiers.cache.pool.blocks_for(sequence.computed)
             if failed == TRIED:
+                break
+            if begun >= BLOCKS_A_LOOK:
+                self._placement.changed = True
                 break
 
     def _prefetch(self, sequence: TokenSequence, headroom: int) -> bool:

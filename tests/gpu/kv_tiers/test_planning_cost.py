@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from app.domain.values import Phase, Tier
-from app.gpu.kv_tiers.phases import TRIED
+from app.gpu.kv_tiers.phases import BLOCKS_A_LOOK, TRIED
 from app.gpu.state.sequence import TokenSequence
 from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, calls_of, tier_of
 
@@ -56,3 +56,21 @@ def test_room_for_a_small_session_is_used_although_larger_ones_come_first() -> N
     bench.now += 10
     bench.phases.tick()
     assert (tier_of(small), {tier_of(each) for each in large}) == (Tier.DEVICE, {Tier.HOST})
+
+
+def test_a_look_begins_a_part_of_many_prefetches_and_the_next_goes_on() -> None:
+    count, blocks = 10, BLOCKS_A_LOOK // 4
+    bench = Bench(device=count * blocks, host=count * blocks)
+    sessions = [bench.session(blocks * BLOCK_SIZE, first_token=number) for number in range(count)]
+    for sequence in sessions:
+        bench.phases.signal(sequence, Phase.IO_WAIT, 1000.0)
+    bench.finish()
+    bench.overwrite_device()
+    bench.now += 1000
+    bench.phases.tick()
+    assert [tier_of(each) for each in sessions].count(Tier.TO_DEVICE) == 4
+    assert bench.phases.next_alarm() == bench.now
+    bench.phases.tick()
+    assert [tier_of(each) for each in sessions].count(Tier.TO_DEVICE) == 8
+    bench.finish()
+    assert {tier_of(each) for each in sessions} == {Tier.DEVICE}
