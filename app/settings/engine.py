@@ -15,6 +15,8 @@ class EngineSettings:
 
     device: str
     dtype: str
+    matmul_precision: str
+    """`auto`, `float32` or `bfloat16`."""
     batch_invariant: bool
     cuda_graphs: bool | None
     """None: where the device is a GPU."""

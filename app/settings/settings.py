@@ -56,6 +56,11 @@ class Settings(BaseSettings):
     weights_dtype: Literal["checkpoint", "float32", "bfloat16", "int8"] = Field(
         "checkpoint", description="as what matrices are kept on a CPU that computes in float32"
     )
+    matmul_precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="in what a CPU that computes in float32 multiplies; auto: matrices of bfloat16 in bfloat16, where "
+        "the processor has instructions for it and --dtype is auto, else float32",
+    )
     seed: int = Field(0, ge=0, description="seed of random:SHAPE weights")
     cache_dir: Annotated[Path, BeforeValidator(not_empty)] = Field(
         Path("~/.cache/djinn"), description="where pulled models are kept"
@@ -232,6 +237,7 @@ class Settings(BaseSettings):
         return EngineSettings(
             device=self.device,
             dtype=self.dtype,
+            matmul_precision=self.matmul_precision,
             batch_invariant=self.batch_invariant,
             cuda_graphs=self.cuda_graphs,
             weights_device=self.weights_device,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
 from loadgen.peers.base import SERVED_NAME, Say, ServerSettings
+from loadgen.peers.cuda import on_cuda
+from loadgen.peers.dtype_choice import choose_dtype
 from loadgen.peers.dtypes import AUTO
 from loadgen.processes.folders import checkpoint_folder
 from loadgen.processes.launch import Launch, flatten
@@ -48,6 +50,7 @@ class DjinnPeer:
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
         model = checkpoint_folder(settings.model) if settings.dtype == AUTO else settings.model
+        choice = choose_dtype(settings)
         flags = {
             "--model": str(model),
             "--served-name": SERVED_NAME,
@@ -58,7 +61,9 @@ class DjinnPeer:
         }
         if settings.kv_tokens is not None:
             flags["--kv-device"] = f"1x{settings.kv_tokens}"
-        launch = djinn_launch({**flags, **self.flags})
+        if settings.dtype == AUTO and choice.dtype == "bfloat16" and not on_cuda():
+            flags["--matmul-precision"] = choice.dtype
+        launch = replace(djinn_launch({**flags, **self.flags}), calibration=choice.calibration)
         return replace(launch, command=[*launch.command, "--bind-by-prefix"]) if self.tools else launch
 
     def versions(self) -> dict[str, str]:

@@ -45,12 +45,14 @@ def make_engine(
     max_draft_tokens: int | None = None,
     weights_device: int | None = None,
     weights_dir: Path = Path(),
+    matmul_precision: str = "auto",
 ) -> Engine:
     config = model.config
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
     settings = EngineSettings(
         device="cpu",
         dtype="float32",
+        matmul_precision=matmul_precision,
         batch_invariant=False,
         cuda_graphs=None,
         weights_device=weights_device,

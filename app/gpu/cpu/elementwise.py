@@ -58,6 +58,13 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     return out
 
 
+def to_bfloat16(x: Tensor) -> Tensor:
+    """`x` `[tokens, width]` rounded to nearest even, as a tensor of its own."""
+    out = torch.empty(x.shape, dtype=torch.bfloat16)
+    _run("round", x.dtype, x, x.shape[1], out)
+    return out
+
+
 def _heads(x: Tensor) -> int:
     return x.shape[1] if x.dim() == 3 else 1
 

@@ -89,6 +89,13 @@ def _gelu_kernel(element: Any) -> Callable[[int], None]:
     return kernel
 
 
+def _round_kernel(element: Any) -> Callable[[int], None]:
+    def kernel(address: int) -> None:
+        _round_rows(address, element)
+
+    return kernel
+
+
 _KERNELS = {
     "rms_norm": _rms_norm_kernel,
     "layer_norm": _layer_norm_kernel,
@@ -96,6 +103,7 @@ _KERNELS = {
     "gelu": _gelu_kernel,
     "add": _add_kernel,
     "rotate": _rotate_kernel,
+    "round": _round_kernel,
 }
 
 
@@ -114,6 +122,22 @@ def _each_row(address: int, element: Any, row: Any) -> None:
             return
         for index in range(first, min(first + a.chunk, a.rows)):
             row(a, index, x[index * a.x_stride :], out, weight, bias, positions)
+
+
+@inlined
+def _round_rows(address: int, element: Any) -> None:
+    """As `_each_row`, to bfloat16."""
+    a = carray(pointer(address), 1, _ARGUMENTS)[0]
+    x = carray(pointer(a.x), _UNBOUNDED, element)
+    out = carray(pointer(a.out), _UNBOUNDED, np.uint16)
+    while True:
+        first = fetch_add(address) * a.chunk
+        if first >= a.rows:
+            return
+        for index in range(first, min(first + a.chunk, a.rows)):
+            own, target = x[index * a.x_stride :], out[index * a.width :]
+            for i in range(a.width):
+                target[i] = narrow(widen(own[i]), target[i])
 
 
 @inlined

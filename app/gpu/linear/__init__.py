@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.base import Linear, MakeLinear, Products
 from app.gpu.linear.dense import DenseLinear, TritonLinear
 from app.gpu.linear.matrix import Matrix, dense_of
 from app.gpu.linear.onednn import PackedLinear, StoredLinear, onednn_multiplies
@@ -17,20 +17,34 @@ def sums_rows_alike(device: torch.device, dtype: torch.dtype, *, batch_invariant
     return batch_invariant or (device.type == "cpu" and dtype is torch.float32)
 
 
-def linear_maker(device: torch.device, dtype: torch.dtype, *, streamed: bool, batch_invariant: bool) -> MakeLinear:
+def linear_maker(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    streamed: bool,
+    batch_invariant: bool,
+    products: Products = Products.FLOAT32,
+) -> MakeLinear:
     """The fastest layers that compute in `dtype` with weights that stay on `device`, or are `streamed` to it. Their
     results have the same bits in either case. Weights of another type are multiplied as they are where the layers can,
     and converted when the layer is made where they cannot.
 
     With `batch_invariant` they give a row the same bits in any batch; making one raises FieldOutOfRange where that
-    cannot be.
+    cannot be. `products` matters on a CPU that computes in float32.
     """
     if device.type == "cuda":
         return partial(_convert, TritonLinear if batch_invariant else DenseLinear, dtype)
     if dtype is torch.float32:
-        from app.gpu.linear.panels import PanelLinear  # imports Numba, which only a CPU needs
+        # They import Numba, which only a CPU needs.
+        from app.gpu.linear.panels import PanelLinear, multiply_as_kept, multiply_in_bfloat16
 
-        return PanelLinear
+        match products:
+            case Products.FLOAT32:
+                return PanelLinear
+            case Products.AS_KEPT:
+                return multiply_as_kept
+            case Products.BFLOAT16:
+                return multiply_in_bfloat16
     fastest: MakeLinear = DenseLinear
     if onednn_multiplies(dtype):
         fastest = StoredLinear if streamed else PackedLinear

@@ -1,12 +1,22 @@
 """Dense layers `y = x W^T + b`, whichever type and layout the weight has and wherever it is."""
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Protocol
 
 from torch import Tensor
 
 from app.gpu.linear.matrix import Matrix
 from app.gpu.linear.weight import Weight
+
+
+class Products(Enum):
+    """In which type inputs meet weights. All is summed in float32."""
+
+    FLOAT32 = auto()
+    AS_KEPT = auto()
+    """bfloat16 for matrices that are kept in it, else float32."""
+    BFLOAT16 = auto()
 
 
 class Linear(Protocol):

@@ -5,6 +5,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from app.gpu.linear.cpu_pairs import Pairs, is_paired
 from app.gpu.linear.cpu_weights import INT32, INT64, PANEL, Dense, Loads, Use, Weights, for_range
 
 
@@ -72,8 +73,10 @@ class Blocks(Loads):
         return ir.Constant(INT64, value)
 
 
-def weights_of(element: Any, builder: Any, lanes: int, vectors: int) -> Weights:
-    """For weights of Numba's type `element`, in `vectors` vectors of `lanes` outputs."""
+def weights_of(element: Any, builder: Any, lanes: int, vectors: int, *, ahead: bool = False) -> Weights:
+    """For weights of Numba's type `element`, in `vectors` vectors of `lanes` outputs. `ahead` is as `Pairs` has it."""
+    if is_paired(element):
+        return Pairs(builder, lanes, vectors, ahead=ahead)
     if isinstance(element.dtype, types.Record):
         return Blocks(element.dtype, builder, lanes, vectors)
     return Dense(element.dtype, builder, lanes, vectors)

@@ -17,7 +17,7 @@ from app.gpu.cpu.openmp import run_on_torch_threads
 from app.gpu.cpu.reading import PART_BYTES, read_part
 from app.gpu.linear.cpu_product import multiply_panel
 from app.gpu.linear.cpu_weights import PANEL
-from app.gpu.linear.packing import PanelFormat
+from app.gpu.linear.packing import PAIRED, PanelFormat
 
 _MakeKernel = Callable[[Any], Callable[[int], None]]
 
@@ -48,6 +48,8 @@ class PanelShape:
 
     def __init__(self, panels: int, inputs: int, format: PanelFormat) -> None:
         self.panels, self.inputs, self.element = panels, inputs, format.element
+        self.dtype = torch.bfloat16 if format is PAIRED else torch.float32
+        """Of what is multiplied with it."""
         self.panel_bytes = inputs // format.group * format.group_bytes
         self.part = max(1, min(PART_BYTES // self.panel_bytes, panels // _SHARE))
         """Panels that a thread draws at a time."""
@@ -55,8 +57,8 @@ class PanelShape:
 
 
 def multiply(x: Tensor, weight: Tensor, shape: PanelShape) -> Tensor:
-    """`x` `[rows, inputs]`, float32, times a dense `weight` of `shape`: `[rows, panels * PANEL]`, float32. Raises
-    ValueError for another `x`.
+    """`x` `[rows, inputs]`, of the shape's dtype, times a dense `weight` of `shape`: `[rows, panels * PANEL]`, float32.
+    Raises ValueError for another `x`.
     """
     return _run(_memory_kernel, x, shape, weight=weight.data_ptr())[0]
 
@@ -73,10 +75,10 @@ def multiply_from_file(x: Tensor, file: int, offset: int, shape: PanelShape) -> 
 
 
 def _run(kernel: _MakeKernel, x: Tensor, shape: PanelShape, **more: int) -> tuple[Tensor, bool]:
-    if x.dtype is not torch.float32 or x.dim() != 2 or x.shape[1] != shape.inputs:
-        raise ValueError(f"x is {x.dtype} {list(x.shape)}, not float32 [rows, {shape.inputs}]")
+    if x.dtype is not shape.dtype or x.dim() != 2 or x.shape[1] != shape.inputs:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, not {shape.dtype} [rows, {shape.inputs}]")
     x = x if x.stride(1) == 1 else x.contiguous()
-    y = x.new_empty(x.shape[0], shape.panels * PANEL)
+    y = x.new_empty(x.shape[0], shape.panels * PANEL, dtype=torch.float32)
     arguments = _Arguments(
         rows=x.shape[0],
         inputs=shape.inputs,

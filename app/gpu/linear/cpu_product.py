@@ -7,6 +7,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from app.gpu.cpu.compile import inlined
+from app.gpu.linear.cpu_pairs import is_paired
 from app.gpu.linear.cpu_tile import COLUMNS, ROWS, make_scratch, make_tile, unpack
 from app.gpu.linear.cpu_weights import PANEL
 
@@ -32,7 +33,7 @@ def _make_tiles(rows: int, columns: int) -> Any:
     return tiles
 
 
-_tiles, _tiles_of_6 = _make_tiles(ROWS, COLUMNS), _make_tiles(6, COLUMNS)
+_tiles, _tiles_of_8, _tiles_of_6 = (_make_tiles(rows, COLUMNS) for rows in (ROWS, 8, 6))
 _tiles_of_5, _tiles_of_4, _tiles_of_3 = (_make_tiles(rows, COLUMNS) for rows in (5, 4, 3))
 _tiles_of_2, _tiles_of_1 = _make_tiles(2, PANEL), _make_tiles(1, PANEL)
 _scratch = make_scratch(_SLICE * PANEL * 4)
@@ -49,7 +50,17 @@ def _sliced_from(typing: Any, element: Any) -> Any:
     return types.int64(element), generate
 
 
+def _is_paired(typing: Any, element: Any) -> Any:
+    """`_paired(element)`: whether weights of that type are in pairs of bfloat16, and `x` is bfloat16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.get_constant(types.boolean, is_paired(element))
+
+    return types.boolean(element), generate
+
+
 _sliced_rows: Any = intrinsic(_sliced_from)
+_paired: Any = intrinsic(_is_paired)
 
 
 @inlined
@@ -61,6 +72,11 @@ def multiply_panel(
     """
     if rows < _sliced_rows(element):
         _multiply(element, rows, x, x_bytes, weight, inputs, out, out_bytes, 0)
+        return
+    if _paired(element):
+        for first in range(0, inputs, _SLICE):
+            count, part = min(_SLICE, inputs - first), weight + panel_bytes * first // inputs
+            _multiply(element, rows, x + first * 2, x_bytes, part, count, out, out_bytes, first)
         return
     scratch = _scratch()
     for first in range(0, inputs, _SLICE):
@@ -77,6 +93,9 @@ def _multiply(
     while row + ROWS <= rows:
         _tiles(element, x + row * x_bytes, x_bytes, weight, inputs, out + row * out_bytes, out_bytes, carry)
         row += ROWS
+    if ROWS > 8 and row + 8 <= rows:
+        _tiles_of_8(element, x + row * x_bytes, x_bytes, weight, inputs, out + row * out_bytes, out_bytes, carry)
+        row += 8
     if ROWS > 6 and row + 6 <= rows:
         _tiles_of_6(element, x + row * x_bytes, x_bytes, weight, inputs, out + row * out_bytes, out_bytes, carry)
         row += 6

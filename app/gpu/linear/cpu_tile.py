@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from app.gpu.cpu.compile import compiled_features
 from app.gpu.linear.cpu_blocks import weights_of
+from app.gpu.linear.cpu_pairs import is_paired
 from app.gpu.linear.cpu_weights import INT64, PANEL, Weights
 
 _INT32, _FLOAT = ir.IntType(32), ir.FloatType()
@@ -27,6 +28,8 @@ def _shape_of_tiles() -> tuple[int, int, int]:
 ROWS, _VECTORS, LANES = _shape_of_tiles()
 COLUMNS = _VECTORS * LANES
 """Outputs of a tile; they divide a panel."""
+_ROWS_TO_PREFETCH = 6
+"""Rows of a tile from which on weights are prefetched; see `Pairs`."""
 
 
 def make_tile(rows: int, columns: int) -> Any:
@@ -34,9 +37,10 @@ def make_tile(rows: int, columns: int) -> Any:
     `columns` outputs of a panel, from `column` on.
 
     Addresses are those of `x` `[rows, inputs]`, of a panel of weights of the type `element`, and of `out`
-    `[rows, columns]`; rows of `x` and `out`, float32, are `x_bytes` and `out_bytes` apart. Each sum begins with zero if
-    `carry` is 0, else with the number in `out`, and is made with fused multiply-adds from its first term to its last:
-    its bits are those of any other tile, and of any type of weights with the same values.
+    `[rows, columns]`; rows of `x` and `out` are `x_bytes` and `out_bytes` apart. `x` is bfloat16 for weights in pairs,
+    all else float32. Each sum begins with zero if `carry` is 0, else with the number in `out`, and is made with fused
+    multiply-adds from its first term to its last: its bits are those of any other tile, and of any type of weights with
+    the same values that is not in pairs.
     """
 
     def tile(
@@ -52,7 +56,7 @@ def make_tile(rows: int, columns: int) -> Any:
         carry: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            weights = weights_of(element, builder, LANES, columns // LANES)
+            weights = weights_of(element, builder, LANES, columns // LANES, ahead=rows >= _ROWS_TO_PREFETCH)
             _Tile(builder, rows, columns // LANES, weights).generate(*arguments[1:])
             return context.get_dummy_value()
 
@@ -100,7 +104,7 @@ class _Tile:
     def generate(
         self, x: Any, x_bytes: Any, weight: Any, column: Any, inputs: Any, out: Any, out_bytes: Any, carry: Any
     ) -> None:
-        lines = [self._address(x, x_bytes, row) for row in range(self._rows)]
+        lines = [self._address(x, x_bytes, row, self._weights.terms) for row in range(self._rows)]
         places = self._places(out, out_bytes)
         self._begin(places, carry)
         self._weights.each(weight, column, inputs, lambda term, loaded: self._add(lines, term, loaded))
@@ -121,7 +125,7 @@ class _Tile:
         builder = self._builder
         place = term if self._step is None else builder.mul(term, self._step)
         for row, line in enumerate(lines):
-            value = _spread(builder, self._vector, builder.load(builder.gep(line, [place])))
+            value = _spread(builder, LANES, builder.load(builder.gep(line, [place])))
             sums = self._sums[row * self._vectors : (row + 1) * self._vectors]
             for weights, total in zip(loaded, sums, strict=True):
                 builder.store(self._weights.multiply_add(value, weights, builder.load(total)), total)
@@ -130,24 +134,24 @@ class _Tile:
         """Of the sums' vectors in `out`, row by row."""
         return [
             self._builder.bitcast(
-                self._builder.gep(self._address(out, out_bytes, row), [ir.Constant(INT64, place * LANES)]),
+                self._builder.gep(self._address(out, out_bytes, row, _FLOAT), [ir.Constant(INT64, place * LANES)]),
                 self._vector.as_pointer(),
             )
             for row in range(self._rows)
             for place in range(self._vectors)
         ]
 
-    def _address(self, start: Any, stride: Any, row: int) -> Any:
-        """Where the row begins, as a pointer to floats."""
+    def _address(self, start: Any, stride: Any, row: int, scalar: Any) -> Any:
+        """Where the row begins, as a pointer to elements of LLVM's type `scalar`."""
         offset = self._builder.mul(stride, ir.Constant(INT64, row))
-        return self._builder.inttoptr(self._builder.add(start, offset), _FLOAT.as_pointer())
+        return self._builder.inttoptr(self._builder.add(start, offset), scalar.as_pointer())
 
 
-def _spread(builder: Any, vector: Any, value: Any) -> Any:
+def _spread(builder: Any, lanes: int, value: Any) -> Any:
     """A vector of which every lane is `value`."""
-    empty = ir.Constant(vector, ir.Undefined)
+    empty = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = builder.insert_element(empty, value, ir.Constant(_INT32, 0))
-    return builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES))
+    return builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(_INT32, lanes), [0] * lanes))
 
 
 def _unpack(typing: Any, element: Any, weight: Any, inputs: Any, out: Any) -> Any:
@@ -156,7 +160,7 @@ def _unpack(typing: Any, element: Any, weight: Any, inputs: Any, out: Any) -> An
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if element.dtype == types.float32:
+        if element.dtype == types.float32 or is_paired(element):
             return arguments[1]
         vector = ir.VectorType(_FLOAT, LANES)
         panel, count, target = arguments[1:]

@@ -1,4 +1,6 @@
-"""How the CPU's products read weights in panels, whichever type they have: as vectors of float32, input by input."""
+"""How the CPU's products read weights in panels, whichever type they have: as vectors of float32, input by input, or of
+bfloat16, two inputs at a time.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,17 +23,22 @@ for_range: Any = cgutils.for_range
 class Weights(Protocol):
     """Writes a loop over the weights of some outputs of a panel."""
 
+    terms: Any
+    """LLVM's type of what a weight is multiplied with: a float, or an int that holds two of bfloat16."""
+
     def each(self, weight: Any, column: Any, inputs: Any, use: Use) -> None:
         """Write `use` for each input, from the first to the last, of the panel at address `weight`."""
         ...
 
     def multiply_add(self, left: Any, right: Any, addend: Any) -> Any:
-        """`left * right + addend` of vectors, rounded once."""
+        """`left * right + addend` of vectors of terms, of weights, and of floats."""
         ...
 
 
 class Loads:
     """Writes loads of vectors of some outputs of a panel: `vectors` of them, of `lanes` outputs each."""
+
+    terms = FLOAT
 
     def __init__(self, builder: Any, lanes: int, vectors: int) -> None:
         self._builder, self.lanes, self.vectors = builder, lanes, vectors

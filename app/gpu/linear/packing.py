@@ -10,6 +10,7 @@ from torch import Tensor
 
 from app.gpu.cpu.compile import ELEMENTS
 from app.gpu.linear.block_fields import KINDS
+from app.gpu.linear.cpu_pairs import FIELD
 from app.gpu.linear.cpu_weights import PANEL
 from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
 
@@ -28,6 +29,10 @@ class PanelFormat:
 
 DENSE = {dtype: PanelFormat(element, 1, PANEL * dtype.itemsize) for dtype, element in ELEMENTS.items()}
 """Of dense panels `[panels, inputs, PANEL]`."""
+
+
+PAIRED = PanelFormat(np.dtype([(FIELD, np.uint16, (PANEL, 2))]), 2, PANEL * 4)
+"""Of panels `[panels, inputs / 2, PANEL, 2]` bfloat16."""
 
 
 def _blocks(group: int, quants: Any, *, bits: int, scales: Any, offsets: bool) -> PanelFormat:
@@ -69,6 +74,14 @@ def to_panels(matrix: Matrix) -> tuple[Tensor, PanelFormat]:
     dense = dense_of(matrix)
     dense = dense if dense.dtype in DENSE else dense.float()
     return _cut(dense), DENSE[dense.dtype]
+
+
+def to_pairs(matrix: Matrix) -> Tensor:
+    """The panels of a matrix `[out, in]` in the format `PAIRED`, with zeros for outputs that the last panel lacks; also
+    on `meta`. Inputs must be even.
+    """
+    panels = _cut(dense_of(matrix).bfloat16())
+    return panels.view(len(panels), -1, 2, PANEL).transpose(2, 3).contiguous()
 
 
 def _cut(rows: Tensor) -> Tensor:

@@ -12,13 +12,14 @@ weights in its blocked layout: 0.8 to 1.02 times the time at 1 to 256 rows. What
   company, nor on where the weight is.
 """
 
+import torch
 from torch import Tensor
 
-from app.gpu.cpu.elementwise import add_
+from app.gpu.cpu.elementwise import add_, to_bfloat16
 from app.gpu.linear.base import bias_of, cells
 from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
 from app.gpu.linear.matrix import Matrix
-from app.gpu.linear.packing import to_panels
+from app.gpu.linear.packing import PAIRED, PanelFormat, to_pairs, to_panels
 from app.gpu.linear.weight import Weight
 
 
@@ -27,7 +28,7 @@ class PanelLinear:
 
     def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
-        panels, format = to_panels(weight)
+        panels, format = self._cut(weight)
         self._shape = PanelShape(len(panels), self.in_features, format)
         self.weights = cells(panels, bias)
 
@@ -38,6 +39,9 @@ class PanelLinear:
         bias = bias_of(self.weights)
         return y if bias is None else add_(y, bias)
 
+    def _cut(self, weight: Matrix) -> tuple[Tensor, PanelFormat]:
+        return to_panels(weight)
+
     def _multiply(self, x: Tensor, weight: Weight) -> Tensor:
         """`[tokens, in_features]` to `[tokens, outputs of all panels]`."""
         place = weight.place
@@ -46,3 +50,28 @@ class PanelLinear:
             if y is not None and place.is_intact():
                 return y
         return multiply(x, weight.tensor, self._shape)
+
+
+class PairLinear(PanelLinear):
+    """A dense layer of float32 that is multiplied in bfloat16 and summed in float32. Inputs must be even.
+
+    A row's bits do not depend on its company here either. An input is rounded to bfloat16 just before its product; what
+    lies between products stays float32.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(to_bfloat16(x))
+
+    def _cut(self, weight: Matrix) -> tuple[Tensor, PanelFormat]:
+        return to_pairs(weight), PAIRED
+
+
+def multiply_in_bfloat16(weight: Matrix, bias: Tensor | None = None) -> PanelLinear:
+    """A `PairLinear`, or a `PanelLinear` if the inputs are odd."""
+    return PanelLinear(weight, bias) if weight.shape[1] % 2 else PairLinear(weight, bias)
+
+
+def multiply_as_kept(weight: Matrix, bias: Tensor | None = None) -> PanelLinear:
+    """As `multiply_in_bfloat16` for a weight in bfloat16, else a `PanelLinear`."""
+    kept = isinstance(weight, Tensor) and weight.dtype is torch.bfloat16
+    return multiply_in_bfloat16(weight, bias) if kept else PanelLinear(weight, bias)

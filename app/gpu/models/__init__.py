@@ -4,6 +4,7 @@ import torch
 
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.gpu.attention.base import Attention
+from app.gpu.linear.base import Products
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack
 from app.gpu.models.llama import LlamaStack
@@ -33,6 +34,7 @@ def load_stack(
     attention: Attention,
     max_model_len: int | None = None,
     batch_invariant: bool = False,
+    products: Products = Products.FLOAT32,
 ) -> LayerStack:
     """Load all of `model` onto `device` as `dtype`, for sequences of up to `max_model_len` tokens (None: the model's
     own).
@@ -45,7 +47,7 @@ def load_stack(
     if batch_invariant:
         require_row_by_row(model, device)
     if model.config.model_type in _STACKS:
-        text = ResidentText(device, dtype, batch_invariant=batch_invariant)
+        text = ResidentText(device, dtype, batch_invariant=batch_invariant, products=products)
         return build_stack(model, weights_of(model, device, dtype), text, attention, max_model_len)
     from app.gpu.models.transformers_modules import load_transformers_stack  # imports much of Transformers
 

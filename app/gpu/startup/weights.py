@@ -17,9 +17,11 @@ from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import allocating, zeroed
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.linear import linear_maker
+from app.gpu.linear.base import MakeLinear
 from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
+from app.gpu.startup.products import choose_products
 from app.gpu.weight_ring.arena import Arena, lay_out
 from app.gpu.weight_ring.host_copy import make_host_copy
 from app.gpu.weight_ring.residency import WeightPlan, plan_weights
@@ -106,6 +108,7 @@ def load_model(
         attention=attention,
         max_model_len=settings.max_model_len,
         batch_invariant=settings.batch_invariant,
+        products=choose_products(settings, model, device, dtype),
     )
     twice = max(0, needed - stack.parameter_bytes)
     copy = f", and {size(twice)} more: the tied output projection, in a layout of its own" if twice else ""
@@ -128,7 +131,7 @@ def _needed_bytes(
     form = Form(device, dtype, model.weights_dtype)
     if stored * MOST_GROWTH < free or not (form.keeps_matrices and can_be_streamed(model)) or model.folder is None:
         return stored
-    linear = linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant)
+    linear = _streamed_linear(model, settings, device, dtype)
     found = survey(model, dtype, linear, attention, settings.max_model_len)
     return sum(layout.nbytes for layout in found.layouts) + sum(table.nbytes for table in found.tables)
 
@@ -144,7 +147,7 @@ def _stream(
     """Keep as many bundles as `budget` bytes allow. Settings that do not fit are refused before a weight is read."""
     if settings.batch_invariant:
         require_row_by_row(model, device)
-    linear = linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant)
+    linear = _streamed_linear(model, settings, device, dtype)
     found = survey(model, dtype, linear, attention, settings.max_model_len)
     plan = plan_weights([layout.nbytes for layout in found.layouts], budget, from_disk=device.type == "cpu")
     streams = streams_of(device)
@@ -160,6 +163,13 @@ def _stream(
         raise
     _log_plan(plan)
     return LoadedModel(stack, streams, loaded)
+
+
+def _streamed_linear(
+    model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype
+) -> MakeLinear:
+    products = choose_products(settings, model, device, dtype)
+    return linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant, products=products)
 
 
 def _require_weights_dtype(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.linear import linear_maker
-from app.gpu.linear.base import Linear, MakeLinear
+from app.gpu.linear.base import Linear, MakeLinear, Products
 from app.gpu.linear.matrix import BlockMatrix, Matrix, look_up
 from app.gpu.linear.weight import Weight
 
@@ -18,9 +18,16 @@ _HERE = nullcontext()
 class ResidentText:
     """See `Text`. The tensors of which a model is built are kept as they are, or in a layout that multiplies faster."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, *, batch_invariant: bool) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        batch_invariant: bool,
+        products: Products = Products.FLOAT32,
+    ) -> None:
         self.device, self.dtype = device, dtype
-        linear = linear_maker(device, dtype, streamed=False, batch_invariant=batch_invariant)
+        linear = linear_maker(device, dtype, streamed=False, batch_invariant=batch_invariant, products=products)
         self._bundle = nullcontext(_ResidentBundle(linear, device))
 
     def bundle(self) -> AbstractContextManager[_ResidentBundle]:

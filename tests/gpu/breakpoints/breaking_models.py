@@ -87,6 +87,7 @@ class TinyModel:
         settings = EngineSettings(
             device="cpu",
             dtype="float32",
+            matmul_precision="auto",
             batch_invariant=False,
             cuda_graphs=None,
             weights_device=None,

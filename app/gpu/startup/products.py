@@ -1,0 +1,46 @@
+"""In which type a CPU multiplies matrices."""
+
+import logging
+
+import torch
+
+from app.domain.errors import FieldOutOfRange
+from app.gpu.device.dtypes import dtype_name
+from app.gpu.linear.base import Products
+from app.gpu.models import can_be_streamed
+from app.model_store.resolve import ResolvedModel
+from app.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
+
+
+def choose_products(
+    settings: EngineSettings, model: ResolvedModel, device: torch.device, dtype: torch.dtype
+) -> Products:
+    """What `settings.matmul_precision` comes to on this machine. `auto` keeps float32, unless the processor has an
+    instruction for bfloat16 and nobody asked for a data type.
+
+    Raises FieldOutOfRange for bfloat16 where another part of PyTorch multiplies.
+    """
+    asked = settings.matmul_precision
+    ours = device.type == "cpu" and dtype is torch.float32 and can_be_streamed(model)
+    if asked == BFLOAT16 and not ours:
+        raise FieldOutOfRange(
+            "matmul_precision must be auto or float32; got bfloat16: it is for models of the Llama family and GPT-2 on a "
+            f"CPU that computes in float32, and {model.config.model_type!r} runs in {dtype_name(dtype)} on {device}",
+            param="matmul_precision",
+        )
+    if not ours or asked == FLOAT32 or (asked == AUTO and (settings.dtype != AUTO or not _has_instruction())):
+        return Products.FLOAT32
+    products = Products.BFLOAT16 if asked == BFLOAT16 else Products.AS_KEPT
+    which = "matrices" if products is Products.BFLOAT16 else "matrices that the checkpoint has in bfloat16"
+    logger.info("%s are multiplied in bfloat16", which)
+    return products
+
+
+def _has_instruction() -> bool:
+    from app.gpu.linear.cpu_pairs import multiplies_pairs  # imports Numba, which only a CPU needs
+
+    return multiplies_pairs()
