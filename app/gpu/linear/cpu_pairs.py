@@ -18,8 +18,8 @@ FIELD = "halves"
 """Of a panel's record: two bfloat16 of each output, of two inputs that follow each other."""
 _DOT_LANES = 16
 _AHEAD, _CACHE_LINE = 32768, 64
-"""Bytes. Measured over the linears of a 135M Llama on AVX512_BF16, two cores: 0.75 of the time at 16 and 32 rows, 0.87 at
-256. With up to four rows the processor's own prefetcher is faster, which ours disturbs."""
+"""Bytes. Measured over the linears of a 135M Llama on AVX512_BF16, two cores: 0.75 of the time at 16 and 32 rows, 0.87
+at 256. With up to four rows the processor's own prefetcher is faster, which ours disturbs."""
 _TO_READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 """As `llvm.prefetch` takes them."""
 

@@ -28,8 +28,8 @@ def choose_products(
     ours = device.type == "cpu" and dtype is torch.float32 and can_be_streamed(model)
     if asked == BFLOAT16 and not ours:
         raise FieldOutOfRange(
-            "matmul_precision must be auto or float32; got bfloat16: it is for models of the Llama family and GPT-2 on a "
-            f"CPU that computes in float32, and {model.config.model_type!r} runs in {dtype_name(dtype)} on {device}",
+            "matmul_precision must be auto or float32; got bfloat16: it is for models of the Llama family and GPT-2 on "
+            f"a CPU that computes in float32; {model.config.model_type!r} runs in {dtype_name(dtype)} on {device}",
             param="matmul_precision",
         )
     if not ours or asked == FLOAT32 or (asked == AUTO and (settings.dtype != AUTO or not _has_instruction())):

@@ -1,0 +1,97 @@
+"""In which type a CPU multiplies matrices: what is asked for, and what the machine makes of `auto`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from app.domain.errors import FieldOutOfRange
+from app.gpu.linear.base import Products
+from app.gpu.startup import products
+from app.gpu.startup.products import choose_products
+from app.model_store.resolve import ResolvedModel
+from app.settings import EngineSettings, Settings
+from tests.gpu.driving import Driver
+from tests.gpu.oracle import greedy_tokens
+from tests.gpu.tiny_engine import make_engine, model, prompt
+
+__all__ = ["model"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+
+
+class RoundedLinear(torch.nn.Linear):
+    """PyTorch's, of inputs and weights that have been rounded."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rounded = input.bfloat16().float(), self.weight.bfloat16().float()
+        return torch.nn.functional.linear(*rounded, self.bias)
+
+
+@pytest.fixture(scope="module")
+def rounding_oracle(model: ResolvedModel) -> Any:
+    assert model.folder is not None
+    oracle = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
+    for module in oracle.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.__class__ = RoundedLinear
+    return oracle
+
+
+def test_tokens_are_those_of_transformers_with_rounded_products(model: ResolvedModel, rounding_oracle: Any) -> None:
+    """Several turns at once, whose prompts take several steps, with and without drafts."""
+    for drafts in (0, None):
+        driver = Driver(make_engine(model, matmul_precision="bfloat16", max_draft_tokens=drafts))
+        turns = [driver.submit(driver.open(), prompt(number, 5 + 9 * number), 12) for number in range(6)]
+        driver.finish(*turns)
+        for number, turn in enumerate(turns):
+            assert driver.tokens(turn) == greedy_tokens(rounding_oracle, prompt(number, 5 + 9 * number), 12)
+
+
+def test_streamed_weights_give_the_same_tokens(model: ResolvedModel, tmp_path: Path) -> None:
+    resident = Driver(make_engine(model, matmul_precision="bfloat16"))
+    half = resident.memory().text.total_bytes // 2
+    streamed = Driver(make_engine(model, matmul_precision="bfloat16", weights_device=half, weights_dir=tmp_path))
+    assert streamed.generate(prompt(3, 20), 10) == resident.generate(prompt(3, 20), 10)
+    assert streamed.memory().text.streamed_bytes > 0
+
+
+def settings_of(**given: Any) -> EngineSettings:
+    return Settings(**given).engine()
+
+
+@pytest.mark.parametrize(
+    ("given", "has_instruction", "expected"),
+    [
+        ({}, True, Products.AS_KEPT),
+        ({}, False, Products.FLOAT32),
+        ({"dtype": "float32"}, True, Products.FLOAT32),
+        ({"matmul_precision": "float32"}, True, Products.FLOAT32),
+        ({"matmul_precision": "bfloat16"}, False, Products.BFLOAT16),
+        ({"matmul_precision": "bfloat16", "dtype": "float32"}, True, Products.BFLOAT16),
+    ],
+)
+def test_auto_looks_at_the_processor_unless_a_type_is_asked_for(
+    given: dict[str, str],
+    has_instruction: bool,
+    expected: Products,
+    model: ResolvedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "_has_instruction", lambda: has_instruction)
+    assert choose_products(settings_of(**given), model, CPU, torch.float32) is expected
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
+def test_bfloat16_is_refused_where_pytorch_multiplies(device: str, dtype: torch.dtype, model: ResolvedModel) -> None:
+    asked = settings_of(matmul_precision="bfloat16")
+    with pytest.raises(FieldOutOfRange, match="matmul_precision must be auto or float32") as refused:
+        choose_products(asked, model, torch.device(device), dtype)
+    assert refused.value.param == "matmul_precision"
+    assert choose_products(settings_of(), model, torch.device(device), dtype) is Products.FLOAT32
