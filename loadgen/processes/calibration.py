@@ -14,6 +14,8 @@ from loadgen.errors import LoadgenError
 from loadgen.processes.folders import cache_folder
 from loadgen.processes.processor import processor_flags
 
+ROWS = (1, 32, 256)
+"""One stream that decodes, many, and a part of a prompt."""
 WIDEST = 2048
 """A wider model is measured at this width: its types differ as much, and the measurement stays short."""
 PROBE = "loadgen.rivals.dtype_probe"
@@ -37,7 +39,7 @@ class Calibration:
 
     @property
     def dtype(self) -> str:
-        """The fastest type. Decoding and prompts count alike: the product of its times is the least."""
+        """The fastest type. All counts of rows weigh alike: the product of its times is the least."""
         return min(self.seconds, key=self._product)
 
     def _product(self, dtype: str) -> float:
@@ -53,7 +55,8 @@ def calibrate(model: Path, cores: int) -> Calibration:
     Raises `LoadgenError` if the model's config.json gives no shapes, or the measurement fails.
     """
     outputs, inputs = _shape(model)
-    key = {"flags": processor_flags(), "torch": version("torch"), "cores": cores, "outputs": outputs, "inputs": inputs}
+    machine = {"flags": processor_flags(), "torch": version("torch"), "cores": cores}
+    key = {**machine, "outputs": outputs, "inputs": inputs, "rows": ROWS}
     name = sha256(json.dumps(key).encode()).hexdigest()[:16]
     file = cache_folder().expanduser() / "calibration" / f"{name}.json"
     try:
@@ -80,7 +83,7 @@ def _shape(model: Path) -> tuple[int, int]:
 
 
 def _measure(outputs: int, inputs: int, cores: int) -> dict[str, object]:
-    command = [sys.executable, "-m", PROBE, str(outputs), str(inputs), str(cores)]
+    command = [sys.executable, "-m", PROBE, *map(str, (outputs, inputs, cores, *ROWS))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PROBE_TIMEOUT_S)
     except subprocess.CalledProcessError as error:

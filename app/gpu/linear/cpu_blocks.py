@@ -5,8 +5,11 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from app.gpu.linear.cpu_pairs import Pairs, is_paired
+from app.gpu.linear.cpu_pairs import Pairs, is_paired, multiply_pairs, round_to_pairs
 from app.gpu.linear.cpu_weights import INT32, INT64, PANEL, Dense, Loads, Use, Weights, for_range
+
+QUANTS, PAIRS = ("quants", "rounded_quants"), ("pairs", "rounded_pairs")
+"""Names of the last field of records: of a quant in a byte, and of two. Rounded are those for products in bfloat16."""
 
 
 class Blocks(Loads):
@@ -20,28 +23,38 @@ class Blocks(Loads):
         self._record_bytes = record.size
         self._at = {name: field.offset for name, field in record.fields.items()}
         self._scale = ir.HalfType() if record.typeof("scales").dtype == types.float16 else ir.FloatType()
-        self._in_pairs = "pairs" in record.fields
-        quants = record.typeof("pairs" if self._in_pairs else "quants")
+        self._quants = list(record.fields)[-1]
+        self._in_pairs = self._quants in PAIRS
+        quants = record.typeof(self._quants)
         self._lines, self._signed = quants.shape[0], quants.dtype.signed
 
     def each(self, weight: Any, column: Any, inputs: Any, use: Use) -> None:
         """See `Weights.each`."""
         builder, number = self._builder, self._number
-        per_line = 2 if self._in_pairs else 1
-        with for_range(builder, builder.sdiv(inputs, number(self._lines * per_line))) as group:
+        pairs, lines = (self._lines, 1) if self._in_pairs else (self._lines // 2, 2)
+        with for_range(builder, builder.sdiv(inputs, number(2 * pairs))) as group:
             record = builder.add(weight, builder.mul(group.index, number(self._record_bytes)))
             scales = self._load_scales(record, "scales", column)
             offsets = self._load_scales(record, "offsets", column)
-            first = builder.mul(group.index, number(self._lines))
-            quants = builder.add(record, number(self._at["pairs" if self._in_pairs else "quants"]))
-            with for_range(builder, number(self._lines)) as line:
-                place = builder.add(quants, builder.mul(line.index, number(PANEL)))
-                term = builder.mul(builder.add(first, line.index), number(per_line))
-                for part, values in enumerate(self._load_quants(place, column)):
-                    use(
-                        builder.add(term, number(part)),
-                        [self.multiply_add(*each) for each in zip(scales, values, offsets, strict=True)],
-                    )
+            first = builder.mul(group.index, number(pairs))
+            quants = builder.add(record, number(self._at[self._quants]))
+            with for_range(builder, number(pairs)) as pair:
+                place = builder.add(quants, builder.mul(pair.index, number(lines * PANEL)))
+                values = [
+                    [self._scale_up(*each) for each in zip(scales, quant, offsets, strict=True)]
+                    for line in range(lines)
+                    for quant in self._load_quants(builder.add(place, number(line * PANEL)), column)
+                ]
+                self._give(use, builder.add(first, pair.index), *values)
+
+    def _give(self, use: Use, pair: Any, left: list[Any], right: list[Any]) -> None:
+        """Write `use` for the two inputs of number `pair`, whose weights are given."""
+        term = self._builder.mul(pair, self._number(2))
+        use(term, left)
+        use(self._builder.add(term, self._number(1)), right)
+
+    def _scale_up(self, scale: Any, quant: Any, offset: Any) -> Any:
+        return Loads.multiply_add(self, scale, quant, offset)
 
     def _load_scales(self, record: Any, name: str, column: Any) -> list[Any]:
         """One vector for each of the outputs', as float32."""
@@ -73,10 +86,35 @@ class Blocks(Loads):
         return ir.Constant(INT64, value)
 
 
+class RoundedBlocks(Blocks):
+    """As `Blocks`, for products in bfloat16: each weight is rounded to it, and a term is a pair of inputs."""
+
+    terms = INT32
+
+    def multiply_add(self, left: Any, right: Any, addend: Any) -> Any:
+        """See `multiply_pairs`."""
+        return multiply_pairs(self._builder, left, right, addend)
+
+    def _give(self, use: Use, pair: Any, left: list[Any], right: list[Any]) -> None:
+        use(pair, [round_to_pairs(self._builder, *each) for each in zip(left, right, strict=True)])
+
+
+def is_rounded(element: Any) -> bool:
+    """Whether Numba's type `element` stands for blocks whose weights are rounded to bfloat16."""
+    return isinstance(element.dtype, types.Record) and list(element.dtype.fields)[-1].startswith("rounded_")
+
+
+def multiplies_rounded(element: Any) -> bool:
+    """Whether inputs are bfloat16 where they meet weights of Numba's type `element`."""
+    return is_paired(element) or is_rounded(element)
+
+
 def weights_of(element: Any, builder: Any, lanes: int, vectors: int, *, ahead: bool = False) -> Weights:
     """For weights of Numba's type `element`, in `vectors` vectors of `lanes` outputs. `ahead` is as `Pairs` has it."""
-    if is_paired(element):
-        return Pairs(builder, lanes, vectors, ahead=ahead)
     if isinstance(element.dtype, types.Record):
+        if is_rounded(element):
+            return RoundedBlocks(element.dtype, builder, lanes, vectors)
+        if is_paired(element):
+            return Pairs(builder, lanes, vectors, ahead=ahead)
         return Blocks(element.dtype, builder, lanes, vectors)
     return Dense(element.dtype, builder, lanes, vectors)

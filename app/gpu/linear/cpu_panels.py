@@ -17,7 +17,7 @@ from app.gpu.cpu.openmp import run_on_torch_threads
 from app.gpu.cpu.reading import PART_BYTES, read_part
 from app.gpu.linear.cpu_product import multiply_panel
 from app.gpu.linear.cpu_weights import PANEL
-from app.gpu.linear.packing import PAIRED, PanelFormat
+from app.gpu.linear.packing import PanelFormat
 
 _MakeKernel = Callable[[Any], Callable[[int], None]]
 
@@ -48,7 +48,7 @@ class PanelShape:
 
     def __init__(self, panels: int, inputs: int, format: PanelFormat) -> None:
         self.panels, self.inputs, self.element = panels, inputs, format.element
-        self.dtype = torch.bfloat16 if format is PAIRED else torch.float32
+        self.dtype = format.inputs
         """Of what is multiplied with it."""
         self.panel_bytes = inputs // format.group * format.group_bytes
         self.part = max(1, min(PART_BYTES // self.panel_bytes, panels // _SHARE))

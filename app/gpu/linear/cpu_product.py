@@ -7,7 +7,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from app.gpu.cpu.compile import inlined
-from app.gpu.linear.cpu_pairs import is_paired
+from app.gpu.linear.cpu_blocks import PAIRS, multiplies_rounded
+from app.gpu.linear.cpu_pairs import HALVES
 from app.gpu.linear.cpu_tile import COLUMNS, ROWS, make_scratch, make_tile, unpack
 from app.gpu.linear.cpu_weights import PANEL
 
@@ -41,7 +42,7 @@ _scratch = make_scratch(_SLICE * PANEL * 4)
 
 def _sliced_from(typing: Any, element: Any) -> Any:
     """`_sliced_rows(element)`: from how many rows on products with weights of that type are made in slices."""
-    in_pairs = isinstance(element.dtype, types.Record) and "pairs" in element.dtype.fields
+    in_pairs = isinstance(element.dtype, types.Record) and list(element.dtype.fields)[-1] in PAIRS
     rows = _SLICED_ROWS_OF_PAIRS if in_pairs else _SLICED_ROWS
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -50,17 +51,17 @@ def _sliced_from(typing: Any, element: Any) -> Any:
     return types.int64(element), generate
 
 
-def _is_paired(typing: Any, element: Any) -> Any:
-    """`_paired(element)`: whether weights of that type are in pairs of bfloat16, and `x` is bfloat16."""
+def _is_rounded(typing: Any, element: Any) -> Any:
+    """`_rounded(element)`: whether `x` is bfloat16 for weights of that type."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_constant(types.boolean, is_paired(element))
+        return context.get_constant(types.boolean, multiplies_rounded(element))
 
     return types.boolean(element), generate
 
 
 _sliced_rows: Any = intrinsic(_sliced_from)
-_paired: Any = intrinsic(_is_paired)
+_rounded: Any = intrinsic(_is_rounded)
 
 
 @inlined
@@ -73,16 +74,14 @@ def multiply_panel(
     if rows < _sliced_rows(element):
         _multiply(element, rows, x, x_bytes, weight, inputs, out, out_bytes, 0)
         return
-    if _paired(element):
-        for first in range(0, inputs, _SLICE):
-            count, part = min(_SLICE, inputs - first), weight + panel_bytes * first // inputs
-            _multiply(element, rows, x + first * 2, x_bytes, part, count, out, out_bytes, first)
-        return
     scratch = _scratch()
     for first in range(0, inputs, _SLICE):
         count = min(_SLICE, inputs - first)
         unpacked = unpack(element, weight + panel_bytes * first // inputs, count, scratch)
-        _multiply(np.float32, rows, x + first * 4, x_bytes, unpacked, count, out, out_bytes, first)
+        if _rounded(element):
+            _multiply(HALVES, rows, x + first * 2, x_bytes, unpacked, count, out, out_bytes, first)
+        else:
+            _multiply(np.float32, rows, x + first * 4, x_bytes, unpacked, count, out, out_bytes, first)
 
 
 @inlined

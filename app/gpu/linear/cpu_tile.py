@@ -155,24 +155,24 @@ def _spread(builder: Any, lanes: int, value: Any) -> Any:
 
 
 def _unpack(typing: Any, element: Any, weight: Any, inputs: Any, out: Any) -> Any:
-    """`unpack(element, weight, inputs, out)`: the address at which the panel at `weight` is float32 `[inputs, PANEL]`:
-    its own, or else `out`.
+    """`unpack(element, weight, inputs, out)`: the address at which the panel at `weight` is float32 `[inputs, PANEL]`,
+    or pairs of bfloat16 for weights that are multiplied so: its own, or else `out`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if element.dtype == types.float32 or is_paired(element):
             return arguments[1]
-        vector = ir.VectorType(_FLOAT, LANES)
         panel, count, target = arguments[1:]
-        start = builder.inttoptr(target, _FLOAT.as_pointer())
+        weights = weights_of(element, builder, LANES, PANEL // LANES)
+        start = builder.inttoptr(target, weights.terms.as_pointer())
 
         def store(term: Any, loaded: list[Any]) -> None:
             line = builder.gep(start, [builder.mul(term, ir.Constant(INT64, PANEL))])
             for place, values in enumerate(loaded):
                 at = builder.gep(line, [ir.Constant(INT64, place * LANES)])
-                builder.store(values, builder.bitcast(at, vector.as_pointer()), align=4)
+                builder.store(values, builder.bitcast(at, values.type.as_pointer()), align=4)
 
-        weights_of(element, builder, LANES, PANEL // LANES).each(panel, ir.Constant(INT64, 0), count, store)
+        weights.each(panel, ir.Constant(INT64, 0), count, store)
         return target
 
     return types.int64(element, *[types.int64] * 3), generate

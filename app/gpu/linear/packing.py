@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app.gpu.cpu.compile import ELEMENTS
 from app.gpu.linear.block_fields import KINDS
-from app.gpu.linear.cpu_pairs import FIELD
+from app.gpu.linear.cpu_pairs import HALVES
 from app.gpu.linear.cpu_weights import PANEL
 from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
 
@@ -20,18 +20,22 @@ _ROWS = 8 * PANEL
 
 @dataclass(frozen=True, slots=True)
 class PanelFormat:
-    """A type of weights. `element` stands for it inside a kernel; the weights of `group` inputs take `group_bytes`."""
+    """A type of weights. `element` stands for it inside a kernel; the weights of `group` inputs take `group_bytes`.
+
+    `inputs` is the type of what is multiplied with them.
+    """
 
     element: Any
     group: int
     group_bytes: int
+    inputs: torch.dtype = torch.float32
 
 
 DENSE = {dtype: PanelFormat(element, 1, PANEL * dtype.itemsize) for dtype, element in ELEMENTS.items()}
 """Of dense panels `[panels, inputs, PANEL]`."""
 
 
-PAIRED = PanelFormat(np.dtype([(FIELD, np.uint16, (PANEL, 2))]), 2, PANEL * 4)
+PAIRED = PanelFormat(HALVES, 2, HALVES.itemsize, torch.bfloat16)
 """Of panels `[panels, inputs / 2, PANEL, 2]` bfloat16."""
 
 
@@ -64,6 +68,16 @@ group of inputs:
 """
 
 
+def _rounded(format: PanelFormat) -> PanelFormat:
+    *fields, (last, kind, shape) = format.element.descr
+    element = np.dtype([*fields, (f"rounded_{last}", kind, shape)])
+    return PanelFormat(element, format.group, format.group_bytes, torch.bfloat16)
+
+
+ROUNDED = {kind: _rounded(format) for kind, format in BLOCKS.items()}
+"""The same records for products in bfloat16, to which each weight is rounded as it is unpacked."""
+
+
 def to_panels(matrix: Matrix) -> tuple[Tensor, PanelFormat]:
     """The panels of a matrix `[out, in]`, and their type; also on `meta`. Outputs that the last panel lacks are zeros.
 
@@ -76,12 +90,12 @@ def to_panels(matrix: Matrix) -> tuple[Tensor, PanelFormat]:
     return _cut(dense), DENSE[dense.dtype]
 
 
-def to_pairs(matrix: Matrix) -> Tensor:
-    """The panels of a matrix `[out, in]` in the format `PAIRED`, with zeros for outputs that the last panel lacks; also
-    on `meta`. Inputs must be even.
-    """
+def to_pairs(matrix: Matrix) -> tuple[Tensor, PanelFormat]:
+    """As `to_panels`, for products in bfloat16: blocks as they are, all else rounded. Inputs must be even."""
+    if isinstance(matrix, BlockMatrix) and matrix.kind in BLOCKS:
+        return _pack_blocks(matrix), ROUNDED[matrix.kind]
     panels = _cut(dense_of(matrix).bfloat16())
-    return panels.view(len(panels), -1, 2, PANEL).transpose(2, 3).contiguous()
+    return panels.view(len(panels), -1, 2, PANEL).transpose(2, 3).contiguous(), PAIRED
 
 
 def _cut(rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from app.gpu.cpu.elementwise import add_, to_bfloat16
 from app.gpu.linear.base import bias_of, cells
 from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
 from app.gpu.linear.matrix import Matrix
-from app.gpu.linear.packing import PAIRED, PanelFormat, to_pairs, to_panels
+from app.gpu.linear.packing import PanelFormat, to_pairs, to_panels
 from app.gpu.linear.weight import Weight
 
 
@@ -63,7 +63,7 @@ class PairLinear(PanelLinear):
         return super().__call__(to_bfloat16(x))
 
     def _cut(self, weight: Matrix) -> tuple[Tensor, PanelFormat]:
-        return to_pairs(weight), PAIRED
+        return to_pairs(weight)
 
 
 def multiply_in_bfloat16(weight: Matrix, bias: Tensor | None = None) -> PanelLinear:

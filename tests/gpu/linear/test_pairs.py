@@ -16,6 +16,7 @@ from app.gpu.linear.cpu_weights import PANEL
 from app.gpu.linear.packing import PAIRED, to_pairs
 from app.gpu.linear.panels import PairLinear, PanelLinear, multiply_as_kept, multiply_in_bfloat16
 from app.gpu.weight_files.layout import host_bytes
+from tests.gpu.linear.blocks import draw_blocks
 
 
 def draw(*shape: int) -> Tensor:
@@ -45,8 +46,8 @@ def test_a_row_has_the_same_bits_in_any_company(inputs: int) -> None:
 
 @given(rows=st.integers(1, 2 * ROWS), outputs=st.integers(1, 9 * PANEL), pairs=st.integers(1, 40))
 def test_a_product_from_a_file_has_the_bits_of_one_from_memory(rows: int, outputs: int, pairs: int) -> None:
-    x, panels = draw(rows, 2 * pairs).bfloat16(), to_pairs(draw(outputs, 2 * pairs))
-    assert to_pairs(draw(outputs, 2 * pairs).to("meta")).shape == panels.shape
+    x, panels = draw(rows, 2 * pairs).bfloat16(), to_pairs(draw(outputs, 2 * pairs))[0]
+    assert to_pairs(draw(outputs, 2 * pairs).to("meta"))[0].shape == panels.shape
     shape = PanelShape(len(panels), 2 * pairs, PAIRED)
     with tempfile.TemporaryFile() as file:
         file.write(host_bytes(panels).tobytes())
@@ -63,7 +64,7 @@ def test_a_bias_is_added_as_it_is() -> None:
 
 def test_x_that_is_not_rounded_is_refused() -> None:
     with pytest.raises(ValueError, match=r"not torch.bfloat16 \[rows, 8\]"):
-        multiply(torch.zeros(2, 8), to_pairs(draw(5, 8)), PanelShape(1, 8, PAIRED))
+        multiply(torch.zeros(2, 8), to_pairs(draw(5, 8))[0], PanelShape(1, 8, PAIRED))
 
 
 def test_odd_inputs_are_multiplied_in_float32() -> None:
@@ -76,3 +77,13 @@ def test_as_kept_rounds_inputs_for_weights_of_bfloat16_only() -> None:
     assert torch.equal(multiply_as_kept(weight.bfloat16())(x), PairLinear(weight)(x))
     assert torch.equal(multiply_as_kept(weight)(x), PanelLinear(weight)(x))
     assert torch.equal(multiply_as_kept(weight.half())(x), PanelLinear(weight.half())(x))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_blocks_give_the_bits_of_their_rounded_values(kind: str) -> None:
+    blocks = draw_blocks(kind, 70, 40)
+    packed, dense = PairLinear(blocks), PairLinear(blocks.dequantize())
+    assert packed.weights[0].tensor.nbytes < dense.weights[0].tensor.nbytes
+    for rows in (*range(1, 20), 33, 64):
+        x = draw(rows, blocks.shape[1])
+        assert torch.equal(packed(x), dense(x)), f"{rows} rows"
