@@ -69,7 +69,7 @@ def _markdown(run: Run) -> str:
 def best_types(run: Run) -> list[str]:
     """A sentence for each peer whose type was measured to be its best."""
     return [
-        f"`{name}` is {found.dtype}: {', '.join(_products(found))}."
+        f"`{name}` multiplies in {found.dtype}: {', '.join(_products(found))}."
         for name, launch in run.launches.items()
         if (found := launch.calibration) is not None
     ]

@@ -1,4 +1,4 @@
-"""How fast PyTorch multiplies in each type, as JSON: `python -m loadgen.rivals.dtype_probe OUTPUTS INPUTS THREADS ROWS`.
+"""How fast PyTorch multiplies in each type, as JSON. Arguments: OUTPUTS INPUTS THREADS ROWS...
 
 Few rows are a step of decoding, which reads all weights; many rows are a prompt, which computes.
 """

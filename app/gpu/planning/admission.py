@@ -30,7 +30,7 @@ class Admission:
         self._tiers = placement.tiers
         self._cache = placement.tiers.cache
         self._queue = queue
-        self._room = RoomShares(queue)
+        self._room = RoomShares(queue, placement.tiers.cache.pool.block_size)
         self._promised: tuple[TokenSequence, TurnState] | None = None
         """A turn that others have given way to."""
 
@@ -117,16 +117,18 @@ class Admission:
     def _take_share(self, blocks: int, headroom: int, sequence: TokenSequence) -> bool:
         """Whether there is room after turns of others have given way. None does where all that would is too little."""
         pool, needed, turn = self._cache.pool, blocks + headroom, sequence.turn
-        givers = self._room.givers(sequence, blocks)
+        givers = self._room.givers(sequence)
         if turn is None or not givers:
             return False
         self._placement.make_room(needed, sequence, or_some=True)
-        if pool.available + self._tiers.freeing + sum(len(each.blocks) for each in givers) < needed:
+        if pool.available + self._tiers.freeing + sum(map(self._room.claim, givers)) < needed:
             return False
         self._promised = sequence, turn
         for giver in givers:
             if pool.available + self._tiers.freeing >= needed:
                 break
+            if giver.session in self._queue.running:  # `headroom` has what it would still have needed
+                needed -= self._room.claim(giver) - len(giver.blocks)
             self._queue.preempt(giver)
             if not self._placement.evict(giver, sequence):
                 break

@@ -10,15 +10,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from app.domain.values import Tier
-from app.gpu.planning.queue import AGING_STEPS, ActiveTurn, TurnQueue
+from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.state.sequence import TokenSequence
+
+SLICE_STEPS = 2
+"""A tenant's last turn that runs has so many steps before it gives way. Its KV moves twice then, which takes about as
+long as one of them."""
 
 
 class RoomShares:
     """Compares what the turns of each tenant hold on the device."""
 
-    def __init__(self, queue: TurnQueue) -> None:
+    def __init__(self, queue: TurnQueue, block_size: int) -> None:
         self._queue = queue
+        self._block_size = block_size
         self._steps = 0
 
     def begin_step(self) -> None:
@@ -30,19 +35,24 @@ class RoomShares:
         active.turn.slice_began = self._steps
         active.turn.slice_reached = active.sequence.reached
 
-    def givers(self, asking: TokenSequence, blocks: int) -> list[TokenSequence]:
-        """The sequences that give their blocks to the one that is `asking` for so many, in this order; none may be
-        enough.
+    def claim(self, sequence: TokenSequence) -> int:
+        """Blocks that a sequence with a turn has; if it runs, also those that its other tokens and one more need."""
+        return max(len(sequence.blocks), self._needs(sequence) if self._runs(sequence) else 0)
 
-        They are of tenants that hold more than the tenant that asks would then. So no turn takes its room back by the
+    def givers(self, asking: TokenSequence) -> list[TokenSequence]:
+        """The sequences that give up their claims for the one that is `asking`, in this order; all of them may be too
+        few.
+
+        They are of tenants that claim more than the tenant that asks would then. So no turn takes its room back by the
         same right. A tenant gives its last turn that runs only to one without any, and not before that turn has come
         further for some steps: so every turn ends.
         """
         if not self._queue.is_shared:
             return []
         places, found = self._places(), list[TokenSequence]()
-        held = _blocks(places)
-        wanted, turns = held[asking.tenant] + blocks, self._queue.turns_of(asking.tenant)
+        held = self._held(places)
+        others = [each for each in places.get(asking.tenant, ()) if each is not asking]
+        wanted, turns = self._needs(asking) + sum(map(self.claim, others)), self._queue.turns_of(asking.tenant)
         places.pop(asking.tenant, None)
         while richer := [tenant for tenant in places if held[tenant] > wanted]:
             largest = max(richer, key=held.__getitem__)
@@ -51,7 +61,7 @@ class RoomShares:
                 del places[largest]
                 continue
             found.append(giver)
-            held[largest] -= len(giver.blocks)
+            held[largest] -= self.claim(giver)
         return found
 
     def weakest(self, asking: TokenSequence) -> TokenSequence | None:
@@ -72,12 +82,18 @@ class RoomShares:
         """
         if not self._queue.is_shared:
             return sequences
-        held = _blocks(self._places())
+        held = self._held(self._places())
         largest = max(held, key=held.__getitem__, default=asking.tenant)
         if largest != asking.tenant and held[largest] <= held[asking.tenant]:
             return sequences
         of_largest = [each for each in sequences if each.tenant == largest]
         return of_largest if len(of_largest) >= at_least else sequences
+
+    def _needs(self, sequence: TokenSequence) -> int:
+        return len(sequence.tokens) // self._block_size + 1
+
+    def _held(self, places: Mapping[str, Iterable[TokenSequence]]) -> Counter[str]:
+        return Counter({tenant: sum(map(self.claim, place)) for tenant, place in places.items()})
 
     def _places(self) -> dict[str, list[TokenSequence]]:
         """By tenant, those on the device that can give way: the oldest that runs first, the last that waits last."""
@@ -103,8 +119,4 @@ class RoomShares:
         turn = sequence.turn
         if turn is None:
             return False
-        return sequence.reached > turn.slice_reached and self._steps >= turn.slice_began + AGING_STEPS
-
-
-def _blocks(places: Mapping[str, Iterable[TokenSequence]]) -> Counter[str]:
-    return Counter({tenant: sum(len(each.blocks) for each in place) for tenant, place in places.items()})
+        return sequence.reached > turn.slice_reached and self._steps >= turn.slice_began + SLICE_STEPS

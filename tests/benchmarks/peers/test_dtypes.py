@@ -31,5 +31,6 @@ def test_each_peer_runs_in_its_best_type_and_the_record_says_why(
     assert command[command.index("--dtype") + 1] == "auto"
     run = describe_run(tmp_path, QUICK, launches, [ROUND])
     assert run.launches["transformers auto"].calibration == calibration(slow)
-    (sentence,) = best_types(run)
-    assert sentence.startswith(f"`transformers auto` is {best}: a product of 1 row takes ")
+    ours, theirs = best_types(run)
+    assert ours.startswith(f"`djinn auto` multiplies in {best}: a product of 1 row takes ")
+    assert theirs.startswith(f"`transformers auto` multiplies in {best}: a product of 1 row takes ")

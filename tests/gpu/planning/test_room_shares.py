@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.domain.values import KVPolicy, Ticket
-from app.gpu.planning.queue import AGING_STEPS
+from app.gpu.planning.room import SLICE_STEPS
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens
@@ -56,7 +56,7 @@ def test_a_turn_that_fills_the_device_gives_way_to_a_shorter_one(
         take_step(driver)
         steps += 1
     assert not driver.ended(long)
-    assert steps <= AGING_STEPS + SHORT // (STEP_TOKENS // 4) + 4
+    assert steps <= SLICE_STEPS + SHORT // (STEP_TOKENS // 4) + 4
     driver.finish(long)
     assert driver.tokens(long) == greedy_tokens(oracle, prompt(0, LONG), ANSWER)
 

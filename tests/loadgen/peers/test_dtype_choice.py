@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from loadgen.options.servers import add_server_options, read_settings
-from loadgen.peers import dtype_choice
+from loadgen.peers import djinn, dtype_choice
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.dtypes import AUTO
 from loadgen.peers.registry import find_peer
@@ -54,9 +54,25 @@ def test_a_rival_made_of_pytorch_gets_its_fastest_type_and_the_figures_are_kept(
 
 
 @pytest.mark.parametrize("peer", ["djinn", "djinn+lru"])
-def test_djinn_chooses_its_own_type(peer: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_djinn_chooses_its_own_type_and_multiplies_in_the_fastest(
+    peer: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, precision = read(["--model", model]), ["--matmul-precision", "bfloat16"]
     be_on(monkeypatch, slow="float32")
-    assert started_with(peer, read(["--model", model])) == ("auto", None)
+    assert started_with(peer, settings) == ("auto", calibration("float32"))
+    assert find_peer(peer).launch(settings, 8123).command[-2:] == precision
+    be_on(monkeypatch, slow="bfloat16")
+    assert "--matmul-precision" not in find_peer(peer).launch(settings, 8123).command
+
+
+@pytest.mark.parametrize(("dtype", "cuda"), [("float32", False), (AUTO, True)])
+def test_djinn_is_told_nothing_of_products_where_a_type_is_given_or_a_gpu_multiplies(
+    dtype: str, cuda: bool, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_on(monkeypatch, slow="float32", cuda=cuda)
+    monkeypatch.setattr(djinn, "on_cuda", lambda: cuda)
+    settings = read(["--model", model, "--dtype", dtype])
+    assert "--matmul-precision" not in find_peer("djinn").launch(settings, 8123).command
 
 
 def test_a_gpu_is_given_bfloat16_unmeasured(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from loadgen.errors import LoadgenError
-from loadgen.peers import vllm
+from loadgen.peers import dtype_choice, vllm
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.registry import PEERS, find_peer
+from tests.loadgen.processes.calibrations import calibration
 
 
 def flags(peer: str, settings: ServerSettings) -> dict[str, str]:
@@ -49,7 +50,10 @@ def test_djinn_with_its_policies(settings: ServerSettings, peer: str, policy: st
     assert given["--state-dir"] == "none"
 
 
-def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(settings: ServerSettings, tmp_path: Path) -> None:
+def test_djinn_serves_the_checkpoint_that_a_folder_was_made_of(
+    settings: ServerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtype_choice, "calibrate", lambda model, cores: calibration("bfloat16"))
     stored = tmp_path / "stored"
     stored.mkdir()
     settings.model.mkdir(parents=True)
