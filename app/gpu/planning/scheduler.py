@@ -153,9 +153,10 @@ class Scheduler:
         """
         most = self.shared.part(budget, decodes=bool(plan.rows))
         ordered = self._shares.order(self.queue.claims(prompts, self.shared.prompt_tokens))
-        ordered = self.shared.paid_up(ordered, most, decodes=bool(plan.rows))
-        shortest = min((active.sequence.pending for active in ordered), default=0)
-        claims, spent = deque(ordered), 0
+        paid_up = self.shared.paid_up(ordered, most, decodes=bool(plan.rows))
+        plan.passed_over |= len(paid_up) < len(ordered)
+        shortest = min((active.sequence.pending for active in paid_up), default=0)
+        claims, spent = deque(paid_up), 0
         # What breakpoints keep a row from is for those behind it: they may be another tenant's.
         while claims and spent < most and (chosen := self._admit(plan, claims, most - spent, shortest)):
             spent += self._add_prompts(plan, chosen, most - spent)

@@ -21,6 +21,8 @@ class StepPlan:
     room for one.
     """
     passed_over: bool = False
-    """Whether a row was left out for want of `STEP_WORK`: the next plan has it."""
+    """Whether rows were left out that a later plan has, though nothing else changes: for want of `STEP_WORK`, or because
+    their tenant has had its part of the step before.
+    """
     most_turns: float = math.inf
     """Only tenants with fewer turns that run have one admitted. There was no room for one of a tenant with so many."""
