@@ -19,6 +19,8 @@ def is_nested_too_deep(text: str | bytes) -> bool:
     if content.count(b"[") + content.count(b"{") <= MAX_NESTING:
         return False
     brackets = _outside_strings(content).translate(_ONE_KIND, _NO_STRUCTURE + b",")
+    # A parser comes no further: there it has closed all, or more. A text could have millions that close nothing.
+    brackets = brackets[: 2 * brackets.count(b"[")]
     for _ in range(MAX_NESTING):
         before = len(brackets)
         brackets = brackets.replace(b"[]", b"")  # the innermost level

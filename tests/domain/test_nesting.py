@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -45,6 +46,12 @@ def nested(depth: int) -> str:
 def test_only_open_brackets_outside_strings_count(text: str, is_too_deep: bool) -> None:
     assert is_nested_too_deep(text) is is_too_deep
     assert is_nested_too_deep(text.encode(errors="surrogatepass")) is is_too_deep
+
+
+def test_brackets_that_close_nothing_cost_no_more_than_a_look() -> None:
+    began = time.process_time()
+    assert not is_nested_too_deep(b"[" * MAX_NESTING + b"]" * (8 << 20) + b"[")
+    assert time.process_time() - began < 0.3
 
 
 def count(value: Any) -> int:
