@@ -86,7 +86,8 @@ class SideWork:
             try:
                 yield piece
             finally:
-                places.rests_until = time.perf_counter() + piece.rest_s
+                # A short piece beside a long one does not end the rest after that.
+                places.rests_until = max(places.rests_until, time.perf_counter() + piece.rest_s)
 
 
 def _timed(function: Callable[[], T], piece: Piece) -> T:
