@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from app.domain.errors import MalformedRequest
 from app.domain.nesting import MAX_NESTING, has_more_values, is_nested_too_deep
-from app.sessions.guards.side_work import Lane
+from app.sessions.guards.side_work import Lane, SideWork
 
 MAX_VALUES = 1 << 18
 """Values that a body may have, or twice as many as a context has tokens: reading them holds up all other clients."""
@@ -38,15 +38,20 @@ class JsonRoute(APIRoute):
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
-        body, services = await self.body(), self.app.state.services
-        if len(body) < LARGE_BYTES:
-            return read_json(body, services.info.max_model_len)
-        async with services.side_work.turn(self.state.owner, Lane.TEXT) as piece:
-            began = time.thread_time()
-            try:
-                return read_json(body, services.info.max_model_len)
-            finally:
-                piece.seconds = time.thread_time() - began
+        services = self.app.state.services
+        return await read_in_turn(await self.body(), services.info.max_model_len, services.side_work, self.state.owner)
+
+
+async def read_in_turn(body: bytes, max_model_len: int, side_work: SideWork, owner: str | None) -> Any:
+    """`read_json` of a tenant's body: a large one has its turn among the work that is done for the tenant."""
+    if len(body) < LARGE_BYTES:
+        return read_json(body, max_model_len)
+    async with side_work.turn(owner, Lane.TEXT) as piece:
+        began = time.thread_time()
+        try:
+            return read_json(body, max_model_len)
+        finally:
+            piece.seconds = time.thread_time() - began
 
 
 def read_json(body: bytes, max_model_len: int) -> Any:

@@ -14,7 +14,7 @@ from app.openai.responses.output import Event
 from app.routers.dependencies import Services
 from app.routers.openai.response_call import ResponseCall
 from app.web.error_bodies import body_of
-from app.web.json_body import read_json
+from app.web.json_body import read_in_turn
 from app.web.validation import describe_body
 from app.wire.extras.ignored_fields import IgnoredFields
 
@@ -47,15 +47,16 @@ class ResponseConnection:
             raise WebSocketDisconnect(message.get("code", 1005))
         text = message.get("text")
         try:
-            fields = self._read(text.encode() if text is not None else message.get("bytes") or b"")
+            fields = await self._read(text.encode() if text is not None else message.get("bytes") or b"")
         except DjinnError as error:
             await self._send(_error_event(error))
             return
         self._running = asyncio.create_task(self._answer(fields))
 
-    def _read(self, message: bytes) -> dict[str, Any]:
+    async def _read(self, message: bytes) -> dict[str, Any]:
         """The fields of a `response.create` event. Raises `MalformedRequest` for any other."""
-        fields = read_json(message, self._services.info.max_model_len)
+        services, owner = self._services, self._websocket.state.owner
+        fields = await read_in_turn(message, services.info.max_model_len, services.side_work, owner)
         if not isinstance(fields, dict) or fields.get("type") != CREATE:
             raise MalformedRequest(f"type: only events of type {CREATE} are taken", param="type")
         if self._running is not None and not self._running.done():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,6 +17,9 @@ from openai.resources.responses.responses import ResponsesConnection
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
+from app.routers.openai.response_connection import ResponseConnection
+from app.sessions.guards.side_work import Lane, SideWork
+from app.web.json_body import LARGE_BYTES
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
 from tests.openai.responses.asking import CALLING, GREEDY, LONG, LOOK_UP, folded, output_of
@@ -194,3 +201,24 @@ def test_a_named_session_serves_a_connection(sdk: openai.OpenAI, http: httpx.Cli
     listed = http.get("/v1/sessions", params={"limit": 100}).json()["data"]
     raw = sdk.responses.with_raw_response.create(**GREEDY, input="z", extra_headers={"X-Session-ID": "named-by-socket"})
     assert raw.headers["x-session-id"] in {session["id"] for session in listed}
+
+
+async def test_a_large_event_has_its_turn_among_the_tenants_work() -> None:
+    """It is parsed on the event loop, as bodies are."""
+    side_work, sent = SideWork(lambda owner: False), list[str]()
+
+    async def send_text(text: str) -> None:
+        sent.append(text)
+
+    websocket: Any = SimpleNamespace(state=SimpleNamespace(owner="a"), send_text=send_text)
+    services: Any = SimpleNamespace(side_work=side_work, info=SimpleNamespace(max_model_len=100))
+    call: Any = None
+    connection = ResponseConnection(websocket, services, call)
+    async with AsyncExitStack() as others:
+        for _ in range(max(1, (os.cpu_count() or 1) // 2)):
+            await others.enter_async_context(side_work.turn("a", Lane.TEXT))
+        await connection._take({"type": "websocket.receive", "text": "small"})
+        taking = asyncio.create_task(connection._take({"type": "websocket.receive", "text": " " * LARGE_BYTES}))
+        assert not (await asyncio.wait([taking], timeout=0.1))[0]
+    await asyncio.wait_for(taking, 30)
+    assert len(sent) == 2
