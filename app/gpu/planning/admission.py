@@ -47,6 +47,11 @@ class Admission:
             return math.inf
         return self._queue.turns_of(sequence.tenant)
 
+    @property
+    def too_early(self) -> bool:
+        """Whether a turn waits only until another has run for some steps more."""
+        return self._room.too_early
+
     def is_promised(self, active: ActiveTurn) -> bool:
         """Whether others have given way to the turn."""
         return self._promised == (active.sequence, active.turn)

@@ -25,10 +25,13 @@ class RoomShares:
         self._queue = queue
         self._block_size = block_size
         self._steps = 0
+        self.too_early = False
+        """Whether in this step a turn would have given its blocks, had it run for longer: it may in a later one."""
 
     def begin_step(self) -> None:
         """Count a step. Call it once for each."""
         self._steps += 1
+        self.too_early = False
 
     def note_start(self, active: ActiveTurn) -> None:
         """Note that a turn runs from now on."""
@@ -58,6 +61,7 @@ class RoomShares:
             largest = max(richer, key=held.__getitem__)
             giver = places[largest].pop()
             if not places[largest] and self._runs(giver) and (turns or not self._had_slice(giver)):
+                self.too_early |= not turns
                 del places[largest]
                 continue
             found.append(giver)

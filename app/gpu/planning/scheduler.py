@@ -109,6 +109,7 @@ class Scheduler:
         self._work.begin()
         budget, prompts = self._plan_decodes(plan, self.max_step_tokens)
         budget = self._plan_prompts(plan, prompts, budget)
+        plan.passed_over |= self._admission.too_early
         live = [row for row in plan.rows if row.sequence.session in self.queue.running]
         plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=attrgetter("length"))
         return plan

@@ -21,8 +21,8 @@ class StepPlan:
     room for one.
     """
     passed_over: bool = False
-    """Whether rows were left out that a later plan has, though nothing else changes: for want of `STEP_WORK`, or because
-    their tenant has had its part of the step before.
+    """Whether rows were left out that a later plan has, though nothing else changes: for want of `STEP_WORK`, because
+    their tenant has had its part of the step before, or for want of blocks that another gives once it has run longer.
     """
     most_turns: float = math.inf
     """Only tenants with fewer turns that run have one admitted. There was no room for one of a tenant with so many."""

@@ -44,6 +44,11 @@ def take_step(driver: Driver) -> None:
     driver.move()
 
 
+def is_decoding_alone(driver: Driver, turn: Ticket) -> bool:
+    running = driver.engine._scheduler.queue.running.values()
+    return [active.turn.ticket for active in running] == [turn]
+
+
 @pytest.mark.parametrize("make", [pooled, tiered])
 def test_a_turn_that_fills_the_device_gives_way_to_a_shorter_one(
     model: ResolvedModel, oracle: Any, make: Callable[[ResolvedModel], Driver]
@@ -59,6 +64,20 @@ def test_a_turn_that_fills_the_device_gives_way_to_a_shorter_one(
     assert steps <= SLICE_STEPS + SHORT // (STEP_TOKENS // 4) + 4
     driver.finish(long)
     assert driver.tokens(long) == greedy_tokens(oracle, prompt(0, LONG), ANSWER)
+
+
+def test_no_step_follows_before_the_only_turn_of_a_tenant_has_given_way(model: ResolvedModel) -> None:
+    """Each step is planned: else the one that waits would wait until something else happens."""
+    driver = pooled(model)
+    long = begin(driver, "long", 0, LONG)
+    short = driver.submit(driver.open("short"), prompt(1, SHORT), 2)
+    planned = 0
+    while driver.memory().running and not driver.tokens(short):
+        take_step(driver)
+        assert driver.engine._outdated or not is_decoding_alone(driver, long)
+        planned += is_decoding_alone(driver, long)
+    assert planned >= 2
+    driver.finish(long, short)
 
 
 @pytest.mark.parametrize("make", [pooled, tiered])
