@@ -7,13 +7,21 @@ from pydantic import BaseModel, Field, model_validator
 from app.domain.errors import FieldOutOfRange
 from app.openai.messages import Message
 from app.openai.tools import MAX_TOOLS, FunctionTool
+from app.text.token_lengths import CharacterLimit
 from app.wire.base import LongList, TokenId
 from app.wire.extras.body import OpenBody
 
 MAX_TOKENIZED = 1 << 20
 """Characters in one call: they take half a second of a processor, and a hundred megabytes."""
+CHARACTERS_OF_A_TOKEN = 8
+"""At least as many as a token of a long text has on average: a text that fills a context can be counted."""
 MAX_DETOKENIZED = 1 << 17
 """Ids in one call: they are decoded without a pause, in a thirtieth of a second."""
+
+
+def tokenized_limit(field: str, max_model_len: int) -> CharacterLimit:
+    """What is tokenized in one call without a turn, whose context has at most `max_model_len` tokens."""
+    return CharacterLimit(field, max(MAX_TOKENIZED, CHARACTERS_OF_A_TOKEN * max_model_len))
 
 
 class TokenizeBody(OpenBody):

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from app.openai.tokenization import tokenized_limit
 from tests.openai.conftest import MODEL
 from tests.openai.reference import Reference
 
@@ -73,6 +74,10 @@ def test_a_text_that_would_take_seconds_to_tokenize_is_refused(http: httpx.Clien
     assert answer.status_code == 400
     assert "at most 1048576 are tokenized" in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == field
+
+
+def test_a_text_that_fills_a_long_context_can_be_counted() -> None:
+    assert tokenized_limit("prompt", 1 << 20).most >= 5 << 20
 
 
 def test_another_models_tokens_are_not_to_be_had_here(http: httpx.Client) -> None:

@@ -11,11 +11,11 @@ from app.anthropic.events import MessageWriter
 from app.anthropic.prompt import prompt_tokens
 from app.anthropic.stream import collect, stream
 from app.anthropic.stream_events import MessageEvent
-from app.openai.tokenization import MAX_TOKENIZED
+from app.openai.tokenization import tokenized_limit
 from app.routers.dependencies import OwnerDep, ServicesDep
 from app.routers.openai.call import SESSION_HEADER, OpenAICallDep, check_model
 from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute
-from app.text.token_lengths import CharacterLimit, TextLimit
+from app.text.token_lengths import TextLimit
 from app.web.openapi.document import component
 from app.web.sse import EventStream, unless_disconnected
 
@@ -90,6 +90,6 @@ async def count_message_tokens(
     """The tokens that a call with these fields has as its prompt."""
     ignored.read(body)
     check_model(services, body.model)
-    limit = CharacterLimit("messages", MAX_TOKENIZED)
+    limit = tokenized_limit("messages", services.info.max_model_len)
     prompt = await services.side_work.run(owner, prompt_tokens, body, services.tokens, services.tool_support, limit)
     return TokenCount(input_tokens=len(prompt))

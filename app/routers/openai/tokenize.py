@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from fastapi import APIRouter
 
 from app.openai.chat_prompt import chat_prompt
-from app.openai.tokenization import MAX_TOKENIZED, DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from app.openai.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody, tokenized_limit
 from app.routers.dependencies import OwnerDep, Services, ServicesDep
 from app.routers.openai.call import check_model
 from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors
-from app.text.token_lengths import CharacterLimit
 from app.text.tokenizer import Tokens
 from app.tools.support import ToolSupport
 from app.wire.base import check_token_ids
@@ -45,7 +44,7 @@ async def detokenize(
 def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, Iterable[str]]:
     """The answer, and the fields of messages that the chat template leaves out."""
     tokens = services.tokens
-    token_ids, left_out = _encode(body, tokens, services.tool_support)
+    token_ids, left_out = _encode(body, tokens, services.tool_support, services.info.max_model_len)
     answer = TokenizeAnswer(
         count=len(token_ids),
         max_model_len=services.info.max_model_len,
@@ -55,8 +54,10 @@ def _tokenize(body: TokenizeBody, services: Services) -> tuple[TokenizeAnswer, I
     return answer, left_out
 
 
-def _encode(body: TokenizeBody, tokens: Tokens, support: ToolSupport) -> tuple[list[int], Iterable[str]]:
-    limit = CharacterLimit(body.input_field, MAX_TOKENIZED)
+def _encode(
+    body: TokenizeBody, tokens: Tokens, support: ToolSupport, max_model_len: int
+) -> tuple[list[int], Iterable[str]]:
+    limit = tokenized_limit(body.input_field, max_model_len)
     if body.messages is None:
         assert body.prompt is not None
         return tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False, limit=limit), ()
