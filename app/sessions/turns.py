@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from app.text.tokenizer import Tokens
 from app.text.turn_reader import TextRule, TurnReader
 
 RETRY_AFTER_S = 1
+KNOWN_GRAMMARS = 64
+"""That have been compiled lately: the engine probably still has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +79,28 @@ class Turns:
         self._side_work = side_work
         self._max_turns = max_turns
         self._on_queued = on_queued
+        self._known_grammars: OrderedDict[Grammar, None] = OrderedDict()
 
     async def compile_grammar(
         self, owner: str | None, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack
     ) -> None:
         """Compile the grammar of a turn, if it has one, before the turn is started. The engine thread then finds it,
-        until `cleanup` unwinds. Raises `FieldOutOfRange` for an invalid grammar, and for `min_tokens` beside one.
+        until `cleanup` unwinds. One that is compiled already does not wait for others of the owner.
+
+        Raises `FieldOutOfRange` for an invalid grammar, and for `min_tokens` beside one.
         """
         grammar = sampling.grammar
         if grammar is None:
             return
         if min_tokens:
             raise FieldOutOfRange(f"min_tokens must be 0 with {grammar.field}", param="min_tokens")
-        async with self._side_work.turn(owner, Lane.GRAMMAR):
+        is_known = grammar in self._known_grammars
+        async with nullcontext() if is_known else self._side_work.turn(owner, Lane.GRAMMAR):
             cleanup.enter_context(nullcontext(await self.compiled(grammar)))
+        self._known_grammars[grammar] = None
+        self._known_grammars.move_to_end(grammar)
+        if len(self._known_grammars) > KNOWN_GRAMMARS:
+            self._known_grammars.popitem(last=False)
 
     async def compiled(self, grammar: Grammar) -> object:
         """The grammar, which the engine thread finds for as long as the result is held. Raises `FieldOutOfRange`."""

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from app.domain.errors import ContextTooLong, Draining, FieldOutOfRange, NotFound, WrongState
+from app.domain.grammar import Grammar, GrammarKind
 from app.domain.values import FinishReason, SamplingParams, SessionId, SessionState, StopRule
 from app.exports.exports import export_session
 from app.routers.dependencies import Services
+from app.sessions.guards.side_work import Lane
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -62,6 +66,23 @@ async def test_a_turn_that_its_reader_abandons_ends_and_frees_the_session(servic
     assert len(session.history) < 900
     finished = await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=2)))
     assert finished.reason is FinishReason.LENGTH
+
+
+async def test_a_grammar_that_is_compiled_does_not_wait_for_one_that_is_not(services: Services) -> None:
+    registry = services.sessions
+
+    async def compile_grammar(text: str) -> None:
+        sampling = SamplingParams(seed=0, grammar=Grammar(GrammarKind.REGEX, text, "structured_outputs.regex"))
+        async with AsyncExitStack() as cleanup:
+            await registry.turns.compile_grammar(None, sampling, 0, cleanup)
+
+    await compile_grammar("known")
+    async with AsyncExitStack() as others:
+        for _ in range(max(1, (os.cpu_count() or 1) // 2)):
+            await others.enter_async_context(registry.side_work.turn(None, Lane.GRAMMAR))
+        await asyncio.wait_for(compile_grammar("known"), 10)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(compile_grammar("new"), 0.1)
 
 
 @pytest.mark.parametrize("late", [False, True])
