@@ -150,7 +150,8 @@ async def _play(url: str, pid: int, name: str | None, seconds: float) -> Scene:
             await asyncio.sleep(LEAD_S)
         counted, began = await _computed(url), time.perf_counter()
         await victim.run(seconds)
-        computed, lasted = await _computed(url) - counted - victim.computed, time.perf_counter() - began
+        counted_then, lasted = await _computed(url), time.perf_counter() - began
+        whole = 0 if counted is None or counted_then is None else counted_then - counted
         found = {} if worker is None else await _end(worker)
         peak.cancel()
         grown = max(0, await _peak(peak) - before - KV_DEVICE_BYTES - KV_HOST_BYTES)
@@ -158,7 +159,7 @@ async def _play(url: str, pid: int, name: str | None, seconds: float) -> Scene:
     return Scene(
         victim.turns,
         found.get("answers", {}),
-        max(0, computed) / lasted,
+        max(0, whole - victim.computed) / lasted,
         grown,
         error or found.get("error", ""),
     )
@@ -171,10 +172,13 @@ async def _describe(client: httpx.AsyncClient) -> Model:
     return Model(found["id"], vocabulary, found["hidden_size"], found["layers"], found["max_model_len"])
 
 
-async def _computed(url: str) -> int:
-    """Tokens that the server has computed for all."""
+async def _computed(url: str) -> int | None:
+    """Tokens that the server has computed for all; None if it does not say."""
     async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {WATCHER}"}, timeout=60.0) as client:
-        lines = (await client.get("/metrics")).raise_for_status().text.splitlines()
+        try:
+            lines = (await client.get("/metrics")).raise_for_status().text.splitlines()
+        except httpx.HTTPError:
+            return None  # `_failure` tells why
     return int(float(next(line for line in lines if line.startswith("djinn_step_tokens_total ")).split()[1]))
 
 
