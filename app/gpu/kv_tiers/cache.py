@@ -3,7 +3,8 @@
 None is allowed while the sequence's KV moves: `KVTiers` takes care of that.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 
 from app.domain.values import SessionId
@@ -178,6 +179,12 @@ class KVCache:
         for sequence in sequences:
             sequence.blocks = [moved.get(block, block) for block in sequence.blocks]
         return list(moved.items())
+
+    def freed(self, sequences: Sequence[TokenSequence]) -> int:
+        """Blocks that nobody would hold if none of the sequences did, nor moves that copy their blocks."""
+        held = Counter(block for sequence in sequences for block in sequence.blocks)
+        held.update(block for each in sequences if each.outgoing is not None for block in each.outgoing.source)
+        return sum(self.pool.holders(block) <= count for block, count in held.items())
 
     def release_blocks(self, sequence: TokenSequence, keep: int) -> None:
         """Give up the sequence's device blocks from index `keep` on."""

@@ -126,14 +126,15 @@ class Admission:
         if turn is None or not givers:
             return False
         self._placement.make_room(needed, sequence, or_some=True)
-        if pool.available + self._tiers.freeing + sum(map(self._room.claim, givers)) < needed:
+        # `headroom` has what those of them that run would still have needed.
+        spared = sum(self._room.claim(each) - len(each.blocks) for each in givers)
+        if pool.available + self._tiers.freeing + self._cache.freed(givers) + spared < needed:
             return False
         self._promised = sequence, turn
         for giver in givers:
             if pool.available + self._tiers.freeing >= needed:
                 break
-            if giver.session in self._queue.running:  # `headroom` has what it would still have needed
-                needed -= self._room.claim(giver) - len(giver.blocks)
+            needed -= self._room.claim(giver) - len(giver.blocks)
             self._queue.preempt(giver)
             if not self._placement.evict(giver, sequence):
                 break

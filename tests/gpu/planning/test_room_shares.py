@@ -119,3 +119,20 @@ def test_within_a_tenant_nothing_gives_way(model: ResolvedModel) -> None:
         take_step(driver)
         assert not driver.tokens(short)
     driver.finish(short)
+
+
+def test_nobody_gives_way_in_vain(model: ResolvedModel) -> None:
+    """Two turns share nearly all of their KV: the younger one's would make no room for another tenant's second turn."""
+    driver = pooled(model)
+    first = begin(driver, "long", 0, LONG)
+    shared = list(prompt(0, LONG))
+    second = driver.submit(driver.open("long"), [*shared[:-BLOCK], *prompt(5, BLOCK)], ANSWER)
+    own = driver.submit(driver.open("short"), prompt(1, 2 * BLOCK), ANSWER)
+    while not (driver.tokens(second) and driver.tokens(own)):
+        take_step(driver)
+    other = driver.submit(driver.open("short"), prompt(2, SHORT), 2)
+    while not driver.ended(first):
+        take_step(driver)
+        running = [active.turn.ticket for active in driver.engine._scheduler.queue.running.values()]
+        assert second in running or driver.ended(second)
+    driver.finish(second, own, other)
