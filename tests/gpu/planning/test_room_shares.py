@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.domain.values import KVPolicy, Ticket
+from app.gpu.planning import room
 from app.gpu.planning.room import SLICE_STEPS
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.driving import Driver
@@ -66,8 +67,11 @@ def test_a_turn_that_fills_the_device_gives_way_to_a_shorter_one(
     assert driver.tokens(long) == greedy_tokens(oracle, prompt(0, LONG), ANSWER)
 
 
-def test_no_step_follows_before_the_only_turn_of_a_tenant_has_given_way(model: ResolvedModel) -> None:
+def test_no_step_follows_before_the_only_turn_of_a_tenant_has_given_way(
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each step is planned: else the one that waits would wait until something else happens."""
+    monkeypatch.setattr(room, "SLICE_STEPS", 12)
     driver = pooled(model)
     long = begin(driver, "long", 0, LONG)
     short = driver.submit(driver.open("short"), prompt(1, SHORT), 2)
