@@ -13,16 +13,19 @@ from starlette.middleware import Middleware
 from starlette.types import Scope
 
 from app.bridge.executor import Engine, EngineExecutor, GrammarCompiler
+from app.domain.values import KVPolicy
 from app.engine_process.engine import EngineProcess
 from app.engine_process.frames import Load
 from app.engine_process.loading import disk_room, find_model, load_frame
+from app.events.feed import Feed
+from app.events.streams import EventStreams
 from app.exports.spool import Spool
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
 from app.metrics.turns import Metrics
 from app.model_store.resolve import ResolvedModel
 from app.openai.responses.store import ResponseStore
-from app.routers import breakpoints, checkpoint, export, generate, phase, resume, sessions, system, vectors
+from app.routers import breakpoints, checkpoint, events, export, generate, phase, resume, sessions, system, vectors
 from app.routers.anthropic import messages as anthropic_messages
 from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, responses, responses_kept, responses_socket, tokenize
@@ -67,6 +70,7 @@ ROUTERS = (
     models,
     tokenize,
     anthropic_messages,
+    events,
     system,
 )
 
@@ -136,7 +140,8 @@ def create_app(
     """
     keeper = SessionKeeper(journal)
     restored = keeper.load(engine.info)
-    table = SessionTable(settings.max_sessions, tenancy.quotas)
+    feed = Feed()
+    table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
     executor = EngineExecutor(engine, Notices(table, keeper).take)
     metrics = Metrics(engine.info.name)
     tool_waits = ToolWaits()
@@ -187,6 +192,7 @@ def create_app(
         side_work=registry.side_work,
         vectors=Vectors(journal),
         tenancy=tenancy,
+        events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
     )
     install_error_handlers(app)

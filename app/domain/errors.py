@@ -127,6 +127,10 @@ class TenantLimit(Busy, code="tenant_limit"):
     """The tenant has as many turns or sessions as it may have."""
 
 
+class StreamLimit(Busy, code="stream_limit"):
+    """As many event streams are open as may be."""
+
+
 class RateLimited(Busy, code="rate_limit_exceeded"):
     """The tenant has used up its minute."""
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from app.domain.activations import ResumeCost
@@ -65,6 +65,7 @@ class Metrics:
             "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
         )
         self.engine_restarts = Counter("djinn_engine_restarts", "Engines that took a dead one's place", registry=own)
+        self.event_streams = Gauge("djinn_event_streams", "Open streams of /v1/events", registry=own)
         self.connections = ConnectionMetrics(own)
         self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from app.domain.values import ModelInfo
+from app.events.streams import EventStreams
 from app.exports.spool import Spool
 from app.metrics.turns import Metrics
 from app.openai.responses.store import ResponseStore
@@ -42,6 +43,7 @@ class Services:
     side_work: SideWork
     vectors: Vectors
     tenancy: Tenancy
+    events: EventStreams
     started_at: int
     """Unix seconds."""
 

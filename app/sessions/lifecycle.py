@@ -65,11 +65,19 @@ async def sweep(registry: SessionRegistry) -> None:
 
 
 async def drain(registry: SessionRegistry, timeout_s: float) -> None:
-    """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that.
+    """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that. Then
+    whoever watches the sessions is told that nothing more will happen.
 
     Nobody can resume a paused turn any more: it is cancelled at once.
     """
     registry.table.draining = True
+    try:
+        await _end_turns(registry, timeout_s)
+    finally:
+        registry.table.watcher.end()
+
+
+async def _end_turns(registry: SessionRegistry, timeout_s: float) -> None:
     busy = registry.table.busy
     for session, turn in busy:
         if session.state is SessionState.PAUSED:
@@ -88,7 +96,7 @@ async def _reopen(registry: SessionRegistry, session: Session) -> int:
 
     If there is no room any more for the KV that was promised to it, it loses the promise: the session is worth more.
     """
-    session.kv = SessionMemory()
+    session.place(SessionMemory())
     tokens = len(session.history)  # a turn that has finished may still be cut at a stop string
     try:
         await _open(registry.executor, session)
@@ -137,7 +145,7 @@ class Notices:
             return
         match notice:
             case Placed():
-                session.kv = notice.memory
+                session.place(notice.memory)
             case Spent():
                 if notice.breakpoint in session.breakpoints:
                     session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)

@@ -185,7 +185,7 @@ class SessionRegistry:
         """
         with self.metrics.signal.time():
             session.require(SessionState.IDLE, SessionState.PAUSED, to=f"set the phase to {phase}")
-            session.phase = phase
+            session.signal(phase)
             self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))
             self.keeper.note(session)
 

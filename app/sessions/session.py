@@ -14,6 +14,7 @@ from app.domain.values import Phase, Residency, SessionId, SessionState
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
 from app.sessions.usage import SessionUsage
+from app.sessions.watcher import NOBODY, Watcher
 from app.text.turn_reader import TurnReader
 
 UNNAMED = ""
@@ -78,6 +79,8 @@ class Session:
     """Most that `turn` generates."""
     uncounted: int = 0
     """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
+    watcher: Watcher = NOBODY
+    """Told of what happens to it, once it is found."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
     _generated: int = 0
     """Tokens of the last turn that `usage` counts as completion."""
@@ -145,6 +148,17 @@ class Session:
             self.pause = None
         if not self.busy:
             self.reader = None
+        self.watcher.changed(self)
+
+    def signal(self, phase: Phase) -> None:
+        """Note what it is doing."""
+        self.phase = phase
+        self.watcher.changed(self)
+
+    def place(self, kv: SessionMemory) -> None:
+        """Note where its KV is."""
+        self.kv = kv
+        self.watcher.changed(self)
 
     def begin(self, turn: Turn, history: array[int], max_tokens: int) -> None:
         """Enter the queue with a turn whose context is `history`, and that generates at most `max_tokens`."""
@@ -209,6 +223,7 @@ class Session:
         """Drop the history from position `length` on, and what it was computed with."""
         del self.history[length:]
         self.interventions = _until(length, self.interventions)
+        self.watcher.changed(self)
 
     def _drop_generated(self, keep: int) -> None:
         """Keep the first `keep` tokens that the last turn generated, in the history and in the count."""

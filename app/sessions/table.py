@@ -13,6 +13,7 @@ from app.domain.errors import Draining, FieldOutOfRange, NotFound, SessionLimit,
 from app.domain.limits import Quotas
 from app.domain.values import Phase, Residency, SessionId, SessionState, Tier
 from app.sessions.session import Session
+from app.sessions.watcher import NOBODY, Watcher
 
 RETRY_AFTER_S = 60
 """Sessions close by themselves over minutes, not seconds."""
@@ -21,7 +22,9 @@ RETRY_AFTER_S = 60
 class SessionTable:
     """Every open session. Sessions that the engine is still opening count, but are not found yet."""
 
-    def __init__(self, limit: int, quotas: Quotas) -> None:
+    def __init__(self, limit: int, quotas: Quotas, watcher: Watcher = NOBODY) -> None:
+        self.watcher = watcher
+        """Told of every session that is found."""
         self.draining = False
         """Whether the server shuts down: no sessions or turns are taken any more."""
         self._limit = limit
@@ -95,6 +98,8 @@ class SessionTable:
     def add(self, session: Session) -> None:
         """Take in a session; from now on it is found."""
         self._open[session.id] = session
+        session.watcher = self.watcher
+        self.watcher.opened(session)
 
     def remove(self, session: Session) -> None:
         """Let go of a session that closes."""
@@ -103,6 +108,7 @@ class SessionTable:
         closed[session.id] = None
         if len(closed) > self._limit:
             del closed[next(iter(closed))]
+        self.watcher.closed(session)
 
     @contextlib.contextmanager
     def opening(self, session: Session) -> Iterator[None]:

@@ -135,6 +135,7 @@ class Turns:
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
         self._charges.begin(charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
+        session.watcher.begun(session)
         cleanup.callback(self._ends.release, session, turn)
         self._on_queued(session)
         return self.reader(session, turn, request.text)
@@ -167,6 +168,8 @@ class Turns:
                 self._keeper.note(session)
             elif isinstance(event, Paused):
                 self._pauses.begin(session, event.checkpoint)
+            if isinstance(event, TurnFinished | Paused | Failed):
+                session.watcher.stopped(session, event)
 
         return observe
 

@@ -21,7 +21,8 @@ class TenantMiddleware:
 
     The key is a bearer token, or the value of `X-Api-Key`, where clients of Anthropic's API have it. The routes find
     the tenant in `request.state.tenant` and its name in `request.state.owner`. Both are None on a server without
-    tenants, where everybody may pass. A connection that carries many requests calls `request.state.admit` for each.
+    tenants, where everybody may pass. A connection that carries many requests calls `request.state.admit` for each; an
+    answer without an end asks `request.state.may_go_on` now and then.
     """
 
     def __init__(self, app: ASGIApp, directory: Directory, quotas: TenantQuotas) -> None:
@@ -39,6 +40,7 @@ class TenantMiddleware:
         state = scope.setdefault("state", {})
         state["tenant"], state["owner"] = tenant, tenant and tenant.name
         state["admit"] = lambda: self._admit_again(state["owner"], headers, scope["path"])
+        state["may_go_on"] = lambda: self._is_same(tenant, headers)
         if tenant is not None:
             send = self._with_headers(tenant, send)
         try:
@@ -64,6 +66,11 @@ class TenantMiddleware:
         """Like `_admit`, for the next request of a connection that is `owner`'s: its key may be another's by now."""
         tenant = self._authenticate(headers)
         self._admit(tenant if tenant is not None and tenant.name == owner else None, path)
+
+    def _is_same(self, tenant: Tenant | None, headers: Headers) -> bool:
+        """Whether the key is still valid, and its tenant may see as much as before."""
+        found = self._authenticate(headers)
+        return (found and (found.name, found.role)) == (tenant and (tenant.name, tenant.role))
 
     def _authenticate(self, headers: Headers) -> Tenant | None:
         """Whose key the headers have, byte by byte as they came; None: nobody's, or nobody needs one."""

@@ -20,9 +20,10 @@ class ClientDisconnected(Exception):
     """The client has gone: nobody will read an answer."""
 
 
-def sse_event(name: str, data: bytes) -> bytes:
-    """One event. `data` is JSON, which has no raw newlines."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+def sse_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
+    """One event. `data` is JSON, which has no raw newlines. A client that reads it comes back with the last id."""
+    head = b"" if event_id is None else b"id: %b\n" % event_id.encode()
+    return b"%bevent: %b\ndata: %b\n\n" % (head, name.encode(), data)
 
 
 class EventStream(Response):

@@ -1,0 +1,1 @@
+"""The live stream of what happens to sessions."""

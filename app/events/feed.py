@@ -1,0 +1,102 @@
+"""Takes what happens to sessions to those who may know it. While nobody listens it keeps nothing and does nothing."""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from app.domain.values import SessionId, SessionState
+from app.events.channel import Channel
+from app.messages import Failed, Paused, TurnFinished
+from app.sessions.session import Session
+from app.wire.checkpoint import CheckpointView
+from app.wire.live import PauseNews, SessionNews, TurnNews
+from app.wire.sessions import SessionView
+
+INTERVAL_S = 0.1
+"""Between two events of one session that has changed again and again."""
+AT_ONCE = 128
+"""Most changed sessions that are told of at once: the event loop has turns to serve."""
+
+
+class Scope(NamedTuple):
+    """Who reads: a tenant, None without keys. An operator hears of everybody's sessions."""
+
+    owner: str | None
+    is_operator: bool = False
+
+    def sees(self, session: Session) -> bool:
+        """Whether the session is told of."""
+        return self.is_operator or session.owner == self.owner
+
+
+class Feed:
+    """The watcher of all sessions. `channels` has those that somebody reads or has read lately."""
+
+    def __init__(self) -> None:
+        self.channels: dict[Scope, Channel] = {}
+        self.has_ended = False
+        """Whether nothing more will happen."""
+        self._changed: dict[SessionId, Session] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def opened(self, session: Session) -> None:
+        """Tell of a new session."""
+        self._tell_session(session, "opened")
+
+    def changed(self, session: Session) -> None:
+        """Tell of a changed session soon: much may change until then."""
+        if self.channels and session.state is not SessionState.CLOSED and any(self._readers(session)):
+            self._changed[session.id] = session
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush, AT_ONCE)
+
+    def closed(self, session: Session) -> None:
+        """Tell of a session that is gone."""
+        self._changed.pop(session.id, None)
+        self._tell_session(session, "closed")
+
+    def begun(self, session: Session) -> None:
+        """Tell of a turn."""
+        for _, channel in self._readers(session):
+            channel.publish("turn", _json(TurnNews(session_id=session.id, status="begun")))
+
+    def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
+        """Tell of the end of a turn or its pause. That of a session that is gone has ended with it."""
+        if session.state is SessionState.CLOSED:
+            return
+        for _, channel in self._readers(session):
+            if not isinstance(event, Paused):
+                channel.publish("turn", _json(TurnNews.of_end(session, event)))
+            elif session.pause is not None:  # else a cancel is on its way
+                checkpoint = CheckpointView.of(event.checkpoint, session.pause.expires_at)
+                channel.publish("pause", _json(PauseNews(session_id=session.id, checkpoint=checkpoint)))
+
+    def end(self) -> None:
+        """Have the streams end when they have told the last."""
+        self._flush(len(self._changed))
+        self.has_ended = True
+        for channel in self.channels.values():
+            channel.wake()
+
+    def _readers(self, session: Session) -> Iterator[tuple[Scope, Channel]]:
+        return ((scope, channel) for scope, channel in self.channels.items() if scope.sees(session))
+
+    def _tell_session(self, session: Session, change: Literal["opened", "changed", "closed"]) -> None:
+        view: SessionView | None = None
+        for scope, channel in self._readers(session):
+            view = view or SessionView.of(session)
+            channel.publish("session", _json(SessionNews(change=change, session=view.seen_by(scope.owner))))
+
+    def _flush(self, most: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for session_id in list(islice(self._changed, most)):
+            self._tell_session(self._changed.pop(session_id), "changed")
+        if self._changed:
+            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush, AT_ONCE)
+
+
+def _json(news: SessionNews | TurnNews | PauseNews) -> bytes:
+    return news.model_dump_json().encode()

@@ -1,0 +1,110 @@
+"""The events of the live stream."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Discriminator, Field, Json
+from typing_extensions import TypeAliasType
+
+from app.domain.values import FinishReason
+from app.messages import Failed, TurnFinished
+from app.sessions.session import Session
+from app.wire.checkpoint import CheckpointView
+from app.wire.memory import MemoryView
+from app.wire.sessions import SessionView
+from app.wire.turns import TurnUsageView
+
+EventId = Annotated[str | None, Field(description="for `Last-Event-ID`; the last part of a snapshot has it")]
+
+
+class SnapshotView(BaseModel):
+    """Sessions that are open, oldest first. If `has_more`, the next event is a snapshot too, with those after them."""
+
+    sessions: list[SessionView]
+    has_more: bool
+
+
+class SessionNews(BaseModel):
+    """A session as it is after a change, or as it was when it closed."""
+
+    change: Literal["opened", "changed", "closed"]
+    session: SessionView
+
+
+class TurnNews(BaseModel):
+    """A turn that is in the queue from now on (`begun`), or over.
+
+    `finish_reason` and `usage` are those of one that has finished, `code` is the error's of one that has failed.
+    """
+
+    session_id: str
+    status: Literal["begun", "finished", "failed"]
+    finish_reason: FinishReason | None = None
+    usage: TurnUsageView | None = None
+    code: str | None = None
+
+    @classmethod
+    def of_end(cls, session: Session, end: TurnFinished | Failed) -> Self:
+        """How the turn has ended."""
+        if isinstance(end, Failed):
+            return cls(session_id=session.id, status="failed", code=end.error.code)
+        usage = TurnUsageView.model_validate(end.usage)
+        return cls(session_id=session.id, status="finished", finish_reason=end.reason, usage=usage)
+
+
+class PauseNews(BaseModel):
+    """A turn that stands at a breakpoint."""
+
+    session_id: str
+    checkpoint: CheckpointView
+
+
+class LiveSnapshotEvent(BaseModel):
+    """The first event, and the next one for a client that has missed some. `data` is the JSON text of a
+    `SnapshotView`.
+    """
+
+    id: EventId = None
+    event: Literal["snapshot"]
+    data: Json[SnapshotView]
+
+
+class LiveSessionEvent(BaseModel):
+    """A session has opened, changed or closed. `data` is the JSON text of a `SessionNews`."""
+
+    id: EventId = None
+    event: Literal["session"]
+    data: Json[SessionNews]
+
+
+class LiveTurnEvent(BaseModel):
+    """A turn has begun or is over. `data` is the JSON text of a `TurnNews`."""
+
+    id: EventId = None
+    event: Literal["turn"]
+    data: Json[TurnNews]
+
+
+class LivePauseEvent(BaseModel):
+    """A turn has paused. `data` is the JSON text of a `PauseNews`."""
+
+    id: EventId = None
+    event: Literal["pause"]
+    data: Json[PauseNews]
+
+
+class LiveMemoryEvent(BaseModel):
+    """The memory map, once a second. `data` is the JSON text of a `MemoryView`."""
+
+    id: EventId = None
+    event: Literal["memory"]
+    data: Json[MemoryView]
+
+
+LiveEvent = TypeAliasType(
+    "LiveEvent",
+    Annotated[
+        LiveSnapshotEvent | LiveSessionEvent | LiveTurnEvent | LivePauseEvent | LiveMemoryEvent,
+        Discriminator("event"),
+    ],
+)
+"""One server-sent event of the live stream."""
