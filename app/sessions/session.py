@@ -79,7 +79,7 @@ class Session:
     """Most that `turn` generates."""
     uncounted: int = 0
     """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
-    watcher: Watcher = NOBODY
+    watcher: Watcher[Session] = NOBODY
     """Told of what happens to it, once it is found."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
     _generated: int = 0

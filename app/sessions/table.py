@@ -22,7 +22,7 @@ RETRY_AFTER_S = 60
 class SessionTable:
     """Every open session. Sessions that the engine is still opening count, but are not found yet."""
 
-    def __init__(self, limit: int, quotas: Quotas, watcher: Watcher = NOBODY) -> None:
+    def __init__(self, limit: int, quotas: Quotas, watcher: Watcher[Session] = NOBODY) -> None:
         self.watcher = watcher
         """Told of every session that is found."""
         self.draining = False

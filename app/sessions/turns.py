@@ -13,7 +13,7 @@ from app.bridge.turn import Turn
 from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, WrongState
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
-from app.messages import Paused, Submit, TurnEvent, TurnFinished
+from app.messages import Failed, Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
 from app.sessions.charges.charges import Charges, TurnNeed
 from app.sessions.charges.turn_charge import TurnCharge

@@ -1,35 +1,33 @@
 """Who is told of what happens to sessions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from app.messages import Failed, Paused, TurnFinished
 
-if TYPE_CHECKING:
-    from app.sessions.session import Session
+S = TypeVar("S", contravariant=True)
+"""The session: its file imports this one."""
 
 
-class Watcher(Protocol):
+class Watcher(Protocol[S]):
     """Told of sessions that can be found, on the event loop. It must neither raise nor wait."""
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: S) -> None:
         """From now on the session is found."""
         ...
 
-    def changed(self, session: Session) -> None:
+    def changed(self, session: S) -> None:
         """Its state, phase, history or KV is another. Not told of each token."""
         ...
 
-    def closed(self, session: Session) -> None:
+    def closed(self, session: S) -> None:
         """The session is gone. Its turn, if it has one, ends with it."""
         ...
 
-    def begun(self, session: Session) -> None:
+    def begun(self, session: S) -> None:
         """A turn is in the queue."""
         ...
 
-    def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
+    def stopped(self, session: S, event: Paused | TurnFinished | Failed) -> None:
         """The turn has paused or is over; the session has followed already."""
         ...
 
@@ -41,19 +39,19 @@ class Watcher(Protocol):
 class Nobody:
     """Watches nothing."""
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: object) -> None:
         """Pass over it."""
 
-    def changed(self, session: Session) -> None:
+    def changed(self, session: object) -> None:
         """Pass over it."""
 
-    def closed(self, session: Session) -> None:
+    def closed(self, session: object) -> None:
         """Pass over it."""
 
-    def begun(self, session: Session) -> None:
+    def begun(self, session: object) -> None:
         """Pass over it."""
 
-    def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
+    def stopped(self, session: object, event: Paused | TurnFinished | Failed) -> None:
         """Pass over it."""
 
     def end(self) -> None:

@@ -1,0 +1,154 @@
+"""What a reader of `GET /v1/events` is told of its sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from app.events import streams
+from app.events.channel import KEPT
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+from tests.events.streaming import ids, reading
+
+
+def create(http: httpx.Client, **headers: str) -> str:
+    session: str = http.post("/v1/sessions", headers=headers).raise_for_status().json()["id"]
+    return session
+
+
+def generate(http: httpx.Client, session: str, **fields: Any) -> dict[str, Any]:
+    body = {"token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, **fields}
+    turn: dict[str, Any] = http.post(f"/v1/sessions/{session}/generate", json=body).raise_for_status().json()
+    return turn
+
+
+def test_a_session_is_followed_from_its_opening_to_its_end(serve_with: ServeWith) -> None:
+    http = serve_with()
+    before = create(http)
+    with reading(http) as reader:
+        assert ids(reader.next()) == {before}
+        session = create(http)
+        assert reader.until("session", change="opened")[-1][1]["session"]["id"] == session
+        turn = generate(http, session)
+        assert reader.until("turn")[-1][1] == {
+            "session_id": session,
+            "status": "begun",
+            "finish_reason": None,
+            "usage": None,
+            "code": None,
+        }
+        ended = reader.until("turn", session_id=session, status="finished")[-1][1]
+        assert (ended["finish_reason"], ended["usage"]) == ("length", turn["usage"])
+        changed = reader.until("session", change="changed")[-1][1]["session"]
+        while changed["kv"]["tier"] != "device" or changed["state"] != "idle":
+            changed = reader.until("session", change="changed")[-1][1]["session"]
+        assert changed == http.get(f"/v1/sessions/{session}").json()
+        assert changed["tokens"] == 7
+        http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"})
+        assert reader.until("session", change="changed")[-1][1]["session"]["phase"] == "io_wait"
+        http.delete(f"/v1/sessions/{session}")
+        assert reader.until("session", change="closed")[-1][1]["session"]["id"] == session
+
+
+def test_a_pause_is_told(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = create(http)
+    http.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 0, "action": "pause", "once": True})
+    with reading(http) as reader:
+        generate(http, session)
+        told = reader.until("pause", session_id=session)[-1][1]["checkpoint"]
+        asked = http.get(f"/v1/sessions/{session}/checkpoint").json()
+        assert {**told, "age_s": 0} == {**asked, "age_s": 0}
+        http.post(f"/v1/sessions/{session}/resume", json={})
+        reader.until("turn", session_id=session, status="finished")
+
+
+def test_memory_is_told_every_second_as_the_route_has_it(serve_with: ServeWith) -> None:
+    http = serve_with()
+    generate(http, create(http))
+    with reading(http) as reader:
+        first = reader.until("memory")[-1][1]
+        second = reader.until("memory")[-1][1]
+        assert first == second == http.get("/v1/memory").json()
+        assert "djinn_event_streams 1.0" in http.get("/metrics").text.splitlines()
+
+
+def test_many_tokens_are_few_events(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = create(http)
+    with reading(http) as reader:
+        generate(http, session, max_tokens=500)
+        told = reader.until("turn", status="finished")
+    assert len([name for name, _ in told if name == "session"]) < 100
+
+
+def test_a_reader_that_comes_back_misses_nothing(serve_with: ServeWith) -> None:
+    http = serve_with()
+    with reading(http) as reader:
+        reader.until("memory")
+        last_id = reader.last_id
+    sessions = [create(http) for _ in range(3)]
+    http.delete(f"/v1/sessions/{sessions[0]}")
+    with reading(http, last_id) as reader:
+        told = reader.until("session", change="closed")
+    assert "snapshot" not in [name for name, _ in told]
+    opened = [data["session"]["id"] for name, data in told if name == "session" and data["change"] == "opened"]
+    assert opened == sessions
+
+
+@pytest.mark.parametrize("last_id", ["", "1", "abcdef12-5", "-", "x" * 1000])
+def test_an_id_of_another_start_gets_a_snapshot(http: httpx.Client, last_id: str) -> None:
+    session = create(http)
+    with reading(http, last_id) as reader:
+        assert session in ids(reader.next())
+    http.delete(f"/v1/sessions/{session}")
+
+
+def test_ids_before_the_restart_get_a_snapshot(serve_with: ServeWith) -> None:
+    before, after = serve_with(), serve_with()
+    session = create(after)
+    with reading(before) as reader:
+        reader.until("memory")
+        last_id = reader.last_id
+    with reading(after, last_id) as reader:
+        assert ids(reader.next()) == {session}
+
+
+def test_a_reader_that_has_missed_too_much_gets_a_snapshot(serve_with: ServeWith) -> None:
+    """It opens the stream, reads the snapshot and no more; nobody waits for it."""
+    http = serve_with(max_sessions=2000)
+    with reading(http) as reader:
+        assert ids(reader.next()) == set()
+        last_id = reader.last_id
+    sessions = {create(http) for _ in range(KEPT + 1)}
+    with reading(http, last_id) as reader:
+        found: set[str] = set()
+        parts = 0
+        while True:
+            name, data = reader.next()
+            assert name == "snapshot"
+            assert bool(reader.last_id) is not data["has_more"]
+            found |= {session["id"] for session in data["sessions"]}
+            parts += 1
+            if not data["has_more"]:
+                break
+    assert found == sessions
+    assert parts == -(-len(sessions) // streams.SNAPSHOT_PART)
+
+
+def test_too_many_streams_are_told_when_to_come_back(serve_with: ServeWith, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "OF_TENANT", 2)
+    http = serve_with()
+    with reading(http), reading(http):
+        refused = http.get("/v1/events")
+        assert_error(refused, 429, "stream_limit")
+        assert int(refused.headers["retry-after"]) >= 1
+    with reading(http) as reader:
+        reader.next()
+
+
+def test_no_query_and_no_body(http: httpx.Client) -> None:
+    assert_error(http.get("/v1/events", params={"since": "1"}), 422, "field_out_of_range", param="since")
