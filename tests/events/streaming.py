@@ -26,6 +26,11 @@ class Reader:
         self.last_id = event.id or self.last_id
         return event.event, event.json()
 
+    def read_on(self) -> None:
+        """Read to the end, which the server makes."""
+        for event in self._events:
+            self.last_id = event.id or self.last_id
+
     def until(self, name: str, **fields: object) -> list[tuple[str, Any]]:
         """All up to the next event of that name whose data has these fields."""
         found: list[tuple[str, Any]] = []

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.conftest import ServeWith
 from tests.errors import assert_error
@@ -61,9 +60,7 @@ def test_the_stream_ends_with_its_key(tmp_path: Path) -> None:
         with reading(http, **headers) as reader:
             reader.until("memory")
             clock.now += 10 * 24 * 3600
-            with pytest.raises(StopIteration):
-                while True:
-                    reader.next()
+            reader.read_on()
 
 
 def test_the_end_of_the_server_is_the_end_of_the_stream(tmp_path: Path) -> None:
@@ -78,9 +75,7 @@ def test_the_end_of_the_server_is_the_end_of_the_stream(tmp_path: Path) -> None:
             started = time.monotonic()
             os.kill(server.pid, signal.SIGTERM)
             assert reader.until("turn", status="finished")[-1][1]["finish_reason"] in ("cancelled", "length")
-            with pytest.raises(StopIteration):
-                while True:
-                    reader.next()
+            reader.read_on()
             last_id = reader.last_id
             turn.read()
         assert server.exit_status(15) == 0
