@@ -74,9 +74,8 @@ def check_operation(operation: APIOperation[Any, Any, Any, Any], mode: Generatio
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_every_answer_is_documented(small_url: str, subtests: pytest.Subtests, mode: GenerationMode) -> None:
     """Schemathesis's own pytest integration does not work with pytest 9.2, so the operations are walked here."""
-    schema = (
-        schemathesis.openapi.from_url(f"{small_url}/openapi.json").exclude(tag=list(TAGS)).exclude(path="/v1/events")
-    )
+    schema = schemathesis.openapi.from_url(f"{small_url}/openapi.json").exclude(tag=list(TAGS))
+    schema = schema.exclude(path="/v1/events")  # it has no end
     operations = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
     assert len(operations) > 30
     for operation in operations:
