@@ -12,6 +12,7 @@ from app.events.channel import KEPT
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.events.streaming import ids, reading
+from tests.tenants.tenant_files import wait_for
 
 
 def create(http: httpx.Client, **headers: str) -> str:
@@ -146,6 +147,7 @@ def test_too_many_streams_are_told_when_to_come_back(serve_with: ServeWith, monk
         refused = http.get("/v1/events")
         assert_error(refused, 429, "stream_limit")
         assert int(refused.headers["retry-after"]) >= 1
+    wait_for(lambda: "djinn_event_streams 0.0" in http.get("/metrics").text.splitlines())
     with reading(http) as reader:
         reader.next()
 
