@@ -12,9 +12,10 @@ import httpx
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.events.streaming import ids, reading
-from tests.processes import client_of, serve_process
+from tests.processes import serve_process
 from tests.serving import serve
 from tests.tenants.tenant_files import Clock, key, tenant, write_tenants
+from tests.test_cli import client_of
 
 
 def create(http: httpx.Client, name: str) -> str:
