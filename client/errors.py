@@ -78,7 +78,7 @@ class Unprocessable(APIError):
 
 
 class RateLimited(APIError):
-    """429: the queue is full, or as many sessions or files are open as may be; try again in `retry_after` seconds."""
+    """429: the queue is full, or as many sessions, files or streams are open as may be; try again in `retry_after` seconds."""
 
 
 class ServerError(APIError):
@@ -143,6 +143,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "queue_full": RateLimited,
     "session_limit": RateLimited,
     "spool_full": RateLimited,
+    "stream_limit": RateLimited,
     "tenant_limit": RateLimited,
     "rate_limit_exceeded": RateLimited,
     "draining": ServerError,

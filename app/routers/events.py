@@ -20,6 +20,7 @@ LastEventId = Annotated[
 @router.get(
     "/v1/events",
     operation_id="streamEvents",
+    status_code=200,
     response_class=EventStream,
     responses={
         **errors(503),

@@ -103,7 +103,7 @@ def test_weights_of_a_half_type_give_the_bits_of_float32_weights(dtype: torch.dt
     ids=["narrow", "wide", "vector", "batched", "float64"],
 )
 def test_what_is_not_rows_of_inputs_is_refused(x: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"not float32 \[rows, 8\]"):
+    with pytest.raises(ValueError, match=r"not torch.float32 \[rows, 8\]"):
         multiply(x, to_panels(draw(5, 8)), PanelShape(1, 8, DENSE[torch.float32]))
 
 
