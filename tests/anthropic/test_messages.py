@@ -41,7 +41,7 @@ def test_a_stream_adds_up_to_the_whole_answer(sdk: anthropic.Anthropic) -> None:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
     assert text_of(final) == "".join(pieces) == text_of(whole)
-    assert len(pieces) > 3
+    assert len(pieces) > 1
     assert (final.stop_reason, final.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
     assert prompt_of(final.usage) == prompt_of(whole.usage)
     assert final.usage.output_tokens == whole.usage.output_tokens

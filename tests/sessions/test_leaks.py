@@ -58,7 +58,7 @@ async def many(serve_with: ServeWith) -> AsyncIterator[tuple[httpx.AsyncClient, 
 
 async def read_stream(client: httpx.AsyncClient, session: str, leave_after: int | None) -> list[str]:
     """Names of the events up to the end, or up to where this reader breaks the connection."""
-    body = {"token_ids": [5, 6, 7], "max_tokens": 60, "ignore_eos": True, "stream": True}
+    body = {"token_ids": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "stream": True}
     names: list[str] = []
     async with aconnect_sse(client, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
         async for event in source.aiter_sse():
@@ -73,7 +73,7 @@ async def test_streams_that_are_cut_off_leave_nothing(many: tuple[httpx.AsyncCli
     choose = random.Random(0)
     created = await asyncio.gather(*(client.post("/v1/sessions") for _ in range(STREAMS)))
     sessions = [response.json()["id"] for response in created]
-    leave = [choose.randint(1, 20) if index < CUT_OFF else None for index in range(STREAMS)]
+    leave = [choose.randint(1, 10) if index < CUT_OFF else None for index in range(STREAMS)]
     choose.shuffle(leave)
     read = await asyncio.gather(
         *(read_stream(client, session, after) for session, after in zip(sessions, leave, strict=True))
