@@ -19,7 +19,7 @@ from loadgen.targets.subject import HISTOGRAMS
 from tests.processes import hear_interrupts
 from tests.serving import serve
 
-SEQUENCES, TOKENS, CONTEXT, OTHERS, REPEATS = 2, 16, 20, 3, 2
+SEQUENCES, TOKENS, CONTEXT, OTHERS, REPEATS = 2, 64, 20, 3, 2
 LOAD = f"""
     --sequences {SEQUENCES} --tokens {TOKENS} --context {CONTEXT} --others {OTHERS} --repeats {REPEATS}
     --pause-seconds 1 --scale 0.2 --seed 3
