@@ -78,7 +78,7 @@ class Unprocessable(APIError):
 
 
 class RateLimited(APIError):
-    """429: the queue is full, or as many sessions, files or streams are open as may be; see `retry_after`, in seconds."""
+    """429: the queue is full, or as many sessions, files or streams are open as may be; see `retry_after`."""
 
 
 class ServerError(APIError):
