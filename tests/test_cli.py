@@ -165,7 +165,7 @@ def test_an_idle_server_leaves_at_once_with_0() -> None:
 
 def test_sigterm_refuses_new_work_and_ends_running_turns_in_time(tmp_path: Path) -> None:
     body = {"token_ids": [5, 6], "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    with serve_process(tmp_path / "state", "--drain-timeout-s", "1") as server, client_of(server) as http:
+    with serve_process(tmp_path / "state", "--drain-timeout-s", "0.3") as server, client_of(server) as http:
         session = http.post("/v1/sessions").json()["id"]
         other = http.post("/v1/sessions").json()["id"]
         with connect_sse(http, "POST", f"/v1/sessions/{session}/generate", json=body) as source:
