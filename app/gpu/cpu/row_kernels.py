@@ -49,49 +49,49 @@ def compiled(name: str, dtype: torch.dtype) -> Any:
 # so each kernel finds its row function among the globals.
 def _rms_norm_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _each_row(address, element, _rms_norm_row)
+        _each_row(address, element, element, _rms_norm_row)
 
     return kernel
 
 
 def _silu_mul_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _each_row(address, element, _silu_mul_row)
+        _each_row(address, element, element, _silu_mul_row)
 
     return kernel
 
 
 def _add_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _each_row(address, element, _add_row)
+        _each_row(address, element, element, _add_row)
 
     return kernel
 
 
 def _rotate_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _each_row(address, element, _rotate_row)
+        _each_row(address, element, element, _rotate_row)
 
     return kernel
 
 
 def _layer_norm_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _each_row(address, element, _layer_norm_row)
+        _each_row(address, element, element, _layer_norm_row)
 
     return kernel
 
 
 def _gelu_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _each_row(address, element, _gelu_row)
+        _each_row(address, element, element, _gelu_row)
 
     return kernel
 
 
 def _round_kernel(element: Any) -> Callable[[int], None]:
     def kernel(address: int) -> None:
-        _round_rows(address, element)
+        _each_row(address, element, np.uint16, _round_row)
 
     return kernel
 
@@ -108,11 +108,11 @@ _KERNELS = {
 
 
 @inlined
-def _each_row(address: int, element: Any, row: Any) -> None:
-    """Draw chunks of rows until none is left."""
+def _each_row(address: int, element: Any, made: Any, row: Any) -> None:
+    """Draw chunks of rows until none is left. `made` stands for the dtype of the output, `element` for all others."""
     a = carray(pointer(address), 1, _ARGUMENTS)[0]
     x = carray(pointer(a.x), _UNBOUNDED, element)
-    out = carray(pointer(a.out), _UNBOUNDED, element)
+    out = carray(pointer(a.out), _UNBOUNDED, made)
     weight = carray(pointer(a.weight), _UNBOUNDED, element)
     bias = carray(pointer(a.bias), _UNBOUNDED, element)
     positions = carray(pointer(a.positions), _UNBOUNDED, np.int64)
@@ -122,22 +122,6 @@ def _each_row(address: int, element: Any, row: Any) -> None:
             return
         for index in range(first, min(first + a.chunk, a.rows)):
             row(a, index, x[index * a.x_stride :], out, weight, bias, positions)
-
-
-@inlined
-def _round_rows(address: int, element: Any) -> None:
-    """As `_each_row`, to bfloat16."""
-    a = carray(pointer(address), 1, _ARGUMENTS)[0]
-    x = carray(pointer(a.x), _UNBOUNDED, element)
-    out = carray(pointer(a.out), _UNBOUNDED, np.uint16)
-    while True:
-        first = fetch_add(address) * a.chunk
-        if first >= a.rows:
-            return
-        for index in range(first, min(first + a.chunk, a.rows)):
-            own, target = x[index * a.x_stride :], out[index * a.width :]
-            for i in range(a.width):
-                target[i] = narrow(widen(own[i]), target[i])
 
 
 @inlined
@@ -206,3 +190,10 @@ def _rotate_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, po
             left, right = widen(low[i]), widen(high[i])
             own[i] = narrow(left * widen(cos[i]) - right * widen(sin[i]), own[i])
             own[half + i] = narrow(right * widen(cos[i]) + left * widen(sin[i]), own[half + i])
+
+
+@inlined
+def _round_row(a: Any, index: int, x: Any, out: Any, weight: Any, bias: Any, positions: Any) -> None:
+    own = out[index * a.width :]
+    for i in range(a.width):
+        own[i] = narrow(widen(x[i]), own[i])

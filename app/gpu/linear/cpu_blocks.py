@@ -8,8 +8,10 @@ from numba import types
 from app.gpu.linear.cpu_pairs import Pairs, is_paired, multiply_pairs, round_to_pairs
 from app.gpu.linear.cpu_weights import INT32, INT64, PANEL, Dense, Loads, Use, Weights, for_range
 
-QUANTS, PAIRS = ("quants", "rounded_quants"), ("pairs", "rounded_pairs")
-"""Names of the last field of records: of a quant in a byte, and of two. Rounded are those for products in bfloat16."""
+ROUNDED = "rounded_"
+"""What the name of the quants begins with in records for products in bfloat16; then comes that in all others."""
+_PAIRS = "pairs"
+"""The name of quants of which a byte has two."""
 
 
 class Blocks(Loads):
@@ -23,8 +25,8 @@ class Blocks(Loads):
         self._record_bytes = record.size
         self._at = {name: field.offset for name, field in record.fields.items()}
         self._scale = ir.HalfType() if record.typeof("scales").dtype == types.float16 else ir.FloatType()
-        self._quants = list(record.fields)[-1]
-        self._in_pairs = self._quants in PAIRS
+        self._quants = _name_of_quants(record)
+        self._in_pairs = self._quants.endswith(_PAIRS)
         quants = record.typeof(self._quants)
         self._lines, self._signed = quants.shape[0], quants.dtype.signed
 
@@ -101,7 +103,18 @@ class RoundedBlocks(Blocks):
 
 def is_rounded(element: Any) -> bool:
     """Whether Numba's type `element` stands for blocks whose weights are rounded to bfloat16."""
-    return isinstance(element.dtype, types.Record) and list(element.dtype.fields)[-1].startswith("rounded_")
+    return isinstance(element.dtype, types.Record) and _name_of_quants(element.dtype).startswith(ROUNDED)
+
+
+def is_in_pairs(element: Any) -> bool:
+    """Whether Numba's type `element` stands for blocks with two quants in a byte."""
+    return isinstance(element.dtype, types.Record) and _name_of_quants(element.dtype).endswith(_PAIRS)
+
+
+def _name_of_quants(record: Any) -> str:
+    """Of the last field."""
+    *_, name = record.fields
+    return str(name)
 
 
 def multiplies_rounded(element: Any) -> bool:

@@ -56,7 +56,7 @@ class Pairs(Loads):
             use(loop.index, self._load(line, INT32, column))
 
     def _prefetch(self, line: Any) -> None:
-        """Have the cache ask for what follows `AHEAD` bytes later: most of it is of the next panel."""
+        """Have the cache ask for what follows `_AHEAD` bytes later: most of it is of the next panel."""
         builder = self._builder
         byte = ir.IntType(8).as_pointer()
         kinds = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])

@@ -7,7 +7,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from app.gpu.cpu.compile import inlined
-from app.gpu.linear.cpu_blocks import PAIRS, multiplies_rounded
+from app.gpu.linear.cpu_blocks import is_in_pairs, multiplies_rounded
 from app.gpu.linear.cpu_pairs import HALVES
 from app.gpu.linear.cpu_tile import COLUMNS, ROWS, make_scratch, make_tile, unpack
 from app.gpu.linear.cpu_weights import PANEL
@@ -42,8 +42,7 @@ _scratch = make_scratch(_SLICE * PANEL * 4)
 
 def _sliced_from(typing: Any, element: Any) -> Any:
     """`_sliced_rows(element)`: from how many rows on products with weights of that type are made in slices."""
-    in_pairs = isinstance(element.dtype, types.Record) and list(element.dtype.fields)[-1] in PAIRS
-    rows = _SLICED_ROWS_OF_PAIRS if in_pairs else _SLICED_ROWS
+    rows = _SLICED_ROWS_OF_PAIRS if is_in_pairs(element) else _SLICED_ROWS
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return context.get_constant(types.int64, rows)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from app.gpu.cpu.compile import ELEMENTS
 from app.gpu.linear.block_fields import KINDS
+from app.gpu.linear.cpu_blocks import ROUNDED as ROUNDED_QUANTS
 from app.gpu.linear.cpu_pairs import HALVES
 from app.gpu.linear.cpu_weights import PANEL
 from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
@@ -70,7 +71,7 @@ group of inputs:
 
 def _rounded(format: PanelFormat) -> PanelFormat:
     *fields, (last, kind, shape) = format.element.descr
-    element = np.dtype([*fields, (f"rounded_{last}", kind, shape)])
+    element = np.dtype([*fields, (ROUNDED_QUANTS + last, kind, shape)])
     return PanelFormat(element, format.group, format.group_bytes, torch.bfloat16)
 
 

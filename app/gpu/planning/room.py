@@ -14,8 +14,8 @@ from app.gpu.planning.queue import ActiveTurn, TurnQueue
 from app.gpu.state.sequence import TokenSequence
 
 SLICE_STEPS = 2
-"""A tenant's last turn that runs has so many steps before it gives way. Its KV moves twice then, which takes about as
-long as one of them."""
+"""A tenant's last turn that runs has so many steps before it gives way: a step of progress for each way that its KV
+moves then."""
 
 
 class RoomShares:

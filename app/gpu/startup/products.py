@@ -35,7 +35,7 @@ def choose_products(
     if not ours or asked == FLOAT32 or (asked == AUTO and (settings.dtype != AUTO or not _has_instruction())):
         return Products.FLOAT32
     products = Products.BFLOAT16 if asked == BFLOAT16 else Products.AS_KEPT
-    which = "matrices" if products is Products.BFLOAT16 else "matrices that the checkpoint has in bfloat16"
+    which = "matrices" if products is Products.BFLOAT16 else "matrices that are kept in bfloat16"
     logger.info("%s are multiplied in bfloat16", which)
     return products
 
