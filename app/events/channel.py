@@ -29,6 +29,8 @@ class Channel:
 
     def __init__(self) -> None:
         self.readers = 0
+        self.lingers: asyncio.TimerHandle | None = None
+        """Drops the channel, if nobody comes back to it."""
         self.position = 0
         """Number of the last event."""
         self._start = secrets.token_hex(4)

@@ -46,6 +46,9 @@ class EventStreams:
         channel = self._feed.channels.setdefault(scope, Channel())
         self._count += 1
         channel.readers += 1
+        if channel.lingers is not None:
+            channel.lingers.cancel()
+            channel.lingers = None
         self._gauge.inc()
         if self._telling is None:
             self._telling = asyncio.create_task(self._tell_memory())
@@ -106,11 +109,11 @@ class EventStreams:
             self._telling = None
 
         def drop() -> None:
-            if not channel.readers and self._feed.channels.get(scope) is channel:
+            if self._feed.channels.get(scope) is channel:
                 del self._feed.channels[scope]
 
         if not channel.readers:
-            asyncio.get_running_loop().call_later(LINGER_S, drop)
+            channel.lingers = asyncio.get_running_loop().call_later(LINGER_S, drop)
 
     async def _tell_memory(self) -> None:
         """Tell of memory, and have every stream ask whether it may go on, for as long as there are any."""
