@@ -65,15 +65,18 @@ def test_each_dialect_has_its_own_refusal(serve_tenants: ServeTenants) -> None:
 
 
 def test_reserved_tokens_that_were_not_used_come_back(serve_tenants: ServeTenants) -> None:
-    http = serve_tenants(tenant("few", tokens_per_minute=100))("few")
-    session = http.post("/v1/sessions").json()["id"]
+    client = serve_tenants(tenant("few", tokens_per_minute=100), tenant("other"), max_running=1)
+    http, other = client("few"), client("other")
+    session, long = (each.post("/v1/sessions").json()["id"] for each in (http, other))
     path = f"/v1/sessions/{session}/generate"
-    with http.stream(
-        "POST", path, json={"token_ids": [5] * 10, "max_tokens": 50, "stream": True, "stop_token_ids": list(range(64))}
-    ) as answer:
-        # 40 while the turn runs; it may have ended when a fast server answers.
-        assert int(answer.headers["x-ratelimit-remaining-tokens"]) >= 40
-        answer.read()
+    body = {"token_ids": [5] * 10, "max_tokens": 50, "stream": True, "stop_token_ids": list(range(64))}
+    forever = {"token_ids": [5], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with other.stream("POST", f"/v1/sessions/{long}/generate", json=forever) as busy:
+        next(busy.iter_lines())
+        with http.stream("POST", path, json=body) as answer:  # it waits for the other one
+            assert answer.headers["x-ratelimit-remaining-tokens"] == "40"
+            busy.close()
+            answer.read()
     used = http.get(f"/v1/sessions/{session}").json()["usage"]
     left = http.get("/v1/models").headers["x-ratelimit-remaining-tokens"]
     assert int(left) == 100 - 10 - used["completion_tokens"]
