@@ -69,7 +69,7 @@ def _markdown(run: Run) -> str:
 def best_types(run: Run) -> list[str]:
     """A sentence for each peer whose type was measured to be its best."""
     return [
-        f"`{name}` multiplies in {found.dtype}: {', '.join(_products(found))}."
+        f"`{name}` multiplies in {found.dtype}. {' '.join(_products(found))}"
         for name, launch in run.launches.items()
         if (found := launch.calibration) is not None
     ]
@@ -78,7 +78,7 @@ def best_types(run: Run) -> list[str]:
 def _products(found: Calibration) -> Iterator[str]:
     for place, rows in enumerate(found.rows):
         times = " and ".join(f"{1e3 * seconds[place]:.2f} ms in {dtype}" for dtype, seconds in found.seconds.items())
-        yield f"a product of {rows} {'row' if rows == 1 else 'rows'} takes {times}"
+        yield f"A product of {rows} {'row' if rows == 1 else 'rows'} takes {times}."
 
 
 def ratio_table(rounds: list[Round]) -> TextTable:

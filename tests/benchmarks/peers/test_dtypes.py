@@ -32,5 +32,5 @@ def test_each_peer_runs_in_its_best_type_and_the_record_says_why(
     run = describe_run(tmp_path, QUICK, launches, [ROUND])
     assert run.launches["transformers auto"].calibration == calibration(slow)
     ours, theirs = best_types(run)
-    assert ours.startswith(f"`djinn auto` multiplies in {best}: a product of 1 row takes ")
-    assert theirs.startswith(f"`transformers auto` multiplies in {best}: a product of 1 row takes ")
+    assert ours.startswith(f"`djinn auto` multiplies in {best}. A product of 1 row takes ")
+    assert theirs.startswith(f"`transformers auto` multiplies in {best}. A product of 1 row takes ")
