@@ -25,7 +25,19 @@ from app.machine.disk import DiskRoom
 from app.metrics.turns import Metrics
 from app.model_store.resolve import ResolvedModel
 from app.openai.responses.store import ResponseStore
-from app.routers import breakpoints, checkpoint, events, export, generate, phase, resume, sessions, system, vectors
+from app.routers import (
+    breakpoints,
+    checkpoint,
+    events,
+    export,
+    generate,
+    page,
+    phase,
+    resume,
+    sessions,
+    system,
+    vectors,
+)
 from app.routers.anthropic import messages as anthropic_messages
 from app.routers.dependencies import Services
 from app.routers.openai import chat, completions, models, responses, responses_kept, responses_socket, tokenize
@@ -72,6 +84,7 @@ ROUTERS = (
     anthropic_messages,
     events,
     system,
+    page,
 )
 
 

@@ -8,12 +8,12 @@ from app.tenants.directory import Directory
 from app.tenants.quotas import TenantQuotas
 from app.tenants.tenant import Role, Tenant
 from app.web.error_handlers import error_response
-from app.web.openapi.security import OPEN_PATHS
+from app.web.openapi.security import is_open
 from app.web.request_id import ANSWERS
 
 FIGURES = "/metrics"
-OF_METRICS = frozenset({FIGURES, "/ready"}) | OPEN_PATHS
-"""All that the role `metrics` may read."""
+OF_METRICS = frozenset({FIGURES, "/ready", "/health"})
+"""All that the role `metrics` may read beside the page, which holds no data."""
 
 
 class TenantMiddleware:
@@ -52,7 +52,7 @@ class TenantMiddleware:
 
     def _admit(self, tenant: Tenant | None, path: str) -> None:
         """Raise `Unauthenticated`, `RateLimited` or `WrongRole` unless the tenant may ask for the path now."""
-        if not self._directory or path in OPEN_PATHS:
+        if not self._directory or is_open(path):
             return
         if tenant is None:
             raise Unauthenticated("a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")

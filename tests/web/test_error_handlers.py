@@ -91,7 +91,7 @@ def test_a_body_that_cannot_be_parsed_says_why(http: httpx.Client, body: bytes, 
 
 
 def test_a_path_without_a_route_points_to_the_list_of_routes(http: httpx.Client) -> None:
-    assert "GET /docs shows all routes" in assert_error(http.get("/"), 404, "not_found")
+    assert "GET /docs shows all routes" in assert_error(http.get("/none"), 404, "not_found")
 
 
 def test_a_hostile_body_is_refused_at_once(http: httpx.Client) -> None:

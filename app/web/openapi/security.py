@@ -2,8 +2,10 @@
 
 from typing import Any
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/"})
 """Those that need no key on any server."""
+OPEN_FOLDER = "/static/"
+"""What is under it needs none either: the page's files hold no data."""
 
 SCHEMES: dict[str, dict[str, str]] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key"},
@@ -14,6 +16,11 @@ SCHEMES: dict[str, dict[str, str]] = {
         "description": "an API key, as clients of Anthropic's API send it",
     },
 }
+
+
+def is_open(path: str) -> bool:
+    """Whether anybody may ask for the path."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def describe_security(document: dict[str, Any]) -> None:

@@ -1,0 +1,102 @@
+"""A folder of files for browsers: found by name, told apart by their content, with the policy that pages run under."""
+
+import gzip
+import hashlib
+import re
+from base64 import b64encode
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from fastapi import Request, Response
+
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
+"""By suffix, whatever the machine's own table says. Any other file is plain text."""
+PLAIN_TEXT = "text/plain; charset=utf-8"
+COMPRESSED = frozenset({".png", ".woff2"})
+"""Suffixes of files that gzip makes no smaller."""
+
+INLINE_SCRIPT = re.compile(rb"<script\b(?![^>]*\bsrc=)[^>]*>(.*?)</script>", re.DOTALL)
+POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+GZIP_ACCEPTED = re.compile(r"\s*(gzip|\*)\s*(;\s*q\s*=\s*(1|0?\.\d*[1-9]\d*|1\.0*)\s*)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """One file as browsers get it. `headers` are those of each answer about it."""
+
+    content: bytes
+    gzipped: bytes | None
+    etag: str
+    headers: dict[str, str]
+
+
+class StaticFolder:
+    """The files that were under `folder` at the start. A file that is edited later is read again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+
+    def respond(self, request: Request, name: str) -> Response | None:
+        """The answer to a request for the file of this name; None if there is none."""
+        path = self._paths.get(name)
+        if path is None:
+            return None
+        file = _read(path, path.stat().st_mtime_ns)
+        if _names(request.headers.getlist("if-none-match"), file.etag):
+            return Response(status_code=304, headers=_without_type(file.headers))
+        if file.gzipped is not None and _takes_gzip(request.headers.getlist("accept-encoding")):
+            return Response(file.gzipped, headers={**file.headers, "Content-Encoding": "gzip"})
+        return Response(file.content, headers=file.headers)
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path, _modified_ns: int) -> StaticFile:
+    content = path.read_bytes()
+    gzipped = None if path.suffix in COMPRESSED else gzip.compress(content, mtime=0)
+    etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: it stands for both encodings
+    headers = {
+        "Content-Type": MEDIA_TYPES.get(path.suffix, PLAIN_TEXT),
+        "Content-Security-Policy": policy_of(content if path.suffix == ".html" else b""),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+        "Vary": "Accept-Encoding",
+        "ETag": etag,
+    }
+    return StaticFile(content, gzipped, etag, headers)
+
+
+def policy_of(page: bytes) -> str:
+    """The Content-Security-Policy of a page: all that it loads is this server's, and its inline scripts, such as an
+    import map, are those that it has in the file.
+    """
+    digests = (b64encode(hashlib.sha256(script).digest()).decode() for script in INLINE_SCRIPT.findall(page))
+    return POLICY.format(scripts=" ".join(["'self'", *(f"'sha256-{digest}'" for digest in digests)]))
+
+
+def _names(fields: Iterable[str], etag: str) -> bool:
+    """Whether `If-None-Match` names the tag (RFC 9110, 13.1.2)."""
+    given = {each.strip().removeprefix("W/") for field in fields for each in field.split(",")}
+    return not given.isdisjoint(("*", etag.removeprefix("W/")))
+
+
+def _takes_gzip(fields: Iterable[str]) -> bool:
+    """Whether `Accept-Encoding` allows gzip."""
+    return any(GZIP_ACCEPTED.fullmatch(each) for field in fields for each in field.split(","))
+
+
+def _without_type(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name != "Content-Type"}

@@ -1,0 +1,52 @@
+"""The page in the browser is served to anybody; what it shows needs a key, where there are keys."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.conftest import ServeWith
+from tests.errors import assert_error
+
+
+def test_the_page_is_at_the_root(http: httpx.Client) -> None:
+    page = http.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert http.get("/static/index.html").content == page.content
+    head = http.head("/")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["etag"] == page.headers["etag"]
+
+
+def test_the_page_needs_no_key_but_the_api_does(serve_with: ServeWith) -> None:
+    guarded = serve_with(api_keys=("sesame",))
+    assert guarded.get("/").status_code == guarded.get("/static/index.html").status_code == 200
+    assert_error(guarded.get("/static"), 401, "invalid_api_key")
+    assert_error(guarded.get("/v1/sessions"), 401, "invalid_api_key")
+    assert_error(guarded.get("/static/none.js"), 404, "not_found")
+
+
+def test_unknown_files_and_other_methods_get_the_bodies_of_errors(http: httpx.Client) -> None:
+    for path in ("/static/none.js", "/static/", "/static", "/index.html"):
+        assert_error(http.get(path), 404, "not_found")
+    for path in ("/", "/static/index.html"):
+        refused = http.post(path)
+        assert_error(refused, 405, "method_not_allowed")
+        assert refused.headers["allow"] == "GET, HEAD"
+    assert_error(http.get("/", params={"key": "sesame"}), 422, "field_out_of_range", param="key")
+
+
+def test_a_page_of_the_server_itself_may_change_things(http: httpx.Client) -> None:
+    """A browser sends the page's own origin with each call that changes anything."""
+    origin = f"{http.base_url.scheme}://{http.base_url.host}:{http.base_url.port}"
+    headers = {"Origin": origin, "Sec-Fetch-Site": "same-origin"}
+    opened = http.post("/v1/sessions", headers=headers, json={})
+    assert opened.status_code == 201
+    assert http.delete(f"/v1/sessions/{opened.json()['id']}", headers=headers).status_code == 204
+
+
+def test_a_page_under_an_allowed_name_may_too(serve_with: ServeWith) -> None:
+    http = serve_with(allowed_hosts=("djinn.lan",))
+    headers = {"Host": "djinn.lan:8000", "Origin": "http://djinn.lan:8000"}
+    assert http.get("/", headers=headers).status_code == 200
+    assert http.post("/v1/sessions", headers=headers, json={}).status_code == 201
