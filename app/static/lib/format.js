@@ -12,13 +12,14 @@ export function bytes(count) {
   return `${count < 10 && unit > 0 ? count.toFixed(1) : Math.round(count)} ${BYTES[unit]}`;
 }
 
-/** 0.25 is "250 ms", 90 is "1 min 30 s". */
+/** 0.25 is "250 ms", 90 is "1 min 30 s", 180000 is "2 d 2 h". */
 export function seconds(count) {
   if (count < 0.001) return `${(count * 1e6).toFixed(0)} µs`;
   if (count < 1) return `${(count * 1000).toFixed(count < 0.01 ? 1 : 0)} ms`;
   if (count < 60) return `${count.toFixed(count < 10 ? 1 : 0)} s`;
-  if (count < 3600) return `${Math.floor(count / 60)} min ${Math.round(count % 60)} s`;
-  return `${Math.floor(count / 3600)} h ${Math.round((count % 3600) / 60)} min`;
+  if (count < 3600) return `${Math.floor(count / 60)} min ${Math.floor(count % 60)} s`;
+  if (count < 48 * 3600) return `${Math.floor(count / 3600)} h ${Math.floor((count % 3600) / 60)} min`;
+  return `${Math.floor(count / 86400)} d ${Math.floor((count % 86400) / 3600)} h`;
 }
 
 export const milliseconds = (count) => seconds(count / 1000);

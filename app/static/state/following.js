@@ -65,6 +65,7 @@ function takeSnapshot({ sessions, has_more }, place) {
   place.parts.push(...sessions);
   if (has_more) return;
   replaceAll(place.parts);
+  for (const session of place.parts) note(session.id, "session", { change: "seen", session });
   place.parts = [];
 }
 

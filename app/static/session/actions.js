@@ -1,0 +1,83 @@
+// What can be done with a session: its phase, forks, files, and its end.
+import { useSignal } from "@preact/signals";
+import { ApiError, call } from "../lib/api.js";
+import { bytes, counted } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { Confirm } from "../shell/confirm.js";
+import { Failure } from "../shell/states.js";
+import { useAction } from "../shell/use_action.js";
+import { say } from "../state/notices.js";
+import { go, HOME, linkTo } from "../state/route.js";
+import { put, remove } from "../state/sessions.js";
+import { exportFile } from "./files.js";
+import { Import } from "./import.js";
+import { ReturnTime } from "./return_time.js";
+
+export function Actions({ view }) {
+  const { busy, error, act } = useAction();
+  const back = useSignal("");
+  const isClosing = useSignal(false);
+  const isTurning = view.state === "queued" || view.state === "running";
+  const why = isTurning ? `The session is ${view.state}: wait, or cancel the turn` : busy ? "One moment" : null;
+  const button = (label, run, title) => html`<button disabled=${why !== null} title=${why ?? title} onClick=${() => act(run)}>${label}</button>`;
+  return html`
+    <section class="panel actions stack" aria-labelledby="actions">
+      <h2 id="actions">Actions</h2>
+      <div class="row">
+        ${button("Park", () => signal(view, "io_wait", back.value), "Phase io_wait: its KV leaves the device")}
+        <${ReturnTime} value=${back} error=${error} />
+      </div>
+      <div class="row">
+        ${button("Call back", () => signal(view, "ready"), "Phase ready: its KV comes back to the device")}
+        ${button("Mark idle", () => signal(view, "idle", back.value), "Phase idle: gone for long")}
+      </div>
+      <div class="row">
+        ${button("Fork", () => fork(view), "Opens another session with the same history")}
+        ${button("Export", () => exportSession(view), "Downloads the session as a file, its KV included")}
+        <button class="danger" onClick=${() => (isClosing.value = true)}>Close</button>
+      </div>
+      ${error && error.param !== "resume_in_ms" && html`<${Failure} error=${error} />`}
+      <${Import} />
+    </section>
+    ${isClosing.value && html`<${Confirm} title="Close this session?" action="Close the session"
+      run=${() => close(view)} onClose=${() => (isClosing.value = false)}>
+      Its ${counted(view.tokens, "token")} and their KV are gone then. Export it first if you want to keep them.
+    <//>`}
+  `;
+}
+
+const DAY_S = 86_400;
+
+/** Tell its phase. `back` is a text: seconds until it goes on, or nothing. */
+async function signal({ id }, phase, back = "") {
+  const body = { phase };
+  if (back.trim()) body.resume_in_ms = 1000 * secondsOf(back);
+  const { moving } = await call("POST", `/v1/sessions/${id}/phase`, { body });
+  put(await call("GET", `/v1/sessions/${id}`));
+  say(moving ? `Phase ${phase}: ${bytes(moving.bytes)} of KV go to the ${moving.to}` : `Phase ${phase}: nothing has to move`);
+}
+
+/** The API counts milliseconds: its refusal would name another range. */
+function secondsOf(text) {
+  const count = Number(text);
+  if (count >= 0 && count <= DAY_S) return count;
+  const message = `back in: a number of seconds from 0 to ${DAY_S}; got ${text}`;
+  throw new ApiError(0, { message, param: "resume_in_ms" });
+}
+
+async function fork({ id }) {
+  const child = await call("POST", `/v1/sessions/${id}/fork`);
+  put(child);
+  go(linkTo(child.id));
+}
+
+async function exportSession({ id }) {
+  const { name, size } = await exportFile(id);
+  say(`${name} has ${bytes(size)}`);
+}
+
+async function close({ id }) {
+  await call("DELETE", `/v1/sessions/${id}`);
+  go(HOME);
+  remove(id);
+}

@@ -1,0 +1,52 @@
+// The breakpoints of a session: which are armed, and a button to remove each.
+import { useSignal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { call } from "../lib/api.js";
+import { html } from "../lib/html.js";
+import { Failure, Loading } from "../shell/states.js";
+import { useAction } from "../shell/use_action.js";
+import { happeningsOf } from "../state/happenings.js";
+import { linkTo } from "../state/route.js";
+
+export function Breakpoints({ view }) {
+  const { busy, error, act } = useAction();
+  const armed = useSignal(null);
+  const path = `/v1/sessions/${view.id}/breakpoints`;
+  const load = () => act(async () => (armed.value = (await call("GET", path)).data));
+  const removed = (address) => act(async () => {
+    await call("DELETE", address);
+    armed.value = (await call("GET", path)).data;
+  });
+  const happened = happeningsOf(view.id).value.filter(({ name }) => name !== "session").length;
+  useEffect(() => void load(), [happened]); // one that acts once goes when it has
+  return html`
+    <section class="panel stack" aria-labelledby="breakpoints">
+      <div class="row">
+        <h2 id="breakpoints">Breakpoints</h2>
+        <a href=${linkTo(view.id, "model")}>Arm one inside the model</a>
+      </div>
+      ${error && html`<${Failure} error=${error} retry=${load} />`}
+      ${armed.value === null && !error && html`<${Loading} what="breakpoints" />`}
+      ${armed.value?.length === 0 && html`<p class="dim">None is armed: turns run through.</p>`}
+      ${armed.value?.length > 0 && html`
+        <ul class="armed">${armed.value.map((each) => html`<li key=${each.id}>
+          <span>${said(each)}</span>
+          <button disabled=${busy} aria-label=${`Remove ${said(each)}`} onClick=${() => removed(`${path}/${each.id}`)}>Remove</button>
+        </li>`)}</ul>
+        ${armed.value.length > 1 && html`<button disabled=${busy} onClick=${() => removed(path)}>Remove all</button>`}
+      `}
+    </section>
+  `;
+}
+
+/** A breakpoint in words. */
+function said({ action, layers, when, edits, once }) {
+  const words = [`${action} after layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`];
+  if (when.pass !== "any") words.push(`in ${when.pass}`);
+  if (when.position !== null) words.push(`at position ${when.position}`);
+  if (when.token_id !== null) words.push(`at token ${when.token_id}`);
+  if (when.every !== null) words.push(`every ${when.every} positions`);
+  if (edits.length) words.push(`(${edits.map(({ op, factor }) => (factor === null ? op : `${op} ${factor}`)).join(", ")})`);
+  if (once) words.push("once");
+  return words.join(" ");
+}

@@ -1,0 +1,33 @@
+// A run of tokens. One that has not changed is not drawn again.
+import { useMemo } from "preact/hooks";
+import { html } from "../lib/html.js";
+import { isIn } from "./marks.js";
+
+export const CHUNK = 200;
+
+/** The tokens from `first` on, at most `CHUNK`. `chosen` is a position, or null where it is in another chunk. */
+export function Chunk({ tokens, marks, first, chosen }) {
+  const key = JSON.stringify(marks);
+  return useMemo(
+    () => html`<span>${tokens.slice(first, first + CHUNK).map((token, index) => {
+      const position = first + index;
+      return html`<${Token} token=${token} position=${position} kind=${kindOf(marks, position)} chosen=${chosen === position} />`;
+    })}</span>`,
+    [tokens, key, first, chosen],
+  );
+}
+
+const Token = ({ token, position, kind, chosen }) => html`
+  <span data-position=${position} class=${`token ${kind}${token.special ? " special" : ""}${chosen ? " chosen" : ""}`}
+  >${drawn(token.text)}</span>
+`;
+
+const kindOf = (marks, position) =>
+  Object.keys(marks).filter((name) => isIn(marks[name], position)).join(" ");
+
+/** A text with its line ends drawn. A token may be a part of a character only: then it has no text. */
+export function drawn(text) {
+  if (text === "") return html`<span class="sign" aria-hidden="true">·</span>`;
+  if (!text.includes("\n")) return text;
+  return text.split(/(\n)/).map((part) => (part === "\n" ? html`<span class="sign" aria-hidden="true">↵</span>${"\n"}` : part));
+}

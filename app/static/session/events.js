@@ -1,0 +1,69 @@
+// What has happened to a session, in words: the rows of the table beside the timeline.
+import { bytes, counted, milliseconds, number } from "../lib/format.js";
+
+/** `{time, what, details}`, newest first. */
+export function rowsOf(happenings) {
+  const rows = [];
+  let before = null;
+  for (const { time, name, data } of happenings) {
+    const said = name === "session" ? changes(before, data.session) : (WORDS[name]?.(data) ?? []);
+    for (const [what, details] of said) rows.push({ time, what, details });
+    if (name === "session") before = data.session;
+  }
+  return rows.reverse();
+}
+
+const WORDS = {
+  turn: (turn) => [TURNS[turn.status](turn)],
+  pause: ({ checkpoint: { layer, first, end, breakpoint } }) => [
+    [`Paused after layer ${layer}`, `positions ${number(first)} to ${number(end - 1)}${breakpoint ? `, at ${breakpoint}` : ""}`],
+  ],
+};
+
+const TURNS = {
+  begun: () => ["Turn begun", ""],
+  finished: ({ finish_reason, usage }) => [
+    `Turn finished: ${finish_reason}`,
+    `${counted(usage.completion_tokens, "token")} generated, ${number(usage.cached_tokens)} of ` +
+      `${number(usage.prompt_tokens)} cached, ${number(usage.tokens_recomputed)} computed again`,
+  ],
+  failed: ({ code }) => ["Turn failed", code],
+};
+
+/** What differs between two views of a session. */
+function changes(before, after) {
+  if (before === null) return [["First seen", `${after.state}, phase ${after.phase}, KV ${place(after.kv)}`]];
+  const said = [];
+  if (before.phase !== after.phase) said.push([`Phase ${after.phase}`, `was ${before.phase}`]);
+  if (before.kv.tier !== after.kv.tier) said.push([`KV ${place(after.kv)}`, moved(before, after)]);
+  if (before.state !== after.state && after.state === "queued") said.push(["In the queue", ""]);
+  if (after.tokens < before.tokens) said.push(["Rewound", `from ${number(before.tokens)} to ${counted(after.tokens, "token")}`]);
+  if (before.usage.restores < after.usage.restores) said.push(["Restored", restored(before.usage, after.usage)]);
+  return said;
+}
+
+const PLACES = {
+  device: "on the device", host: "in host memory", disk: "on disk",
+  to_host: "moves to the host", to_disk: "moves to the disk", to_device: "moves to the device",
+};
+
+/** Where KV is, in words. */
+export const place = ({ tier }) => (tier === null ? "nowhere" : PLACES[tier]);
+
+/** Bytes of the copy that `tier` means; one on its way still counts where it comes from. */
+export function bytesThere({ tier, device_bytes, host_bytes, disk_bytes }) {
+  if (tier === "device" || tier === "to_host") return device_bytes;
+  return tier === "disk" ? disk_bytes : host_bytes || disk_bytes;
+}
+
+function moved({ usage: before }, { kv, usage: after }) {
+  const out = after.bytes_out - before.bytes_out;
+  const back = after.bytes_in - before.bytes_in;
+  const parts = [];
+  if (out > 0) parts.push(`${bytes(out)} left the device`);
+  if (back > 0) parts.push(`${bytes(back)} came back`);
+  return parts.length ? parts.join(", ") : bytes(bytesThere(kv));
+}
+
+const restored = (before, after) =>
+  `${bytes(after.bytes_in - before.bytes_in)} for a turn that waited ${milliseconds(after.resume_ms.restore)}`;

@@ -1,0 +1,59 @@
+"""A session, its screen, and the API that says what a button has done."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import WAIT_MS, OpenPage
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+LONG = 900
+"""Tokens of a turn that is still running when a test looks at it."""
+
+
+class OnSession:
+    """One session of the server behind `api`; `open` shows its screen."""
+
+    def __init__(self, api: httpx.Client, open_page: OpenPage, **body: Any) -> None:
+        self.api = api
+        self.id: str = api.post("/v1/sessions", json=body).raise_for_status().json()["id"]
+        self._open_page = open_page
+
+    def open(self, **options: Any) -> Page:
+        """The session's screen in a new tab."""
+        page = self._open_page(str(self.api.base_url.join(f"/#/sessions/{self.id}")), **options)
+        expect(page.get_by_role("heading", level=1)).to_contain_text("Session")
+        return page
+
+    def view(self) -> dict[str, Any]:
+        """The session as the API tells of it."""
+        return dict(self.api.get(f"/v1/sessions/{self.id}").raise_for_status().json())
+
+    def history(self) -> dict[str, Any]:
+        """Its tokens as the API tells of them."""
+        return dict(self.api.get(f"/v1/sessions/{self.id}/history").raise_for_status().json())
+
+    def post(self, action: str, **body: Any) -> dict[str, Any]:
+        """A call of another client."""
+        return dict(self.api.post(f"/v1/sessions/{self.id}/{action}", json=body).raise_for_status().json())
+
+    def generate(self, prompt: str = "Hello", tokens: int = 4) -> dict[str, Any]:
+        """A turn of another client."""
+        return self.post("generate", prompt=prompt, max_tokens=tokens, **GREEDY)
+
+    def wait_until(self, **fields: Any) -> dict[str, Any]:
+        """The session's view as soon as it has these values."""
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while any((view := self.view())[name] != value for name, value in fields.items()):
+            assert time.monotonic() < deadline, f"{view} never had {fields}"
+            time.sleep(0.01)
+        return view
+
+
+def panel(page: Page, name: str) -> Locator:
+    """A part of the screen by its heading."""
+    return page.get_by_role("region", name=name, exact=True)

@@ -1,0 +1,145 @@
+"""The composer of a session's screen: turns that are sent, refused, cancelled and resumed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.session.on_session import LONG, OnSession
+
+pytestmark = pytest.mark.browser
+
+
+def write(page: Page, text: str, **fields: str) -> None:
+    """Fill in the composer for a turn that is the same every time."""
+    page.get_by_label("Text").fill(text)
+    for label, value in {"Most tokens": "4", "Temperature": "0", **fields}.items():
+        page.get_by_label(label, exact=True).fill(value)
+
+
+def ignore_the_end(page: Page) -> None:
+    page.get_by_text("More", exact=True).click()
+    page.get_by_label("Ignore the end token").check()
+
+
+def test_a_prompt_is_sent_and_its_tokens_appear(on: OnSession) -> None:
+    page = on.open()
+    write(page, "Hello", **{"Most tokens": "7"})
+    ignore_the_end(page)
+    page.get_by_role("button", name="Send").click()
+    view = on.wait_until(tokens=13, state="idle")
+    assert view["usage"]["completion_tokens"] == 7
+    assert on.history()["text"].startswith("<bos>Hello")
+    expect(page.locator(".token")).to_have_count(13)
+    expect(page.get_by_label("Text")).to_have_value("")
+
+
+def test_tokens_appear_while_the_turn_runs(on: OnSession) -> None:
+    page = on.open()
+    write(page, "Hello", **{"Most tokens": str(LONG)})
+    ignore_the_end(page)
+    page.get_by_label("Text").press("Control+Enter")
+    expect(page.locator(".token.generated").nth(5)).to_be_visible()
+    assert on.view()["state"] == "running"
+    page.get_by_role("button", name="Cancel the turn").click()
+    view = on.wait_until(state="idle")
+    expect(page.locator(".token")).to_have_count(view["tokens"])
+    assert view["tokens"] < LONG
+
+
+def test_a_chat_message_has_a_role(on: OnSession) -> None:
+    page = on.open()
+    page.get_by_label("Chat message").check()
+    page.get_by_label("Role").select_option("system")
+    write(page, "Be brief", **{"Most tokens": "0"})
+    page.get_by_role("button", name="Send").click()
+    on.wait_until(state="idle", phase="compute")
+    expect(page.get_by_label("Text")).to_have_value("")
+    text = on.history()["text"]
+    assert "system" in text
+    assert "Be brief" in text
+
+
+def test_a_turn_goes_on_from_the_history_as_it_is(on: OnSession) -> None:
+    on.generate(tokens=3)
+    before = on.history()["token_ids"]
+    page = on.open()
+    page.get_by_label("Go on").check()
+    expect(page.get_by_label("Text")).to_be_disabled()
+    page.get_by_label("Most tokens").fill("2")
+    ignore_the_end(page)
+    page.get_by_role("button", name="Send").click()
+    on.wait_until(tokens=len(before) + 2)
+    assert on.history()["token_ids"][: len(before)] == before
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "message"),
+    [
+        ("Temperature", "-1", "temperature: a number from 0 to 100; got -1"),
+        ("Most tokens", "many", "max_tokens: "),
+        ("Seed", "9223372036854775807", "seed: this page sends integers up to 9007199254740991"),
+        ("Other fields, as JSON", "[1]", "other fields: a JSON object"),
+        ("Top p", "2", "top_p: "),
+    ],
+)
+def test_what_is_wrong_is_said_beside_its_field(on: OnSession, label: str, value: str, message: str) -> None:
+    page = on.open(refusals=True)
+    page.get_by_text("More", exact=True).click()
+    write(page, "Hello", **{label: value})
+    page.get_by_role("button", name="Send").click()
+    field = page.get_by_label(label, exact=True)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_have_accessible_description(re.compile(re.escape(message)))
+    expect(page.get_by_label("Text")).to_have_value("Hello")
+    assert on.view()["tokens"] == 0
+
+
+def test_other_fields_go_as_they_are(on: OnSession) -> None:
+    page = on.open()
+    page.get_by_text("More", exact=True).click()
+    write(page, "Hello", **{"Most tokens": "6", "Other fields, as JSON": '{"structured_outputs": {"choice": ["yes"]}}'})
+    page.get_by_role("button", name="Send").click()
+    on.wait_until(state="idle", phase="compute")
+    expect(page.get_by_label("Text")).to_have_value("")
+    assert "yes" in on.history()["text"]
+
+
+def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
+    on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
+    page = on.open()
+    expect(page.get_by_role("button", name="Resume to the end")).to_be_disabled()
+    write(page, "Hello", **{"Most tokens": "5"})
+    ignore_the_end(page)
+    page.get_by_role("button", name="Send").click()
+    banner = page.get_by_role("region", name="Paused")
+    expect(banner).to_contain_text("Paused after layer 2 of 3, at position 6 (decode)")
+    expect(banner.get_by_role("link")).to_have_attribute("href", f"#/sessions/{on.id}/model")
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    page.get_by_role("button", name="Resume to the next breakpoint").click()
+    expect(banner).to_contain_text("at position 7")
+    assert on.view()["checkpoint"]["first"] == 7
+    page.get_by_role("button", name="Resume to the end").click()
+    on.wait_until(state="idle", tokens=11)
+    expect(banner).to_be_hidden()
+    expect(page.locator(".token")).to_have_count(11)
+
+
+def test_a_paused_turn_is_cancelled(on: OnSession) -> None:
+    on.post("breakpoints", layer=1, action="pause", when={"pass": "prefill"})
+    on.generate()
+    page = on.open()
+    page.get_by_role("button", name="Cancel the turn").click()
+    on.wait_until(state="idle", checkpoint=None)
+
+
+def test_a_draft_outlives_a_look_at_another_screen(on: OnSession) -> None:
+    page = on.open()
+    write(page, "Half a thought", Seed="7")
+    page.get_by_role("link", name="Inside the model", exact=True).first.click()
+    expect(page.get_by_label("Text")).to_have_count(0)
+    page.go_back()
+    expect(page.get_by_label("Text")).to_have_value("Half a thought")
+    expect(page.get_by_label("Seed")).to_have_value("7")
