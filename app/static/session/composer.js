@@ -3,7 +3,7 @@ import { html } from "../lib/html.js";
 import { Failure } from "../shell/states.js";
 import { Controls } from "./controls.js";
 import { bodyOf, draftOf, FIELDS } from "./draft.js";
-import { names, Wrong } from "./field.js";
+import { isWrong } from "./field.js";
 import { Settings } from "./settings.js";
 import { generate, turnOf } from "./turn.js";
 
@@ -50,7 +50,7 @@ async function sendDraft(id, draft, turn) {
 }
 
 function Input({ draft, change, error }) {
-  const wrong = error !== null && INPUTS.some((name) => names(error, name));
+  const wrong = INPUTS.some((name) => isWrong(error, name));
   return html`
     <div class="row">
       <fieldset class="choice" aria-label="What the turn adds">
@@ -71,13 +71,13 @@ function Input({ draft, change, error }) {
       aria-invalid=${wrong ? "true" : null} aria-describedby=${wrong ? "wrong-text" : null}
       onInput=${(event) => change({ text: event.target.value })}
     />
-    ${wrong && html`<${Wrong} name="text" error=${error} />`}
+    ${wrong && html`<span class="wrong" id="wrong-text" role="alert">${error.message}</span>`}
   `;
 }
 
 /** An error that names no field that is shown. */
 function Rest({ error }) {
   if (error === null) return null;
-  const shown = [...INPUTS, ...FIELDS.map((each) => each.name), "stop", "other"].some((name) => names(error, name));
+  const shown = [...INPUTS, ...FIELDS.map((each) => each.name), "stop", "other"].some((name) => isWrong(error, name));
   return shown ? null : html`<${Failure} error=${error} />`;
 }

@@ -1,7 +1,7 @@
 // The fields that say how a turn chooses its tokens and where it ends.
 import { html } from "../lib/html.js";
 import { FIELDS } from "./draft.js";
-import { Field, Lines, names } from "./field.js";
+import { Field, isWrong, Lines } from "./field.js";
 
 const MAIN = FIELDS.filter((each) => each.main);
 const REST = FIELDS.filter((each) => !each.main);
@@ -12,7 +12,7 @@ export function Settings({ draft, change, error }) {
     key=${name} name=${name} label=${label} hint=${hint} value=${draft.values[name] ?? ""} error=${error}
     onInput=${(text) => change({ values: { ...draft.values, [name]: text } })}
   />`;
-  const isWrongBelow = error !== null && HIDDEN.some((name) => names(error, name));
+  const isWrongBelow = HIDDEN.some((name) => isWrong(error, name));
   return html`
     <div class="fields">
       ${MAIN.map(field)}

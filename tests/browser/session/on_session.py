@@ -37,9 +37,9 @@ class OnSession:
         """Its tokens as the API tells of them."""
         return dict(self.api.get(f"/v1/sessions/{self.id}/history").raise_for_status().json())
 
-    def post(self, action: str, **body: Any) -> dict[str, Any]:
+    def post(self, call: str, /, **body: Any) -> dict[str, Any]:
         """A call of another client."""
-        return dict(self.api.post(f"/v1/sessions/{self.id}/{action}", json=body).raise_for_status().json())
+        return dict(self.api.post(f"/v1/sessions/{self.id}/{call}", json=body).raise_for_status().json())
 
     def generate(self, prompt: str = "Hello", tokens: int = 4) -> dict[str, Any]:
         """A turn of another client."""

@@ -1,0 +1,138 @@
+"""The buttons beside a session: phases, forks, files, and its end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.session.on_session import LONG, OnSession, panel
+
+pytestmark = pytest.mark.browser
+
+DROP = """async ([names, bytes]) => {
+    const dataTransfer = new DataTransfer();
+    for (const name of names) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));
+    for (const type of ["dragover", "drop"]) {
+        document.body.dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
+    }
+}"""
+
+
+def drop(page: Page, content: bytes, *names: str) -> None:
+    """Drop files with this content on the screen."""
+    page.evaluate(DROP, [list(names), list(content)])
+
+
+def sessions(on: OnSession) -> set[str]:
+    data = on.api.get("/v1/sessions", params={"limit": 100}).raise_for_status().json()["data"]
+    return {view["id"] for view in data}
+
+
+def test_parking_moves_the_kv_away_and_calling_back_brings_it(on: OnSession) -> None:
+    on.generate("Hello there", tokens=40)
+    page = on.open()
+    page.get_by_role("button", name="Park").click()
+    view = on.wait_until(phase="io_wait")
+    expect(page.get_by_role("heading", level=1).locator("..")).to_contain_text("KV in host memory")
+    view = on.view()
+    assert view["kv"]["tier"] == "host"
+    page.get_by_role("button", name="Call back").click()
+    on.wait_until(phase="ready")
+    expect(page.get_by_role("heading", level=1).locator("..")).to_contain_text("KV on the device")
+    page.get_by_role("button", name="Mark idle").click()
+    on.wait_until(phase="idle")
+
+
+def test_a_return_time_is_a_number_of_seconds(on: OnSession) -> None:
+    page = on.open()
+    field = page.get_by_label("back in")
+    field.fill("soon")
+    page.get_by_role("button", name="Park").click()
+    expect(field).to_have_accessible_description("back in: a number of seconds from 0 to 86400; got soon")
+    assert on.view()["phase"] == "compute"
+    field.fill("30")
+    page.get_by_role("button", name="Park").click()
+    on.wait_until(phase="io_wait")
+    expect(field).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_a_fork_opens_beside_its_origin(on: OnSession) -> None:
+    on.generate()
+    page = on.open()
+    page.get_by_role("button", name="Fork").click()
+    expect(page).not_to_have_url(re.compile(on.id))
+    child = page.url.split("/")[-1]
+    assert on.api.get(f"/v1/sessions/{child}/history").json() == on.history()
+
+
+def test_an_export_is_the_files_content(on: OnSession, tmp_path: Path) -> None:
+    on.generate()
+    page = on.open()
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Export", exact=True).click()
+    assert waiting.value.suggested_filename == f"{on.id}.safetensors"
+    waiting.value.save_as(tmp_path / "session")
+    imported = on.api.post("/v1/sessions/import", content=(tmp_path / "session").read_bytes()).raise_for_status().json()
+    assert on.api.get(f"/v1/sessions/{imported['id']}/history").json() == on.history()
+
+
+def test_a_dropped_file_opens_a_session(on: OnSession) -> None:
+    on.generate()
+    page = on.open()
+    before = sessions(on)
+    drop(page, on.api.get(f"/v1/sessions/{on.id}/export").content, "session.safetensors")
+    expect(page).not_to_have_url(re.compile(on.id))
+    (imported,) = sessions(on) - before
+    assert page.url.endswith(imported)
+    assert on.api.get(f"/v1/sessions/{imported}/history").json() == on.history()
+
+
+def test_a_chosen_file_opens_a_session(on: OnSession, tmp_path: Path) -> None:
+    on.generate()
+    page = on.open()
+    file = tmp_path / "session.safetensors"
+    file.write_bytes(on.api.get(f"/v1/sessions/{on.id}/export").content)
+    page.get_by_label("Drop an exported session here").set_input_files(file)
+    expect(page).not_to_have_url(re.compile(on.id))
+    expect(page.locator(".token")).to_have_count(on.view()["tokens"])
+
+
+def test_a_file_that_is_no_session_is_refused_in_its_place(on: OnSession) -> None:
+    page = on.open(refusals=True)
+    before = sessions(on)
+    drop(page, b"a letter to a friend", "letter.txt")
+    actions = panel(page, "Actions")
+    expect(actions.get_by_role("alert")).to_contain_text("Not imported: the import failed")
+    drop(page, b"", "one", "two")
+    expect(actions.get_by_role("alert")).to_have_text("Not imported: one file at a time, not 2")
+    assert sessions(on) == before
+
+
+def test_closing_asks_first(on: OnSession) -> None:
+    page = on.open()
+    page.get_by_role("button", name="Close", exact=True).click()
+    page.get_by_role("button", name="Leave it").click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert on.id in sessions(on)
+    page.get_by_role("button", name="Close", exact=True).click()
+    page.get_by_role("button", name="Close the session").click()
+    expect(page).to_have_url(str(on.api.base_url.join("/#/")))
+    assert on.id not in sessions(on)
+
+
+def test_buttons_say_why_they_do_nothing_during_a_turn(on: OnSession) -> None:
+    page = on.open()
+    page.get_by_label("Most tokens").fill(str(LONG))
+    page.get_by_text("More", exact=True).click()
+    page.get_by_label("Ignore the end token").check()
+    page.get_by_label("Text").fill("Hello")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("button", name="Park")).to_be_disabled()
+    expect(page.get_by_role("button", name="Fork")).to_have_attribute(
+        "title", "The session is running: wait, or cancel the turn"
+    )
+    page.get_by_role("button", name="Cancel the turn").click()
+    expect(page.get_by_role("button", name="Fork")).to_be_enabled()

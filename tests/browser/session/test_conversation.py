@@ -1,0 +1,117 @@
+"""The tokens of a session: what is told of each, and how the session is rewound to one."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import OpenPage
+from tests.browser.session.on_session import LONG, OnSession, panel
+from tests.serving import serve
+
+pytestmark = pytest.mark.browser
+
+
+def tokens(page: Page, kind: str = "") -> list[str]:
+    """The texts of the drawn tokens of a kind, in their order."""
+    return page.locator(f".token{kind}").all_text_contents()
+
+
+def test_each_token_is_drawn_where_it_begins_and_ends(on: OnSession) -> None:
+    on.post("generate", prompt="Hi\nyou", max_tokens=0)
+    page = on.open()
+    expect(page.locator(".token")).to_have_count(7)
+    assert tokens(page) == ["<bos>", "H", "i", "↵\n", "y", "o", "u"]
+    assert tokens(page, ".special") == ["<bos>"]
+    page.get_by_label("Show tokens").check()
+    expect(page.locator(".boundaries .token")).to_have_count(7)
+
+
+def test_a_pointer_tells_of_a_token(on: OnSession) -> None:
+    on.post("generate", prompt="Hi", max_tokens=0)
+    page = on.open()
+    page.locator(".token").nth(2).hover()
+    expect(panel(page, "Conversation")).to_contain_text('Position 2 · id 105 · text "i"')
+
+
+def test_the_keyboard_walks_and_rewinds(on: OnSession) -> None:
+    on.post("generate", prompt="Hello", max_tokens=0)
+    before = on.history()["token_ids"]
+    page = on.open()
+    conversation = panel(page, "Conversation")
+    group = conversation.get_by_role("group")
+    group.press("ArrowLeft")
+    expect(conversation).to_contain_text("Position 5")
+    group.press("Home")
+    group.press("ArrowRight")
+    group.press("ArrowRight")
+    expect(conversation).to_contain_text("Position 2")
+    group.press("Enter")
+    expect(page.get_by_role("button", name="Rewind to here")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("Rewind to position 2?")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert on.history()["token_ids"] == before
+    page.get_by_role("button", name="Rewind to here").press("Enter")
+    page.get_by_role("button", name="Drop 4 tokens").press("Enter")
+    on.wait_until(tokens=2)
+    expect(page.locator(".token")).to_have_count(2)
+    assert on.history()["token_ids"] == before[:2]
+
+
+def test_a_click_chooses_and_a_busy_session_is_not_rewound(on: OnSession) -> None:
+    on.post("breakpoints", layer=1, action="pause", when={"pass": "decode"})
+    on.generate()
+    page = on.open()
+    page.locator(".token").nth(3).click()
+    button = page.get_by_role("button", name="Rewind to here")
+    expect(button).to_be_disabled()
+    expect(button).to_have_attribute("title", "The session is paused: only an idle one can be rewound")
+    on.post("cancel")
+    expect(button).to_be_enabled()
+
+
+def test_a_turn_of_another_client_appears_at_its_end(on: OnSession) -> None:
+    page = on.open()
+    expect(page.get_by_text("Nothing yet")).to_be_visible()
+    on.generate(tokens=5)
+    expect(page.locator(".token")).to_have_count(11)
+    expect(page.locator(".token.generated")).to_have_count(5)
+
+
+def test_tokens_that_were_cached_are_marked(on: OnSession) -> None:
+    page = on.open()
+    on.generate("Hello", tokens=LONG // 20)
+    expect(page.locator(".token.generated")).to_have_count(LONG // 20)
+    usage = on.generate(" and", tokens=2)["usage"]
+    expect(page.locator(".token.cached")).to_have_count(usage["cached_tokens"])
+    expect(panel(page, "Conversation").get_by_role("list")).to_contain_text("cached in the last turn")
+
+
+def test_a_rewind_of_another_client_is_seen(on: OnSession) -> None:
+    on.generate("Hello", tokens=5)
+    page = on.open()
+    expect(page.locator(".token")).to_have_count(11)
+    on.post("rewind", to_token=3)
+    expect(page.locator(".token")).to_have_count(3)
+
+
+def test_a_long_history_is_drawn_in_part(open_page: OpenPage) -> None:
+    with serve(max_model_len=8192, kv_device=16 << 20) as url, httpx.Client(base_url=url, timeout=60) as api:
+        on = OnSession(api, open_page)
+        on.post("generate", token_ids=[100 + n % 20 for n in range(7000)], max_tokens=0)
+        page = on.open()
+        expect(page.locator(".token").last).to_have_attribute("data-position", "6999")
+        assert page.locator(".token").count() <= 2000
+        page.get_by_role("button", name="Earlier tokens").click()
+        expect(page.locator(".token[data-position='4500']")).to_have_count(1)
+        page.get_by_role("button", name="From the first").click()
+        expect(page.locator(".token").first).to_have_attribute("data-position", "0")
+        page.get_by_role("button", name="Later tokens").click()
+        expect(page.locator(".token[data-position='2500']")).to_have_count(1)
+        page.get_by_role("button", name="To the last").click()
+        expect(page.locator(".token").last).to_have_attribute("data-position", "6999")
+        panel(page, "Conversation").get_by_role("group").press("Home")
+        expect(page.locator(".token.chosen")).to_have_attribute("data-position", "0")

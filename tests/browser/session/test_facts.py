@@ -1,0 +1,110 @@
+"""What a session's screen tells: figures, breakpoints, forks, and what has happened."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.browser.session.on_session import OnSession, panel
+
+pytestmark = pytest.mark.browser
+
+WIDTHS = (400, 1280, 3840)
+
+
+def fact(page: Page, name: str) -> str:
+    """What the facts say under a name."""
+    row = panel(page, "Facts").locator(
+        "dl > div", has=page.get_by_role("term").filter(has_text=re.compile(f"^{name}$"))
+    )
+    return row.get_by_role("definition").inner_text()
+
+
+def test_the_figures_are_those_of_the_api(on: OnSession) -> None:
+    on.generate("Hello", tokens=40)
+    page = on.open()
+    usage = on.view()["usage"]
+    assert fact(page, "History") == "46 tokens"
+    assert fact(page, "Generated") == "40 tokens"
+    assert fact(page, "Prompts") == f"{usage['prompt_tokens']} tokens, {usage['cached_tokens']} cached"
+    assert fact(page, "agent") == "tester"
+    assert fact(page, "Id") == on.id
+    assert fact(page, "Closes by itself") == "in 29 d 23 h without a turn"
+    on.generate(" and", tokens=2)
+    expect(panel(page, "Facts")).to_contain_text("42 tokens")
+
+
+def test_breakpoints_are_listed_and_removed(on: OnSession) -> None:
+    for layer in (1, 2):
+        on.post("breakpoints", layer=layer, action="capture", when={"pass": "prefill", "every": 4})
+    on.post("breakpoints", layers=[0, 3], action="edit", edits=[{"op": "scale", "factor": 0.9}], once=True)
+    page = on.open()
+    listed = panel(page, "Breakpoints").get_by_role("listitem")
+    expect(listed).to_have_count(3)
+    expect(listed.first).to_contain_text("capture after layer 1 in prefill every 4 positions")
+    expect(listed.last).to_contain_text("edit after layers 0, 3 (scale 0.9) once")
+    page.get_by_role("button", name="Remove capture after layer 1").click()
+    expect(listed).to_have_count(2)
+    armed = on.api.get(f"/v1/sessions/{on.id}/breakpoints").json()["data"]
+    assert [each["layers"] for each in armed] == [[2], [0, 3]]
+    page.get_by_role("button", name="Remove all").click()
+    expect(panel(page, "Breakpoints")).to_contain_text("None is armed")
+    assert on.api.get(f"/v1/sessions/{on.id}/breakpoints").json()["data"] == []
+
+
+def test_the_timeline_tells_what_a_turn_waited_for(on: OnSession) -> None:
+    page = on.open()
+    timeline = panel(page, "Timeline")
+    on.generate("Hello there", tokens=40)
+    on.post("phase", phase="io_wait")
+    expect(page.locator(".span.tier-host")).to_be_visible()
+    usage = on.generate(" and", tokens=2)["usage"]
+    expect(timeline.get_by_role("listitem").filter(has_text="2 tokens generated")).to_contain_text(
+        re.compile(r"queue .*s, restore of KV .*s, prefill .*s")
+    )
+    timeline.get_by_text("As a table").click()
+    table = timeline.get_by_role("table")
+    expect(table).to_contain_text("Phase io_wait")
+    expect(table).to_contain_text("KV in host memory")
+    expect(table).to_contain_text("left the device")
+    expect(table).to_contain_text(f"2 tokens generated, {usage['cached_tokens']} of {usage['prompt_tokens']} cached")
+    timeline.get_by_label("Time shown").select_option("Last minute")
+    expect(page.locator(".span.tier-host")).to_be_visible()
+
+
+def test_a_pause_is_a_mark_of_the_timeline(on: OnSession) -> None:
+    page = on.open()
+    on.post("breakpoints", layer=1, action="pause", when={"pass": "decode"})
+    on.generate()
+    timeline = panel(page, "Timeline")
+    timeline.get_by_text("As a table").click()
+    expect(timeline.get_by_role("row").filter(has_text="Paused after layer 1")).to_contain_text("positions 6 to 6")
+    expect(timeline.locator(".pause")).to_have_attribute("title", "paused after layer 1")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_screen_is_accessible_at_any_width(on: OnSession, scheme: str) -> None:
+    on.post("breakpoints", layer=1, action="pause", when={"pass": "decode"})
+    page = on.open(color_scheme=scheme)
+    on.generate("Hello\nthere", tokens=40)
+    page.get_by_label("Show tokens").check()
+    page.get_by_text("More", exact=True).click()
+    page.get_by_text("As a table").click()
+    expect(page.get_by_role("region", name="Paused")).to_be_visible()
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    answer = Axe().run(page)
+    assert answer.violations_count == 0, answer.generate_report()
+
+
+def test_the_server_is_away_and_nothing_is_lost(on: OnSession) -> None:
+    page = on.open(refusals=True)
+    page.get_by_label("Text").fill("Hello")
+    page.context.set_offline(True)
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("form", name="Generate").get_by_role("alert")).to_contain_text("The server is away.")
+    expect(page.get_by_label("Text")).to_have_value("Hello")
