@@ -7,7 +7,17 @@ from app.tenants.keys import fingerprint
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 
-PATHS = ["/ready", "/metrics", "/version", "/docs", "/openapi.json", "/v1/sessions", "/v1/models", "/no-such-path", "/static"]
+PATHS = [
+    "/ready",
+    "/metrics",
+    "/version",
+    "/docs",
+    "/openapi.json",
+    "/v1/sessions",
+    "/v1/models",
+    "/no-such-path",
+    "/static",
+]
 
 
 @pytest.fixture
