@@ -10,6 +10,6 @@ export function treeOf(view, views) {
   return { root, size: sizeOf(root) };
 }
 
-const originOf = (view) => view.forked_from ?? null;
+const originOf = (view) => view.forked_from?.session_id;
 
 const sizeOf = (node) => 1 + node.children.reduce((sum, child) => sum + sizeOf(child), 0);

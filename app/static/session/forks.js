@@ -1,5 +1,5 @@
 // The tree of forks that a session belongs to.
-import { counted, shortId } from "../lib/format.js";
+import { counted, number, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { linkTo } from "../state/route.js";
 import { all } from "../state/sessions.js";
@@ -16,12 +16,14 @@ export function Forks({ view }) {
   `;
 }
 
+const origin = ({ forked_from: from }) => from && `, from ${shortId(from.session_id)} at ${number(from.tokens)}`;
+
 const Branch = ({ node: { view, children }, here }) => html`
   <li>
     <span class="node">
       <a href=${linkTo(view.id)} aria-current=${view.id === here ? "true" : null}>${shortId(view.id)}</a>
       <span class=${`chip state-${view.state}`}>${view.state}</span>
-      <span class="dim number">${counted(view.tokens, "token")}</span>
+      <span class="dim number">${counted(view.tokens, "token")}${origin(view)}</span>
     </span>
     ${children.length > 0 && html`<ul>${children.map((child) => html`<${Branch} key=${child.view.id} node=${child} here=${here} />`)}</ul>`}
   </li>

@@ -16,14 +16,15 @@ export async function loadHistory(id) {
   const history = historyOf(id);
   const mark = (history.asked = (history.asked ?? 0) + 1);
   try {
-    const answer = await call("GET", `/v1/sessions/${id}/history`);
+    const answer = await call("GET", `/v1/sessions/${id}/history`, { query: { pieces: true } });
     if (history.asked === mark) history.value = { tokens: tokensOf(answer), error: null };
   } catch (error) {
     if (history.asked === mark) history.value = { ...history.value, error };
   }
 }
 
-function tokensOf({ token_ids, pieces, special, text }) {
-  const fake = [...text];
-  return token_ids.map((id, at) => ({ id, text: pieces?.[at] ?? (fake.length === token_ids.length ? fake[at] : `‹${id}›`), special: special?.[at] ?? false }));
-}
+/** Special tokens are told by their form; the API has no word for them. */
+const SPECIAL = /^<[^<>\s]+>$/;
+
+const tokensOf = ({ token_ids, pieces }) =>
+  token_ids.map((id, position) => ({ id, text: pieces[position], special: SPECIAL.test(pieces[position]) }));

@@ -1,16 +1,20 @@
 // What is known of the tokens of a session: which were generated, and which of the last turn had their KV already.
 
-/** From what has happened: `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of
- * the last turn that is over. `length` is how many tokens the history has now. */
-export function marksOf(happenings, length) {
+/** `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of `lastTurn`, the usage of
+ * the last turn that is over, or null. What earlier turns generated is known of those that happened before the eyes of
+ * the page. `length` is how many tokens the history has now. */
+export function marksOf(happenings, lastTurn, length) {
   const marks = { generated: [], cached: [], recomputed: [] };
+  if (lastTurn !== null && !happenings.some(isFinished)) addTurn(marks, lastTurn);
   for (const { name, data } of happenings) {
     if (name === "session") cut(marks.generated, data.session.tokens);
-    else if (name === "turn" && data.status === "finished") addTurn(marks, data.usage);
+    else if (isFinished({ name, data })) addTurn(marks, data.usage);
   }
   for (const runs of Object.values(marks)) cut(runs, length);
   return marks;
 }
+
+const isFinished = ({ name, data }) => name === "turn" && data.status === "finished";
 
 function addTurn(marks, { prompt_tokens, cached_tokens, completion_tokens, tokens_recomputed }) {
   cut(marks.generated, prompt_tokens);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
@@ -11,6 +13,8 @@ from tests.browser.session.on_session import LONG, OnSession, panel
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
+
+MOST_DRAWN = 2000
 
 
 def tokens(page: Page, kind: str = "") -> list[str]:
@@ -98,20 +102,27 @@ def test_a_rewind_of_another_client_is_seen(on: OnSession) -> None:
     expect(page.locator(".token")).to_have_count(3)
 
 
-def test_a_long_history_is_drawn_in_part(open_page: OpenPage) -> None:
-    with serve(max_model_len=8192, kv_device=16 << 20) as url, httpx.Client(base_url=url, timeout=60) as api:
+def test_a_long_history_is_drawn_in_part(open_page: OpenPage, roomy_model: Path) -> None:
+    length = 7000
+    with (
+        serve(model=str(roomy_model), max_model_len=8192, kv_device=64 << 20) as url,
+        httpx.Client(base_url=url, timeout=60) as api,
+    ):
         on = OnSession(api, open_page)
-        on.post("generate", token_ids=[100 + n % 20 for n in range(7000)], max_tokens=0)
+        on.post("generate", token_ids=[100 + n % 20 for n in range(length)], max_tokens=0)
         page = on.open()
-        expect(page.locator(".token").last).to_have_attribute("data-position", "6999")
-        assert page.locator(".token").count() <= 2000
+        drawn = page.locator(".token")
+        expect(drawn.last).to_have_attribute("data-position", str(length - 1))
+        assert drawn.count() <= MOST_DRAWN
         page.get_by_role("button", name="Earlier tokens").click()
         expect(page.locator(".token[data-position='4500']")).to_have_count(1)
         page.get_by_role("button", name="From the first").click()
-        expect(page.locator(".token").first).to_have_attribute("data-position", "0")
+        expect(drawn.first).to_have_attribute("data-position", "0")
         page.get_by_role("button", name="Later tokens").click()
         expect(page.locator(".token[data-position='2500']")).to_have_count(1)
         page.get_by_role("button", name="To the last").click()
-        expect(page.locator(".token").last).to_have_attribute("data-position", "6999")
+        expect(drawn.last).to_have_attribute("data-position", str(length - 1))
         panel(page, "Conversation").get_by_role("group").press("Home")
         expect(page.locator(".token.chosen")).to_have_attribute("data-position", "0")
+        assert drawn.count() <= MOST_DRAWN
+        page.close()

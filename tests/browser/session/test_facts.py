@@ -55,6 +55,25 @@ def test_breakpoints_are_listed_and_removed(on: OnSession) -> None:
     assert on.api.get(f"/v1/sessions/{on.id}/breakpoints").json()["data"] == []
 
 
+def test_the_tree_of_forks_leads_to_each(on: OnSession) -> None:
+    on.generate()
+    child = on.post("fork")["id"]
+    on.api.post(f"/v1/sessions/{child}/rewind", json={"to_token": 3}).raise_for_status()
+    grandchild = on.api.post(f"/v1/sessions/{child}/fork").raise_for_status().json()["id"]
+    page = on.open()
+    tree = panel(page, "Forks")
+    expect(tree.get_by_role("link")).to_have_count(3)
+    assert [link.get_attribute("href") for link in tree.get_by_role("link").all()] == [
+        f"#/sessions/{each}" for each in (on.id, child, grandchild)
+    ]
+    expect(tree.locator("li li li")).to_contain_text(re.compile(r"idle\s*3 tokens, from \w{8} at 3"))
+    tree.get_by_role("link").last.click()
+    expect(page).to_have_url(re.compile(grandchild))
+    expect(tree.locator("[aria-current=true]")).to_have_attribute("href", f"#/sessions/{grandchild}")
+    on.api.delete(f"/v1/sessions/{child}")
+    expect(tree.get_by_role("link")).to_have_count(1)
+
+
 def test_the_timeline_tells_what_a_turn_waited_for(on: OnSession) -> None:
     page = on.open()
     timeline = panel(page, "Timeline")
