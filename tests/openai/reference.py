@@ -57,10 +57,11 @@ class Reference:
         return torch.log_softmax(logits, dim=-1)
 
 
-def save_tiny_model(folder: Path, *, max_model_len: int = 1024) -> None:
+def save_tiny_model(folder: Path, *, max_model_len: int = 1024, may_end: bool = False) -> None:
     """A small Llama of random weights with a byte-level tokenizer, as Transformers saves them.
 
-    It ends a turn only where a grammar allows nothing else, or `logit_bias` asks for it: no length is left to chance.
+    Unless it `may_end` its turns like any other model, it ends one only where a grammar allows nothing else, or
+    `logit_bias` asks for it: no length is left to chance.
     """
     config = shape_config("tiny-llama")
     config.max_position_embeddings = max_model_len
@@ -68,8 +69,9 @@ def save_tiny_model(folder: Path, *, max_model_len: int = 1024) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = _MODELS.from_config(config)
-    with torch.no_grad():
-        _keep_from_ending(model)
+    if not may_end:
+        with torch.no_grad():
+            _keep_from_ending(model)
     model.save_pretrained(folder)
     byte_tokenizer(config.vocab_size).save_pretrained(folder)
 
