@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser generate lint bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -63,6 +63,9 @@ test-clients: setup  ## make clients from the OpenAPI document with standard gen
 
 test-frameworks: model  ## run agents of the common frameworks, unmodified, against a server
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m frameworks tests/clients/frameworks
+
+test-browser: setup  ## drive the page in Chromium, which must be installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser
 
 generate: setup  ## write the blocking client from the one for asyncio
 	$(BIN)/python client/_generate.py

@@ -57,7 +57,16 @@ async def get_metrics(services: ServicesDep) -> Response:
 async def get_version(services: ServicesDep) -> Version:
     """What runs here."""
     info = services.info
-    return Version(version=version("djinn"), model=info.name, device=info.device, dtype=info.dtype)
+    return Version(
+        version=version("djinn"),
+        model=info.name,
+        device=info.device,
+        dtype=info.dtype,
+        num_layers=info.num_layers,
+        hidden_size=info.hidden_size,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+    )
 
 
 @router.get("/v1/memory", operation_id="getMemory", responses=errors())

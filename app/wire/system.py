@@ -12,9 +12,15 @@ class Status(BaseModel):
 
 
 class Version(BaseModel):
-    """What runs here."""
+    """What runs here. The model has `num_layers` layers, a residual stream of `hidden_size` numbers, `vocab_size`
+    tokens, and room for `max_model_len` of them in a history.
+    """
 
     version: str
     model: str
     device: str
     dtype: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int

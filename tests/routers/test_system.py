@@ -19,7 +19,16 @@ def test_health_and_ready(http: httpx.Client) -> None:
 
 def test_version_names_what_runs(http: httpx.Client) -> None:
     found = http.get("/version").json()
-    assert found == {"version": version("djinn"), "model": "tiny-llama", "device": "cpu", "dtype": "float32"}
+    assert found == {
+        "version": version("djinn"),
+        "model": "tiny-llama",
+        "device": "cpu",
+        "dtype": "float32",
+        "num_layers": 4,
+        "hidden_size": 64,
+        "vocab_size": 512,
+        "max_model_len": 1024,
+    }
 
 
 def test_the_served_name_is_the_operators(serve_with: ServeWith) -> None:

@@ -1,0 +1,76 @@
+// Calls of the HTTP API. Each one takes the key from memory, and throws `ApiError` where the server refuses.
+import { key } from "../state/key.js";
+import { readEvents } from "./sse.js";
+
+/** What the server refused, or that it is away: then `status` is 0. `param` names the field, if one was wrong. */
+export class ApiError extends Error {
+  constructor(status, { message, code = null, param = null }) {
+    super(message);
+    this.name = "ApiError";
+    this.status = status;
+    this.code = code;
+    this.param = param;
+  }
+}
+
+/** The parsed JSON of an answer; null for an answer without a body. `query` leaves out what is null. */
+export async function call(method, path, { body, query, signal } = {}) {
+  const answer = await request(method, path, { json: body, query, signal });
+  return answer.status === 204 ? null : answer.json();
+}
+
+/** The bytes of an answer, as an ArrayBuffer, and its `Response`. */
+export async function download(path, { query, signal } = {}) {
+  const answer = await request("GET", path, { query, signal });
+  return { bytes: await answer.arrayBuffer(), answer };
+}
+
+/** Send bytes; the parsed JSON of the answer. */
+export async function upload(method, path, bytes, { query, signal, type = "application/octet-stream" } = {}) {
+  const answer = await request(method, path, { bytes, type, query, signal });
+  return answer.json();
+}
+
+/** Tell `onEvent({name, id, data})` of each server-sent event of an answer, until it ends. */
+export async function stream(method, path, { body, headers, signal, onOpen, onEvent }) {
+  const answer = await request(method, path, { json: body, headers, signal });
+  onOpen?.();
+  await readEvents(answer.body, onEvent);
+}
+
+async function request(method, path, { json, bytes, type, query, headers = {}, signal }) {
+  const init = { method, signal, headers: { ...headers }, cache: "no-store" };
+  if (key.value) init.headers.Authorization = `Bearer ${key.value}`;
+  if (json !== undefined) {
+    init.headers["Content-Type"] = "application/json";
+    init.body = JSON.stringify(json);
+  } else if (bytes !== undefined) {
+    init.headers["Content-Type"] = type;
+    init.body = bytes;
+  }
+  let answer;
+  try {
+    answer = await fetch(address(path, query), init);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { message: "The server is away.", code: "away" });
+  }
+  if (answer.ok) return answer;
+  throw new ApiError(answer.status, await refusal(answer));
+}
+
+function address(path, query = {}) {
+  const url = new URL(path.replace(/^\//, ""), document.baseURI);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined) url.searchParams.set(name, value);
+  }
+  return url;
+}
+
+async function refusal(answer) {
+  try {
+    return (await answer.json()).error;
+  } catch {
+    return { message: `The server answered ${answer.status}.` };
+  }
+}

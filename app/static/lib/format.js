@@ -1,0 +1,39 @@
+// Numbers as people read them, always with units.
+
+const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/** 1536 is "1.5 KiB". */
+export function bytes(count) {
+  let unit = 0;
+  while (count >= 1024 && unit < BYTES.length - 1) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${count < 10 && unit > 0 ? count.toFixed(1) : Math.round(count)} ${BYTES[unit]}`;
+}
+
+/** 0.25 is "250 ms", 90 is "1 min 30 s". */
+export function seconds(count) {
+  if (count < 0.001) return `${(count * 1e6).toFixed(0)} µs`;
+  if (count < 1) return `${(count * 1000).toFixed(count < 0.01 ? 1 : 0)} ms`;
+  if (count < 60) return `${count.toFixed(count < 10 ? 1 : 0)} s`;
+  if (count < 3600) return `${Math.floor(count / 60)} min ${Math.round(count % 60)} s`;
+  return `${Math.floor(count / 3600)} h ${Math.round((count % 3600) / 60)} min`;
+}
+
+export const milliseconds = (count) => seconds(count / 1000);
+
+/** 12345 is "12,345". */
+export const number = (count) => count.toLocaleString("en-US");
+
+/** "3 tokens", "1 token". */
+export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+/** 0.125 is "12.5 %". */
+export const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
+
+/** How long ago a Unix time in seconds was. */
+export const ago = (time) => `${seconds(Math.max(0, Date.now() / 1000 - time))} ago`;
+
+/** The part of an id by which people tell sessions apart. */
+export const shortId = (id) => id.replace(/^[a-z]+_/, "").slice(0, 8);

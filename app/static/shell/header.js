@@ -1,0 +1,47 @@
+// Which server this is, whether it is heard, and where one is on the page.
+import { counted, shortId } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { connection, server } from "../state/connection.js";
+import { key } from "../state/key.js";
+import { memory } from "../state/memory.js";
+import { HOME, linkTo, route } from "../state/route.js";
+import { sessionOf } from "../state/sessions.js";
+import { nextTheme, theme } from "./theme.js";
+
+export function Header() {
+  return html`
+    <header class="top">
+      <a class="brand" href=${HOME}><img src="static/icon.svg" alt="" width="24" height="24" />Djinn</a>
+      <nav aria-label="Screens"><${Places} /></nav>
+      <${Figures} />
+      <${Connection} />
+      ${key.value && html`<button class="quiet" onClick=${() => (key.value = "")}>Forget the key</button>`}
+      <button class="quiet" onClick=${nextTheme}>Theme: ${theme.value}</button>
+    </header>
+  `;
+}
+
+function Places() {
+  const { screen, id, part } = route.value;
+  const inSession = screen === "sessions" && id !== null && sessionOf(id).value !== null;
+  return html`
+    <${Place} href=${HOME} here=${!inSession}>Sessions<//>
+    ${inSession && html`<${Place} href=${linkTo(id)} here=${part !== "model"}>Session ${shortId(id)}<//>`}
+    ${inSession && html`<${Place} href=${linkTo(id, "model")} here=${part === "model"}>Inside the model<//>`}
+  `;
+}
+
+const Place = ({ href, here, children }) => html`<a href=${href} aria-current=${here ? "page" : null}>${children}</a>`;
+
+function Figures() {
+  const about = server.value;
+  const turns = memory.value;
+  return html`<p class="figures">
+    ${about && html`<span title="model, device and data type">${about.model} · ${about.device} · ${about.dtype}</span>`}
+    ${turns && html`<span>${counted(turns.turns_running, "turn")} running, ${turns.turns_waiting} waiting</span>`}
+  </p>`;
+}
+
+const Connection = () => html`
+  <p class="connection ${connection.value.state}" role="status">${connection.value.message}</p>
+`;

@@ -1,0 +1,26 @@
+// Short messages for people: what a button has done, or why it could not.
+import { signal } from "@preact/signals";
+
+const SHOWN_MS = 6000;
+let last = 0;
+
+/** `{id, kind, text}`, oldest first. `kind` is `done` or `error`; errors stay until they are closed. */
+export const notices = signal([]);
+
+export function say(text, kind = "done") {
+  const id = (last += 1);
+  notices.value = [...notices.value.slice(-3), { id, kind, text }];
+  if (kind === "done") setTimeout(() => dismiss(id), SHOWN_MS);
+}
+
+export const dismiss = (id) => (notices.value = notices.value.filter((each) => each.id !== id));
+
+/** Run what a button does. An error becomes a message, with `what` in front of it; the answer is undefined then. */
+export async function attempt(what, action) {
+  try {
+    return await action();
+  } catch (error) {
+    if (error.name !== "AbortError") say(`${what}: ${error.message}`, "error");
+    return undefined;
+  }
+}

@@ -1,0 +1,15 @@
+// Which screen is open. It is in the address after `#`, so that the browser's buttons and links work.
+import { signal } from "@preact/signals";
+
+const read = () => {
+  const [screen = "", id = null, part = null] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  return { screen, id, part };
+};
+
+/** `screen` is "" for all sessions, "sessions" with an `id` for one; `part` is "model" for the inside of the model. */
+export const route = signal(read());
+addEventListener("hashchange", () => (route.value = read()));
+
+export const linkTo = (id, part = null) => `#/sessions/${encodeURIComponent(id)}${part ? `/${part}` : ""}`;
+export const HOME = "#/";
+export const go = (link) => (location.hash = link);

@@ -1,0 +1,75 @@
+"""Chromium before the page of a real server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests.serving import serve
+
+ARGUMENTS = [
+    "--no-sandbox",  # CI runs as root
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SIZE: Any = {"width": 1280, "height": 900}
+WAIT_MS = 15_000
+"""For what the page should soon show, on a busy machine."""
+REFUSED = "Failed to load resource"
+"""How Chromium begins its own line about an answer that is an error."""
+
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests; each page has a profile of its own."""
+    path = shutil.which("chromium")
+    assert path is not None, "the tests of the page need Chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def page_server() -> Iterator[str]:
+    """Base URL of a server with a tiny model that the tests of this folder share."""
+    with serve() as url:
+        yield url
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[OpenPage]:
+    """Opens an address in a tab. The test fails if a tab logs an error or a warning, such as a breach of the policy;
+    `refusals=True` lets the server refuse.
+    """
+    contexts, said = [], []
+
+    def note(message: ConsoleMessage, refusals: bool) -> None:
+        is_refusal = refusals and message.text.startswith(REFUSED)
+        if message.type in ("error", "warning") and not is_refusal:
+            said.append(f"{message.type}: {message.text} {message.location}")
+
+    def open_page(url: str, *, refusals: bool = False, **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": SIZE, "reduced_motion": "reduce", **options})
+        context.set_default_timeout(WAIT_MS)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: note(message, refusals))
+        page.on("pageerror", lambda error: said.append(f"uncaught: {error}"))
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not said, "\n".join(said)
