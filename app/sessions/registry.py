@@ -8,7 +8,7 @@ from app.bridge.executor import EngineExecutor
 from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavailable, NotDurable
 from app.domain.limits import Quotas
 from app.domain.memory_map import MemoryMap
-from app.domain.values import Phase, Residency, SessionState
+from app.domain.values import ForkPoint, Phase, Residency, SessionState
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
 from app.metrics.turns import Metrics
 from app.sessions.activation_maps import ActivationMaps
@@ -154,7 +154,8 @@ class SessionRegistry:
         Raises `WrongState` unless idle or paused, `Busy`, `Draining`, `JournalUnavailable`.
         """
         session.require(SessionState.IDLE, SessionState.PAUSED, to="fork")
-        child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s)
+        origin = ForkPoint(session.id, len(session.history))
+        child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s, forked_from=origin)
         child.history, child.uncounted = session.history[:], session.uncounted
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         place = self.paused_copies.place(session)
