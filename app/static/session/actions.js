@@ -1,14 +1,14 @@
-// What can be done with a session: its phase, forks, files, and its end.
+// What can be done with a session: its phase, forks and files.
 import { useSignal } from "@preact/signals";
 import { ApiError, call } from "../lib/api.js";
-import { bytes, counted } from "../lib/format.js";
+import { bytes } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Confirm } from "../shell/confirm.js";
 import { Failure } from "../shell/states.js";
 import { useAction } from "../shell/use_action.js";
 import { say } from "../state/notices.js";
-import { go, HOME, linkTo } from "../state/route.js";
-import { put, remove } from "../state/sessions.js";
+import { go, linkTo } from "../state/route.js";
+import { put } from "../state/sessions.js";
+import { CloseButton } from "./close_button.js";
 import { exportFile } from "./files.js";
 import { Import } from "./import.js";
 import { ReturnTime } from "./return_time.js";
@@ -16,7 +16,6 @@ import { ReturnTime } from "./return_time.js";
 export function Actions({ view }) {
   const { busy, error, act } = useAction();
   const back = useSignal("");
-  const isClosing = useSignal(false);
   const isTurning = view.state === "queued" || view.state === "running";
   const why = isTurning ? `The session is ${view.state}: wait, or cancel the turn` : busy ? "One moment" : null;
   const button = (label, run, title) => html`<button disabled=${why !== null} title=${why ?? title} onClick=${() => act(run)}>${label}</button>`;
@@ -34,15 +33,11 @@ export function Actions({ view }) {
       <div class="row">
         ${button("Fork", () => fork(view), "Opens another session with the same history")}
         ${button("Export", () => exportSession(view), "Downloads the session as a file, its KV included")}
-        <button class="danger" onClick=${() => (isClosing.value = true)}>Close</button>
+        <${CloseButton} view=${view} />
       </div>
       ${error && error.param !== "resume_in_ms" && html`<${Failure} error=${error} />`}
       <${Import} />
     </section>
-    ${isClosing.value && html`<${Confirm} title="Close this session?" action="Close the session"
-      run=${() => close(view)} onClose=${() => (isClosing.value = false)}>
-      Its ${counted(view.tokens, "token")} and their KV are gone then. Export it first if you want to keep them.
-    <//>`}
   `;
 }
 
@@ -74,10 +69,4 @@ async function fork({ id }) {
 async function exportSession({ id }) {
   const { name, size } = await exportFile(id);
   say(`${name} has ${bytes(size)}`);
-}
-
-async function close({ id }) {
-  await call("DELETE", `/v1/sessions/${id}`);
-  go(HOME);
-  remove(id);
 }

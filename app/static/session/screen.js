@@ -6,6 +6,7 @@ import { Breakpoints } from "./breakpoints.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Facts } from "./facts.js";
+import { Foreign, isForeign } from "./foreign.js";
 import { Forks } from "./forks.js";
 import { Heading } from "./heading.js";
 import { PauseBanner } from "./pause_banner.js";
@@ -13,15 +14,18 @@ import { Timeline } from "./timeline.js";
 
 export function SessionScreen({ id }) {
   const view = sessionOf(id).value;
+  const foreign = isForeign(view);
   return html`
     <div class="session">
       <${Heading} view=${view} />
       ${view.checkpoint && html`<${PauseBanner} view=${view} />`}
-      <div class="talk stack"><${Conversation} view=${view} /><${Composer} view=${view} /></div>
+      <div class="talk stack">
+        ${foreign ? html`<${Foreign} view=${view} />` : html`<${Conversation} view=${view} /><${Composer} view=${view} />`}
+      </div>
       <div class="side stack">
-        <${Actions} view=${view} />
+        ${!foreign && html`<${Actions} view=${view} />`}
         <${Facts} view=${view} />
-        <${Breakpoints} view=${view} />
+        ${!foreign && html`<${Breakpoints} view=${view} />`}
         <${Forks} view=${view} />
       </div>
       <${Timeline} view=${view} />
