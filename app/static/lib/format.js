@@ -21,6 +21,12 @@ export function seconds(count) {
   return `${Math.floor(count / 3600)} h ${Math.round((count % 3600) / 60)} min`;
 }
 
+/** 200 is "3 min": what is enough of a long time. */
+export function coarse(count) {
+  const [size, unit] = [[86400, "days"], [3600, "h"], [60, "min"]].find(([each]) => count >= 2 * each) ?? [1, "s"];
+  return `${Math.round(Math.max(0, count) / size)} ${unit}`;
+}
+
 export const milliseconds = (count) => seconds(count / 1000);
 
 /** 12345 is "12,345". */

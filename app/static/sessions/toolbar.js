@@ -43,7 +43,13 @@ const Facet = ({ facet: { key, title, values } }) => html`<fieldset class="facet
 
 function BiggestFirst() {
   const isOn = order.value.by === "bytes" && order.value.down;
-  return html`<button class="biggest" aria-pressed=${isOn} onClick=${() => isOn || sortBiggestFirst()}>Biggest first</button>`;
+  return html`<button class="biggest" aria-pressed=${isOn} onClick=${sortBiggestFirst}>Biggest first</button>`;
 }
 
-const sortBiggestFirst = () => (order.value = { by: "bytes", down: true });
+/** The answer is in the first row, so it comes into view. */
+function sortBiggestFirst() {
+  order.value = { by: "bytes", down: true };
+  const table = document.querySelector(".table-frame");
+  table.scrollTop = 0;
+  table.scrollIntoView({ block: "nearest" });
+}

@@ -9,10 +9,10 @@ const ROWS = [
   { height: 15, least: 12 },
   { height: 10, least: 8 },
 ];
-/** Pixels that the largest session may take. */
-const LARGEST = 9000;
+/** Part of a lane that the largest session may take. */
+const LARGEST = 1 / 6;
 /** Share of a lane that is filled at most: the rest is for sessions that grow. */
-const FILLED = 0.6;
+const FILLED = 0.65;
 /** Cells are this much wider than high, about. */
 const ASPECT = 2.5;
 
@@ -91,7 +91,7 @@ export class Layout {
   }
 }
 
-/** Bytes of a pixel, a power of two so that it seldom changes. */
+/** Bytes of a pixel, in steps of half a power of two so that it seldom changes. */
 function scaleOf(views, area) {
   let scale = 1;
   for (const tier of TIERS) {
@@ -100,9 +100,9 @@ function scaleOf(views, area) {
       sum += bytesIn(view, tier);
       most = Math.max(most, bytesIn(view, tier));
     }
-    scale = Math.max(scale, sum / (FILLED * area), most / Math.min(LARGEST, area / 8));
+    scale = Math.max(scale, sum / (FILLED * area), most / (LARGEST * area));
   }
-  return 2 ** Math.ceil(Math.log2(scale));
+  return 2 ** (Math.ceil(2 * Math.log2(scale)) / 2);
 }
 
 function fits(views, scale, { height, least }, area) {

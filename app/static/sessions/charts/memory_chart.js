@@ -5,7 +5,7 @@ import { bytes } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { memory, samples } from "../../state/memory.js";
 import { tierName } from "../looks.js";
-import { Chart } from "./chart.js";
+import { BINARY, Chart } from "./chart.js";
 import { ChartPanel } from "./panel.js";
 import { columns, owned, peak, used } from "./series.js";
 
@@ -23,8 +23,8 @@ export function MemoryChart({ tier, height }) {
   ];
   const label = `${tierName[tier]} memory of the last 10 minutes: now ${bytes(use?.owned_bytes ?? 0)} owned and
     ${bytes(use?.cached_bytes ?? 0)} cached, at most ${bytes(most)} in use, of a budget of ${bytes(use?.total_bytes ?? 0)}.`;
-  return html`<${ChartPanel} title=${`${tierName[tier]} memory`} unit="" lines=${lines}>
-    <${Chart} data=${data} height=${height} label=${label} format=${bytes} most=${ceiling(tier)} series=${[
+  return html`<${ChartPanel} title=${tierName[tier]} unit="memory" lines=${lines}>
+    <${Chart} data=${data} height=${height} label=${label} format=${bytes} steps=${BINARY} most=${ceiling(tier)} series=${[
       { token: `--${tier}`, fill: 15 },
       { token: `--${tier}`, fill: 35 },
       { token: "--dim", dash: [5, 4] },

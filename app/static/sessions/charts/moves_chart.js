@@ -3,7 +3,7 @@ import { computed } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { html } from "../../lib/html.js";
 import { memory, samples } from "../../state/memory.js";
-import { Chart } from "./chart.js";
+import { BINARY, Chart } from "./chart.js";
 import { ChartPanel } from "./panel.js";
 import { columns, peak, rate } from "./series.js";
 
@@ -23,13 +23,13 @@ export function MovesChart({ height }) {
   const lines = WAYS.map(({ way, name, token }, index) => {
     const limit = moves[way]?.bytes_per_s;
     const about = limit ? `copies have run at ${perSecond(limit)}` : "nothing has moved this way yet, so no limit is measured";
-    return { token, name, text: `${perSecond(rates[index].at(-1) ?? 0)}${limit ? ` of ${perSecond(limit)}` : ""}`, about };
+    return { token, name, text: `${inMib(rates[index].at(-1) ?? 0)}${limit ? ` of ${inMib(limit)}` : ""}`, about };
   });
   const label = `Moves of KV in the last 10 minutes. ${lines
-    .map(({ name, text, about }, index) => `${name}: ${text} now, at most ${perSecond(peak(rates[index]))}; ${about}`)
+    .map(({ name, text, about }, index) => `${name}: ${text} MiB/s now, at most ${perSecond(peak(rates[index]))}; ${about}`)
     .join(". ")}.`;
-  return html`<${ChartPanel} title="Moves" unit="rate now, of the measured limit" lines=${lines}>
-    <${Chart} data=${data} height=${height} label=${label} format=${axisRate} most=${(max) => Math.max(1.15 * max, MIB / 16)} series=${WAYS} />
+  return html`<${ChartPanel} title="Moves" unit="MiB/s now, of the limit measured" lines=${lines}>
+    <${Chart} data=${data} height=${height} label=${label} format=${axisRate} steps=${BINARY} most=${(max) => Math.max(1.15 * max, MIB / 16)} series=${WAYS} />
   <//>`;
 }
 

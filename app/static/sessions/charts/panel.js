@@ -1,7 +1,7 @@
 // A chart with its title and the figures of its lines.
 import { html } from "../../lib/html.js";
 
-/** `lines` are `{token, name, text, title}`: the colour of each line, and what it stands at. */
+/** `lines` are `{token, name, text, about}`: the colour of each line, and what it stands at. */
 export const ChartPanel = ({ title, unit, lines, children }) => html`<figure class="chart-panel">
   <figcaption>
     <h3>${title} <span class="dim">${unit}</span></h3>

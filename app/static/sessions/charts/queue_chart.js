@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 import { number } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { memory, samples } from "../../state/memory.js";
-import { Chart } from "./chart.js";
+import { Chart, WHOLE } from "./chart.js";
 import { ChartPanel } from "./panel.js";
 import { columns, peak } from "./series.js";
 
@@ -20,11 +20,9 @@ export function QueueChart({ height }) {
   const label = `Turns in the last 10 minutes: now ${lines[0].text} running and ${lines[1].text} waiting, at most
     ${peak(running)} running and ${peak(waiting)} waiting.`;
   return html`<${ChartPanel} title="Queue" unit="turns" lines=${lines}>
-    <${Chart} data=${data} height=${height} label=${label} format=${whole} most=${(max) => Math.max(4, Math.ceil(1.15 * max))} series=${[
+    <${Chart} data=${data} height=${height} label=${label} format=${number} steps=${WHOLE} most=${(max) => Math.max(4, Math.ceil(1.15 * max))} series=${[
       { token: "--good", fill: 20, isStepped: true },
       { token: "--warn", isStepped: true },
     ]} />
   <//>`;
 }
-
-const whole = (count) => (Number.isInteger(count) ? number(count) : "");

@@ -1,6 +1,6 @@
 // The columns of the table, and what stands in them.
 import { now } from "../../lib/clock.js";
-import { ago, bytes, number, seconds, shortId } from "../../lib/format.js";
+import { bytes, coarse, number, seconds, shortId } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { linkTo } from "../../state/route.js";
 import { bytesIn, bytesOf, lookOf, tagsOf } from "../looks.js";
@@ -10,18 +10,18 @@ const ms = (count) => (count > 0 ? seconds(count / 1000) : "0");
 
 /** `by` is what a column is sorted by; `width` is in pixels. */
 export const COLUMNS = [
-  { title: "Session", by: "id", width: 112, cell: (view) => html`<a class="mono" href=${linkTo(view.id)} title=${view.id}>${shortId(view.id)}</a>` },
-  { title: "Tags", width: 190, cell: (view) => html`<${Tags} view=${view} />` },
-  { title: "State", by: "state", width: 116, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${view.state}` },
-  { title: "Phase", by: "phase", width: 84, cell: (view) => view.phase },
-  { title: "Tokens", by: "tokens", width: 80, isNumber: true, cell: (view) => number(view.tokens) },
-  { title: "KV", by: "bytes", width: 88, isNumber: true, cell: (view) => size(bytesOf(view)) },
-  { title: "Device", by: "device", width: 88, isNumber: true, cell: (view) => size(bytesIn(view, "device")) },
-  { title: "Host", by: "host", width: 88, isNumber: true, cell: (view) => size(bytesIn(view, "host")) },
-  { title: "Disk", by: "disk", width: 88, isNumber: true, cell: (view) => size(bytesIn(view, "disk")) },
-  { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 170, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
-  { title: "Created", by: "created", width: 96, isNumber: true, cell: (view) => (void now.value, ago(view.created_at)) },
-  { title: "Expires", by: "expires", width: 90, isNumber: true, cell: (view) => html`<${Expires} at=${view.expires_at} />` },
+  { title: "Session", by: "id", width: 92, cell: (view) => html`<a class="mono" href=${linkTo(view.id)} title=${view.id}>${shortId(view.id)}</a>` },
+  { title: "Tags", width: 170, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${view.state}` },
+  { title: "Phase", by: "phase", width: 78, cell: (view) => view.phase },
+  { title: "Tokens", by: "tokens", width: 76, isNumber: true, cell: (view) => number(view.tokens) },
+  { title: "KV", by: "bytes", width: 82, isNumber: true, cell: (view) => size(bytesOf(view)) },
+  { title: "Device", by: "device", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "device")) },
+  { title: "Host", by: "host", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "host")) },
+  { title: "Disk", by: "disk", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "disk")) },
+  { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 156, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
+  { title: "Created", by: "created", width: 92, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
+  { title: "Expires", by: "expires", width: 88, isNumber: true, cell: (view) => html`<${Expires} at=${view.expires_at} />` },
 ];
 
 function Tags({ view }) {
@@ -35,6 +35,5 @@ const Resume = ({ queue, restore, prefill }) => html`<span
 
 function Expires({ at }) {
   if (at === null) return html`<span class="dim" title="not during a turn">–</span>`;
-  const left = at - now.value;
-  return left > 2 * 86400 ? `in ${Math.round(left / 86400)} days` : `in ${seconds(Math.max(0, left))}`;
+  return `in ${coarse(at - now.value)}`;
 }

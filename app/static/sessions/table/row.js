@@ -10,7 +10,7 @@ export function Row({ id, index }) {
   if (view === null) return null;
   return html`<tr aria-rowindex=${index + 2} data-id=${id}>
     ${COLUMNS.map(({ title, isNumber, cell }) => html`<td key=${title} class=${isNumber ? "number" : null}>${cell(view)}</td>`)}
-    <td class="actions"><${Actions} view=${view} /></td>
+    <td class="actions"><div><${Actions} view=${view} /></div></td>
   </tr>`;
 }
 

@@ -11,7 +11,7 @@ import { Row } from "./row.js";
 /** Pixels of a row; the stylesheet says the same. */
 const ROW = 38;
 const MORE = 6;
-const ACTIONS_WIDTH = 238;
+const ACTIONS_WIDTH = 214;
 const WIDTH = COLUMNS.reduce((sum, { width }) => sum + width, ACTIONS_WIDTH);
 
 export function Table() {
@@ -36,7 +36,7 @@ const Head = () => html`
   <colgroup>${COLUMNS.map(({ title, width }) => html`<col key=${title} style=${{ width: `${width}px` }} />`)}<col style=${{ width: `${ACTIONS_WIDTH}px` }} /></colgroup>
   <thead><tr aria-rowindex="1">
     ${COLUMNS.map((column) => html`<${Title} key=${column.title} ...${column} />`)}
-    <th scope="col">Actions</th>
+    <th scope="col" class="actions">Actions</th>
   </tr></thead>
 `;
 
