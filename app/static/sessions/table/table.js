@@ -17,7 +17,7 @@ const WIDTH = COLUMNS.reduce((sum, { width }) => sum + width, ACTIONS_WIDTH);
 export function Table() {
   const frame = useRef(null);
   const [window, setWindow] = useState({ first: 0, count: 20 });
-  const look = () => setWindow((old) => kept(old, seen(frame.current)));
+  const look = () => frame.current && setWindow((old) => kept(old, seen(frame.current)));
   useEffect(() => {
     const observer = new ResizeObserver(look);
     observer.observe(frame.current);
