@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
@@ -45,6 +46,16 @@ def page_server() -> Iterator[str]:
     """Base URL of a server with a tiny model that the tests of this folder share."""
     with serve() as url:
         yield url
+
+
+@pytest.fixture
+def http(page_server: str) -> Iterator[httpx.Client]:
+    """A client of `page_server`; its sessions are closed behind the test."""
+    with httpx.Client(base_url=page_server, timeout=30) as client:
+        yield client
+        while sessions := client.get("/v1/sessions", params={"limit": 100}).json()["data"]:
+            for session in sessions:
+                client.delete(f"/v1/sessions/{session['id']}")
 
 
 @pytest.fixture

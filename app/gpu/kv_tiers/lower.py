@@ -14,10 +14,20 @@ DISK_REST_S = 10.0
 
 
 class LowerTiers:
-    """Sessions without a turn whose KV is off the device, longest away first, and every session that has a file."""
+    """Sessions without a turn whose KV is off the device, longest away first, and every session that has a file.
 
-    def __init__(self, tiers: KVTiers, disk_blocks: int, clock: Callable[[], float]) -> None:
+    `note_placed` is told of each session that has lost a copy, a file or its KV for the room of another.
+    """
+
+    def __init__(
+        self,
+        tiers: KVTiers,
+        disk_blocks: int,
+        clock: Callable[[], float],
+        note_placed: Callable[[TokenSequence], None],
+    ) -> None:
         self.tiers = tiers
+        self._note_placed = note_placed
         self.disk_blocks = disk_blocks
         self.away: OrderedDict[SessionId, TokenSequence] = OrderedDict()
         self._files: OrderedDict[SessionId, TokenSequence] = OrderedDict()
@@ -65,6 +75,7 @@ class LowerTiers:
             if host.available >= needed:
                 break
             self.tiers.cache.release_copies(sequence, 0)
+            self._note_placed(sequence)
         for sequence in savable():
             if host.available + saving >= needed:
                 break
@@ -91,6 +102,7 @@ class LowerTiers:
         if not clean and not self._make_disk_room(len(sequence.host_blocks), sequence, keep):
             return False
         self.tiers.files.save(sequence)
+        self._note_placed(sequence)
         self._files[sequence.session] = sequence
         self._files.move_to_end(sequence.session)
         return True
@@ -113,6 +125,7 @@ class LowerTiers:
         """Lose the session's KV, as no tier has room for it."""
         self.dropped += 1
         self.free(sequence)
+        self._note_placed(sequence)
 
     def free(self, sequence: TokenSequence) -> None:
         """Free everything that the session holds in any tier."""
@@ -144,6 +157,7 @@ class LowerTiers:
                 self.drop(sequence)
             else:
                 files.forget(sequence)
+                self._note_placed(sequence)
                 del self._files[sequence.session]
         return files.used <= most
 

@@ -39,7 +39,7 @@ class Placement:
         """`borrow` gets at least so many device blocks from weights and returns how many; 0: weights have too few."""
         self.tiers = tiers
         self.policy = policy
-        self.lower = LowerTiers(tiers, disk_blocks, clock)
+        self.lower = LowerTiers(tiers, disk_blocks, clock, self.note_placed)
         self.meter = MoveMeter(tiers.block_bytes)
         self.resident: OrderedDict[SessionId, TokenSequence] = OrderedDict()
         """Longest idle first."""

@@ -22,6 +22,12 @@ export function seconds(count) {
   return `${Math.floor(count / 86400)} d ${Math.floor((count % 86400) / 3600)} h`;
 }
 
+/** 200 is "3 min": what is enough of a long time. */
+export function coarse(count) {
+  const [size, unit] = [[86400, "days"], [3600, "h"], [60, "min"]].find(([each]) => count >= 2 * each) ?? [1, "s"];
+  return `${Math.round(Math.max(0, count) / size)} ${unit}`;
+}
+
 export const milliseconds = (count) => seconds(count / 1000);
 
 /** 12345 is "12,345". */
@@ -36,5 +42,5 @@ export const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}
 /** How long ago a Unix time in seconds was. */
 export const ago = (time) => `${seconds(Math.max(0, Date.now() / 1000 - time))} ago`;
 
-/** The part of an id by which people tell sessions apart. */
-export const shortId = (id) => id.replace(/^[a-z]+_/, "").slice(0, 8);
+/** The part of an id by which people tell sessions apart. Ids begin with the time, so those of one moment look alike. */
+export const shortId = (id) => id.slice(-8);

@@ -7,6 +7,7 @@ import { connection } from "../state/connection.js";
 import { route } from "../state/route.js";
 import { ids, known, sessionOf } from "../state/sessions.js";
 import { Header } from "./header.js";
+import { Help } from "./help.js";
 import { KeyForm } from "./key_form.js";
 import { Notices } from "./notices.js";
 import { Empty } from "./states.js";
@@ -17,6 +18,7 @@ export function App() {
     <${Header} />
     <main id="main" tabindex="-1"><${Screen} /></main>
     <${Notices} />
+    <${Help} />
   `;
 }
 

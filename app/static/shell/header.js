@@ -6,6 +6,7 @@ import { key } from "../state/key.js";
 import { memory } from "../state/memory.js";
 import { HOME, linkTo, route } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
+import { helping } from "./help.js";
 import { nextTheme, theme } from "./theme.js";
 
 export function Header() {
@@ -17,6 +18,7 @@ export function Header() {
       <${Connection} />
       ${key.value && html`<button class="quiet" onClick=${() => (key.value = "")}>Forget the key</button>`}
       <button class="quiet" onClick=${nextTheme}>Theme: ${theme.value}</button>
+      <button class="quiet" aria-label="Keyboard help" aria-keyshortcuts="?" title="Keyboard help (?)" onClick=${() => (helping.value = true)}>?</button>
     </header>
   `;
 }

@@ -5,6 +5,8 @@ import { batch, signal } from "@preact/signals";
 export const ids = signal([]);
 /** Whether a first snapshot has come. */
 export const known = signal(false);
+/** Counts the changes to any session, for those who show many of them. */
+export const revision = signal(0);
 const views = new Map();
 
 /** The signal of a session's view: null if there is none of that id. A part of the page that shows one session reads
@@ -25,6 +27,7 @@ export function replaceAll(found) {
     for (const view of found) sessionOf(view.id).value = view;
     ids.value = found.map((view) => view.id);
     known.value = true;
+    revision.value = revision.peek() + 1;
   });
 }
 
@@ -34,6 +37,7 @@ export function put(view) {
     const isNew = sessionOf(view.id).value === null;
     sessionOf(view.id).value = view;
     if (isNew) ids.value = [...ids.value, view.id];
+    revision.value = revision.peek() + 1;
   });
 }
 
@@ -43,5 +47,6 @@ export function remove(id) {
   batch(() => {
     views.get(id).value = null;
     ids.value = ids.value.filter((each) => each !== id);
+    revision.value = revision.peek() + 1;
   });
 }

@@ -89,3 +89,22 @@ def test_files_give_way_to_what_must_have_the_disk_copies_and_the_oldest_first()
         assert lower.disk_used == left
     assert [tier_of(each) for each in (copied, older, newer, promised)] == [Tier.HOST, None, None, Tier.DISK]
     assert bench.placement.counts().dropped == 2
+
+
+def test_clients_hear_of_what_gave_way_to_others() -> None:
+    bench = Bench(host=12, disk=32)
+    parked, loaded = bench.session(4 * BLOCK_SIZE), on_disk(bench, 4)
+    bench.tiers.files.load(loaded)
+    bench.tiers.copy_out(parked, 4)
+    bench.finish()
+    bench.placement.take_placed()
+    assert not bench.placement.make_host_room(13)
+    assert bench.placement.take_placed() == []
+    assert bench.placement.make_host_room(8)
+    assert bench.placement.take_placed() == [parked]
+    assert bench.placement.make_host_room(12)
+    assert bench.placement.take_placed() == [loaded]
+    assert tier_of(loaded) is Tier.DISK
+    bench.placement.lower.give_way(100)
+    assert bench.placement.take_placed() == [loaded]
+    assert tier_of(loaded) is None

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, invariant, multiple, rule
 
 from app.domain.errors import Busy
+from app.domain.memory_map import SessionMemory
 from app.domain.values import KVPolicy, Phase, Residency, SessionId, Ticket, Tier
 from app.gpu.kv.moves import Move, Moved, MoveKind
-from app.messages import Done, Event, Export, Failed, FreeHost, Import, Open, SetPhase, TurnFinished
+from app.messages import Done, Event, Export, Failed, FreeHost, Import, Open, Placed, SetPhase, TurnFinished
 from tests.examples import examples
 from tests.gpu.planning.test_planning_machine import PlanningMachine
 
@@ -37,6 +38,7 @@ class TierMachine(PlanningMachine):
         super().__init__()
         self.ordered: list[Move] = []
         self.files_under_way: set[Ticket] = set()
+        self.told: dict[SessionId, SessionMemory] = {}
 
     def collect(self) -> None:
         self.ordered += self.placement.take_orders()
@@ -141,6 +143,19 @@ class TierMachine(PlanningMachine):
                     assert sequence.disk_tokens >= sequence.computed
                 case None:
                     assert not sequence.computed
+
+    @invariant()
+    def clients_are_told_where_kv_is(self) -> None:
+        for event in self.handler.placed():
+            assert isinstance(event, Placed)
+            self.told[event.session] = event.memory
+        for sequence in self.handler.sequences:
+            memory, blocks = self.told[sequence.session], self.placement.tiers.block_bytes
+            assert memory.host_bytes == len(sequence.host_blocks) * blocks
+            assert memory.disk_bytes == sequence.disk_blocks * blocks
+            if sequence.turn is None:
+                assert memory.tier is sequence.tier
+                assert memory.device_bytes == len(sequence.blocks) * blocks
 
     def teardown(self) -> None:
         super().teardown()

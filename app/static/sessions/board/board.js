@@ -1,0 +1,68 @@
+// The board: every session where its KV is, on the device, the host or the disk.
+import { useEffect, useRef } from "preact/hooks";
+import { counted } from "../../lib/format.js";
+import { html } from "../../lib/html.js";
+import { go, linkTo } from "../../state/route.js";
+import { LOOKS, TIERS } from "../looks.js";
+import { Cell } from "./cell.js";
+import { walk } from "./keys.js";
+import { Lanes, tops } from "./lanes.js";
+import { crowded, drawn, isFresh, keepPlan, resize, without } from "./plan.js";
+import { Tip, pointAt } from "./tip.js";
+
+export function Board() {
+  const board = useRef(null);
+  useEffect(keepPlan, []);
+  useEffect(() => keepSize(board.current), []);
+  const cellOf = (event) => event.target.closest(".cell");
+  const open = (event) => cellOf(event) && go(linkTo(cellOf(event).dataset.id));
+  const point = (event) => pointAt(cellOf(event), board.current);
+  return html`<div class="board-frame">
+    <div
+      class="board" ref=${board} tabindex="0" role="group" aria-label="Board of sessions by tier" aria-describedby="board-help"
+      onClick=${open} onKeyDown=${(event) => walk(event, board.current)} onPointerOver=${point} onFocusIn=${point}
+      onPointerLeave=${() => pointAt(null)} onFocusOut=${() => pointAt(null)}
+    >
+      <${Lanes} />
+      <${Cells} />
+      <${Tip} />
+    </div>
+    <${Legend} />
+  </div>`;
+}
+
+const Cells = () => html`<div class="cells ${isFresh.value ? "fresh" : ""}">
+  ${drawn.value.map((id) => html`<${Cell} key=${id} id=${id} />`)}
+</div>`;
+
+function Legend() {
+  return html`<div class="legend">
+    ${LOOKS.map(
+      ({ key, glyph, word, means }) => html`<span title=${means}><b class="swatch ${key}" aria-hidden="true">${glyph}</b>${word}</span>`,
+    )}
+    <span title="the same KV in a second place"><b class="swatch copy" aria-hidden="true"></b>copy</span>
+    <${Rest} />
+    <span class="hidden" id="board-help">Arrow keys go from session to session, Enter opens one.</span>
+  </div>`;
+}
+
+/** Who is not on the board, and why. */
+function Rest() {
+  return html`<span class="rest">
+    ${counted(without.value, "session")} without KV
+    ${crowded.value > 0 && `, ${counted(crowded.value, "cell")} too many to draw: the table has all`}
+  </span>`;
+}
+
+/** Keep the plan true to the size of the board. */
+function keepSize(board) {
+  const measure = () => {
+    const fields = TIERS.map((tier) => board.querySelector(`.field[data-tier=${tier}]`));
+    const next = Object.fromEntries(fields.map((field) => [field.dataset.tier, field.offsetTop]));
+    if (JSON.stringify(next) !== JSON.stringify(tops.value)) tops.value = next;
+    resize(fields[0].clientWidth, fields[0].clientHeight);
+  };
+  const observer = new ResizeObserver(measure);
+  observer.observe(board);
+  return () => observer.disconnect();
+}

@@ -1,0 +1,74 @@
+// A session on the board: a button in each lane where it has KV, as large as its bytes there.
+import { useComputed } from "@preact/signals";
+import { bytes, counted, seconds, shortId } from "../../lib/format.js";
+import { html } from "../../lib/html.js";
+import { sessionOf } from "../../state/sessions.js";
+import { passing } from "../listing.js";
+import { TIERS, bytesIn, lookOf, tagsOf } from "../looks.js";
+import { tops } from "./lanes.js";
+import { placesOf } from "./plan.js";
+
+/** Pixels that a name needs beside the glyph. */
+const NAME_WIDTH = 68;
+
+export function Cell({ id }) {
+  const passes = useComputed(() => passing.value === null || passing.value.has(id));
+  const view = sessionOf(id).value;
+  const places = placesOf(id).value;
+  if (view === null) return null;
+  const held = TIERS.filter((tier) => places[tier]);
+  // The fastest tier's button is the session itself: it glides when KV moves. The others are copies of it.
+  return held.map(
+    (tier, index) => html`<${Spot}
+      key=${index === 0 ? "itself" : tier} view=${view} tier=${tier} place=${places[tier]} isCopy=${index > 0}
+      passes=${passes.value}
+    />`,
+  );
+}
+
+function Spot({ view, tier, place, isCopy, passes }) {
+  const look = lookOf(view);
+  const moves = view.kv.tier?.startsWith("to_") && !isCopy;
+  return html`<button
+    class="cell ${look.key} ${isCopy ? "copy" : ""} ${moves ? "moves" : ""}"
+    style=${{
+      transform: `translate(${place.x}px, ${place.y + tops.value[tier]}px)`,
+      width: `${place.width}px`,
+      height: `${place.height}px`,
+      fontSize: `${Math.min(12, place.height - 1)}px`,
+    }}
+    tabindex="-1" disabled=${!passes} data-id=${view.id} data-tier=${tier}
+    aria-label=${sayAll(view, tier, isCopy)}
+  >${look.glyph}${place.width >= NAME_WIDTH ? ` ${nameOf(view)}` : ""}</button>`;
+}
+
+/** What its client calls it, else its id. */
+export const nameOf = (view) => view.metadata.name ?? Object.values(view.metadata)[0] ?? shortId(view.id);
+
+/** What a tooltip shows, as lines of a title and a text. */
+export function linesOf(view, tier) {
+  const copies = TIERS.filter((each) => each !== tier && bytesIn(view, each) > 0);
+  const { queue, restore, prefill } = view.usage.resume_ms;
+  return [
+    ["Session", view.id],
+    ...(view.tenant === null ? [] : [["Tenant", view.tenant]]),
+    ...(tagsOf(view).length ? [["Metadata", tagsOf(view).join(", ")]] : []),
+    ["Doing", `${lookOf(view).word}: ${lookOf(view).means}`],
+    ["Tokens", counted(view.tokens, "token")],
+    [tierWords(view), `${bytes(bytesIn(view, tier))} on the ${tier}`],
+    ...copies.map((each) => ["Copy", `${bytes(bytesIn(view, each))} on the ${each}`]),
+    ["Last resume", `queue ${ms(queue)}, restore ${ms(restore)}, prefill ${ms(prefill)}`],
+  ];
+}
+
+const ms = (count) => seconds(count / 1000);
+
+const tierWords = ({ kv }) => (kv.tier?.startsWith("to_") ? `KV, moving to the ${kv.tier.slice(3)}` : "KV");
+
+const sayAll = (view, tier, isCopy) =>
+  [
+    `${nameOf(view)}, ${lookOf(view).word}`,
+    `${counted(view.tokens, "token")}, ${isCopy ? "copy of " : ""}${bytes(bytesIn(view, tier))} on the ${tier}`,
+    `phase ${view.phase}, session ${view.id}`,
+    ...tagsOf(view),
+  ].join("; ");

@@ -1,0 +1,59 @@
+// The ground of the board: a lane for each tier, with its budget.
+import { signal } from "@preact/signals";
+import { bytes, counted, percent } from "../../lib/format.js";
+import { html } from "../../lib/html.js";
+import { memory } from "../../state/memory.js";
+import { TIERS, tierName } from "../looks.js";
+
+/** Pixels from the top of the board to each lane's ground. */
+export const tops = signal({ device: 0, host: 0, disk: 0 });
+
+const WHERE = {
+  device: "where the model reads KV",
+  host: "memory of the machine",
+  disk: "files, one for each session",
+};
+const WITHOUT = {
+  device: "",
+  host: "No host tier: this server runs without one, and drops KV that leaves the device.",
+  disk: "No disk tier: this server runs without a state folder.",
+};
+
+export const Lanes = () => TIERS.map((tier) => html`<${LaneGround} key=${tier} tier=${tier} />`);
+
+function LaneGround({ tier }) {
+  const view = memory.value;
+  const use = view?.data[tier];
+  return html`<section class="lane ${tier}" aria-label=${`${tierName[tier]} tier`}>
+    <header>
+      <h2 title=${WHERE[tier]}>${tierName[tier]}</h2>
+      <${Budget} use=${use} tier=${tier} />
+      <p class="figures">${use && html`<${Figures} view=${view} use=${use} tier=${tier} />`}</p>
+    </header>
+    <div class="field" data-tier=${tier}>${use?.total_bytes === 0 && html`<p class="dim">${WITHOUT[tier]}</p>`}</div>
+  </section>`;
+}
+
+function Budget({ use, tier }) {
+  const total = use?.total_bytes ?? 0;
+  const share = (count) => ({ width: total ? `${(100 * count) / total}%` : "0" });
+  const used = total ? percent((use.owned_bytes + use.cached_bytes) / total) : "unknown";
+  return html`<div class="budget" role="img" aria-label=${`${tierName[tier]}: ${used} of the budget in use`}>
+    <i class="owned" style=${share(use?.owned_bytes ?? 0)}></i><i class="cached" style=${share(use?.cached_bytes ?? 0)}></i>
+  </div>`;
+}
+
+function Figures({ view, use, tier }) {
+  const free = Math.max(0, use.total_bytes - use.owned_bytes - use.cached_bytes);
+  const { kept_bytes: kept, ring_bytes: ring } = view.text;
+  return html`
+    <span title="held by sessions"><i class="key owned"></i>${bytes(use.owned_bytes)} owned</span>
+    <span title="kept for reuse only, gives way"><i class="key cached"></i>${bytes(use.cached_bytes)} cached</span>
+    <span title="room for more"><i class="key free"></i>${bytes(free)} free of ${bytes(use.total_bytes)}</span>
+    <span>${counted(view.sessions_by_tier[tier], "session")}</span>
+    ${tier === "device" &&
+    html`<span title="weights on the device, apart from the budget of KV">
+      weights ${bytes(kept + ring)}${ring > 0 && `, ${bytes(ring)} of it streamed through`}
+    </span>`}
+  `;
+}

@@ -1,0 +1,114 @@
+// Where each session is drawn in each lane. All lanes have one scale: a session is as large on the disk as on the device.
+import { TIERS, bytesIn } from "../looks.js";
+import { COLUMN, Lane } from "./lane.js";
+
+/** Heights of a row, and the least width of a cell in it: the largest at which all sessions find room is used. */
+const ROWS = [
+  { height: 26, least: 28 },
+  { height: 20, least: 20 },
+  { height: 15, least: 12 },
+  { height: 10, least: 8 },
+];
+/** Part of a lane that the largest session may take. */
+const LARGEST = 1 / 6;
+/** Share of a lane that is filled at most: the rest is for sessions that grow. */
+const FILLED = 0.65;
+/** Cells are this much wider than high, about. */
+const ASPECT = 2.5;
+
+export class Layout {
+  constructor() {
+    this.lanes = {};
+    this.row = null;
+    this.scale = 0;
+    this.crowded = new Set();
+  }
+
+  /** Place all sessions anew, in lanes of this size, the largest first. */
+  arrange(views, width, height) {
+    const area = width * height;
+    this.scale = scaleOf(views, area);
+    this.row = ROWS.find((row) => fits(views, this.scale, row, area)) ?? ROWS.at(-1);
+    this.crowded.clear();
+    for (const tier of TIERS) {
+      this.lanes[tier] = new Lane(width, height, this.row.height);
+      const held = views.filter((view) => bytesIn(view, tier) > 0);
+      for (const view of held.sort((one, other) => bytesIn(other, tier) - bytesIn(one, tier))) this.#put(view, tier);
+    }
+  }
+
+  /** Whether these sessions ask for another scale than they have, or leave room for larger cells. */
+  isOutgrown(views, width, height) {
+    const scale = scaleOf(views, width * height);
+    if (scale > this.scale || scale < this.scale / 4) return true;
+    const larger = ROWS[ROWS.indexOf(this.row) - 1];
+    return larger !== undefined && fits(views, this.scale, larger, 0.6 * width * height);
+  }
+
+  /** Give a session its places; false if there is no room in a lane. */
+  place(view) {
+    return TIERS.map((tier) => this.#put(view, tier)).every(Boolean);
+  }
+
+  remove(id) {
+    for (const tier of TIERS) {
+      this.lanes[tier].remove(id);
+      this.crowded.delete(`${tier} ${id}`);
+    }
+  }
+
+  /** The rectangle of a session in a lane, in pixels; undefined if it has none. */
+  spot(id, tier) {
+    const spot = this.lanes[tier].spots.get(id);
+    return (
+      spot && {
+        x: spot.column * COLUMN,
+        y: spot.row * this.row.height,
+        width: spot.columns * COLUMN - 2,
+        height: spot.rows * this.row.height - 2,
+      }
+    );
+  }
+
+  #put(view, tier) {
+    const bytes = bytesIn(view, tier);
+    this.crowded.delete(`${tier} ${view.id}`);
+    if (bytes === 0) {
+      this.lanes[tier].remove(view.id);
+      return true;
+    }
+    const { columns, rows } = this.#size(bytes / this.scale);
+    const done = this.lanes[tier].put(view.id, columns, rows);
+    if (!done) this.crowded.add(`${tier} ${view.id}`);
+    return done;
+  }
+
+  #size(area) {
+    const { height, least } = this.row;
+    const rows = Math.max(1, Math.floor(Math.sqrt(area / ASPECT) / height));
+    const columns = Math.round(Math.max(least, area / (rows * height)) / COLUMN);
+    return { columns, rows };
+  }
+}
+
+/** Bytes of a pixel, in steps of half a power of two so that it seldom changes. */
+function scaleOf(views, area) {
+  let scale = 1;
+  for (const tier of TIERS) {
+    let [sum, most] = [0, 0];
+    for (const view of views) {
+      sum += bytesIn(view, tier);
+      most = Math.max(most, bytesIn(view, tier));
+    }
+    scale = Math.max(scale, sum / (FILLED * area), most / (LARGEST * area));
+  }
+  return 2 ** (Math.ceil(2 * Math.log2(scale)) / 2);
+}
+
+function fits(views, scale, { height, least }, area) {
+  return TIERS.every((tier) => {
+    let sum = 0;
+    for (const view of views) if (bytesIn(view, tier) > 0) sum += Math.max(bytesIn(view, tier) / scale, height * least);
+    return sum <= 0.85 * area;
+  });
+}

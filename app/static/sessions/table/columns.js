@@ -1,0 +1,39 @@
+// The columns of the table, and what stands in them.
+import { now } from "../../lib/clock.js";
+import { bytes, coarse, number, seconds, shortId } from "../../lib/format.js";
+import { html } from "../../lib/html.js";
+import { linkTo } from "../../state/route.js";
+import { bytesIn, bytesOf, lookOf, tagsOf } from "../looks.js";
+
+const size = (count) => (count === 0 ? html`<span class="dim">0</span>` : bytes(count));
+const ms = (count) => (count > 0 ? seconds(count / 1000) : "0");
+
+/** `by` is what a column is sorted by; `width` is in pixels. */
+export const COLUMNS = [
+  { title: "Session", by: "id", width: 92, cell: (view) => html`<a class="mono" href=${linkTo(view.id)} title=${view.id}>${shortId(view.id)}</a>` },
+  { title: "Tags", width: 170, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${view.state}` },
+  { title: "Phase", by: "phase", width: 78, cell: (view) => view.phase },
+  { title: "Tokens", by: "tokens", width: 76, isNumber: true, cell: (view) => number(view.tokens) },
+  { title: "KV", by: "bytes", width: 82, isNumber: true, cell: (view) => size(bytesOf(view)) },
+  { title: "Device", by: "device", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "device")) },
+  { title: "Host", by: "host", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "host")) },
+  { title: "Disk", by: "disk", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "disk")) },
+  { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 156, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
+  { title: "Created", by: "created", width: 92, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
+  { title: "Expires", by: "expires", width: 88, isNumber: true, cell: (view) => html`<${Expires} at=${view.expires_at} />` },
+];
+
+function Tags({ view }) {
+  const tags = [...(view.tenant === null ? [] : [`tenant ${view.tenant}`]), ...tagsOf(view)];
+  return html`<span title=${tags.join("\n")}>${tags.map((tag) => html`<span class="tag">${tag}</span>`)}</span>`;
+}
+
+const Resume = ({ queue, restore, prefill }) => html`<span
+  title=${`queue ${ms(queue)}, restore ${ms(restore)}, prefill ${ms(prefill)}`}
+>${ms(queue)} · ${ms(restore)} · ${ms(prefill)}</span>`;
+
+function Expires({ at }) {
+  if (at === null) return html`<span class="dim" title="not during a turn">–</span>`;
+  return `in ${coarse(at - now.value)}`;
+}

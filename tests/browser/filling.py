@@ -1,0 +1,36 @@
+"""Sessions for the page to show, with KV where a test wants it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+DEADLINE_S = 15
+
+
+def open_session(http: httpx.Client, *, tokens: int = 0, **metadata: str) -> str:
+    """The id of a new session with these labels, after a turn over so many tokens."""
+    session: str = http.post("/v1/sessions", json={"metadata": metadata}).raise_for_status().json()["id"]
+    if tokens:
+        turn = {"token_ids": [5 + number % 90 for number in range(tokens)], "max_tokens": 0}
+        http.post(f"/v1/sessions/{session}/generate", json=turn).raise_for_status()
+    return session
+
+
+def signal(http: httpx.Client, session: str, phase: str) -> None:
+    """Tell the server what the session is doing."""
+    http.post(f"/v1/sessions/{session}/phase", json={"phase": phase}).raise_for_status()
+
+
+def wait_until(http: httpx.Client, session: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The session, as soon as it is so."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        view: dict[str, Any] = http.get(f"/v1/sessions/{session}").json()
+        if holds(view):
+            return view
+        time.sleep(0.02)
+    raise AssertionError(f"still {view}")

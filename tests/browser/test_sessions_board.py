@@ -1,0 +1,100 @@
+"""The board: each session where its KV is, by pointer and by keyboard."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import OpenPage
+from tests.browser.filling import open_session, signal, wait_until
+
+pytestmark = pytest.mark.browser
+
+
+def cells(page: Page, session: str) -> Locator:
+    return page.locator(f'.cell[data-id="{session}"]')
+
+
+def test_a_session_moves_between_the_lanes_with_its_kv(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    session = open_session(http, tokens=40, name="traveller")
+    page = open_page(page_server)
+    cell = cells(page, session)
+    expect(cell).to_have_attribute("data-tier", "device")
+    expect(cell).to_have_accessible_name(re.compile("traveller, at hand; 40 tokens, .* on the device"))
+    signal(http, session, "io_wait")
+    wait_until(http, session, lambda view: view["kv"]["tier"] == "host")
+    expect(cell).to_have_attribute("data-tier", "host")
+    expect(cell).to_have_accessible_name(re.compile("traveller, waiting; .* on the host"))
+    lane = page.get_by_role("region", name="Host tier").bounding_box()
+    drawn = cell.bounding_box()
+    assert lane is not None
+    assert drawn is not None
+    assert lane["y"] < drawn["y"] < lane["y"] + lane["height"]
+
+
+def test_cells_are_as_large_as_their_bytes(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    small, large = (open_session(http, tokens=tokens, name=f"of {tokens}") for tokens in (128, 512))
+    page = open_page(page_server)
+    areas = []
+    for session in (small, large):
+        box = cells(page, session).bounding_box()
+        assert box is not None
+        areas.append(box["width"] * box["height"])
+    assert areas[1] / areas[0] == pytest.approx(4, rel=0.25)
+
+
+def test_arrow_keys_go_from_cell_to_cell_and_enter_opens(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    on_device, on_host = (open_session(http, tokens=40, name=name) for name in ("above", "below"))
+    signal(http, on_host, "io_wait")
+    page = open_page(page_server)
+    expect(cells(page, on_host)).to_have_attribute("data-tier", "host")
+    page.get_by_role("group", name="Board of sessions by tier").focus()
+    page.keyboard.press("ArrowDown")
+    expect(cells(page, on_device)).to_be_focused()
+    expect(page.get_by_role("tooltip")).to_contain_text(on_device)
+    page.keyboard.press("ArrowDown")
+    expect(cells(page, on_host)).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    expect(cells(page, on_device)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"#/sessions/{on_device}$"))
+
+
+def test_the_tooltip_tells_what_a_session_holds(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    session = open_session(http, tokens=40, name="told", team="blue")
+    page = open_page(page_server)
+    cells(page, session).hover()
+    tip = page.get_by_role("tooltip")
+    for text in (session, "name: told, team: blue", "40 tokens", "48 KiB on the device", "phase compute", "prefill"):
+        expect(tip).to_contain_text(text)
+    page.get_by_role("heading", name="Sessions").hover()
+    expect(tip).to_have_count(0)
+
+
+def test_lanes_tell_budgets_with_units(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    open_session(http, tokens=40)
+    page = open_page(page_server)
+    expect(page.get_by_role("region", name="Device tier")).to_contain_text(
+        re.compile(r"KiB owned.*free of 4\.0 MiB.*weights")
+    )
+    expect(page.get_by_role("region", name="Host tier")).to_contain_text("free of 16 MiB")
+    expect(page.get_by_role("region", name="Disk tier")).to_contain_text("No disk tier")
+
+
+def test_the_last_minutes_are_told_in_words_too(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    session = open_session(http, tokens=40)
+    page = open_page(page_server)
+    charts = page.get_by_role("region", name="The last 10 minutes")
+    expect(charts.get_by_role("img", name=re.compile("^Device memory .* now 48 KiB owned"))).to_be_visible()
+    expect(charts.get_by_role("img", name=re.compile("^Turns .* 0 running and 0 waiting"))).to_be_visible()
+    signal(http, session, "io_wait")
+    expect(
+        charts.get_by_role("img", name=re.compile("^Moves .* to host: .* copies have run at .* MiB"))
+    ).to_be_visible()

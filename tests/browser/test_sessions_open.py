@@ -1,0 +1,95 @@
+"""New sessions: with labels, or from an exported file that is dropped on the screen."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import OpenPage
+from tests.browser.filling import open_session
+from tests.serving import serve
+
+pytestmark = pytest.mark.browser
+
+DROP = """
+([name, encoded]) => {
+  const dataTransfer = new DataTransfer();
+  const content = Uint8Array.from(atob(encoded), (letter) => letter.charCodeAt(0));
+  dataTransfer.items.add(new File([content], name));
+  for (const kind of ["dragover", "drop"]) {
+    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true }));
+  }
+}
+"""
+
+
+def drop(page: Page, name: str, content: bytes) -> None:
+    expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
+    page.evaluate(DROP, [name, base64.b64encode(content).decode()])
+
+
+def test_a_session_is_opened_with_labels(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    page = open_page(page_server)
+    page.get_by_role("button", name="New session").click()
+    form = page.get_by_role("dialog", name="New session")
+    form.get_by_label("Metadata").fill("name: ada\nno colon")
+    form.get_by_role("button", name="Open the session").click()
+    expect(form.get_by_role("alert")).to_contain_text('"no colon" has no "name: value"')
+    form.get_by_label("Metadata").fill("name: ada\nteam: <b>blue</b>")
+    form.get_by_role("button", name="Open the session").click()
+    expect(page).to_have_url(re.compile("#/sessions/ses_"))
+    opened = http.get(f"/v1/sessions/{page.url.rpartition('/')[2]}").json()
+    assert opened["metadata"] == {"name": "ada", "team": "<b>blue</b>"}
+    page.get_by_role("link", name="Sessions", exact=True).click()
+    expect(page.get_by_role("region", name="Table of sessions")).to_contain_text("team: <b>blue</b>")
+
+
+def test_a_refused_session_says_so_and_keeps_the_text(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    page = open_page(page_server, refusals=True)
+    page.get_by_role("button", name="New session").click()
+    form = page.get_by_role("dialog", name="New session")
+    form.get_by_label("Metadata").fill(f"{'n' * 65}: ada")
+    form.get_by_role("button", name="Open the session").click()
+    expect(form.get_by_role("alert")).to_contain_text("64")
+    expect(form.get_by_label("Metadata")).to_have_value(f"{'n' * 65}: ada")
+    form.get_by_role("button", name="Cancel").click()
+    expect(form).to_be_hidden()
+    assert http.get("/v1/sessions").json()["data"] == []
+
+
+def test_an_exported_file_is_dropped_into_another_servers_page(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    session = open_session(http, tokens=40, name="emigrant")
+    file = http.get(f"/v1/sessions/{session}/export").content
+    with serve() as url, httpx.Client(base_url=url) as other:
+        page = open_page(url, refusals=True)
+        drop(page, "emigrant.safetensors", file)
+        page.get_by_role("list", name="Imports").get_by_role("link").click()
+        expect(page).to_have_url(re.compile("#/sessions/ses_"))
+        [arrived] = other.get("/v1/sessions").json()["data"]
+        assert page.url.endswith(arrived["id"])
+        assert (arrived["tokens"], arrived["metadata"]) == (40, {"name": "emigrant"})
+        page.goto("about:blank")
+
+
+def test_a_file_that_is_no_session_says_so(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    page = open_page(page_server, refusals=True)
+    files = {"name": "holiday.safetensors", "mimeType": "image/jpeg", "buffer": b"not a session at all"}
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Import a file").click()
+    chooser.value.set_files([files])  # type: ignore[list-item]
+    imports = page.get_by_role("list", name="Imports")
+    expect(imports).to_contain_text("holiday.safetensors (20 B)")
+    expect(imports.get_by_role("alert")).not_to_be_empty()
+    imports.get_by_role("button", name="Try again").click()
+    expect(imports.get_by_role("alert")).not_to_be_empty()
+    imports.get_by_role("button", name="Forget the import of holiday.safetensors").click()
+    expect(imports.get_by_role("listitem")).to_have_count(0)
+    assert http.get("/v1/sessions").json()["data"] == []

@@ -1,0 +1,123 @@
+"""Filters, the table, and what its buttons do."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import OpenPage
+from tests.browser.filling import open_session, wait_until
+from tests.serving import serve
+from tests.tenants.tenant_files import tenant, write_tenants
+
+pytestmark = pytest.mark.browser
+
+
+def rows(page: Page) -> Locator:
+    return page.locator("tbody tr[data-id]")
+
+
+def row(page: Page, session: str) -> Locator:
+    return page.locator(f'tr[data-id="{session}"]')
+
+
+def facet(page: Page, title: str, value: str) -> Locator:
+    return page.get_by_role("group", name=title, exact=True).get_by_role("button", name=re.compile(f"^{value} "))
+
+
+def test_filters_by_text_and_by_what_sessions_do(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    paused, held, empty = (
+        open_session(http, tokens=tokens, name=name) for tokens, name in ((9, "ada"), (9, "bob"), (0, "cyd"))
+    )
+    http.post(f"/v1/sessions/{paused}/breakpoints", json={"layer": 0, "action": "pause"}).raise_for_status()
+    turn = {"token_ids": [7], "max_tokens": 1}
+    assert http.post(f"/v1/sessions/{paused}/generate", json=turn).json()["status"] == "paused"
+    page = open_page(page_server)
+    expect(rows(page)).to_have_count(3)
+    for title, value, shown in (("State", "paused", paused), ("Tier", "none", empty)):
+        expect(facet(page, title, value)).to_have_text(re.compile("1$"))
+        facet(page, title, value).click()
+        expect(rows(page)).to_have_count(1)
+        expect(row(page, shown)).to_be_visible()
+        facet(page, title, value).click()
+    page.get_by_label("Find an id or a tag").fill("BOB")
+    expect(rows(page)).to_have_count(1)
+    expect(row(page, held)).to_be_visible()
+    expect(facet(page, "State", "idle")).to_have_text(re.compile("1$"))
+    expect(page.locator(f'.cell[data-id="{paused}"]')).to_be_disabled()
+    page.get_by_label("Find an id or a tag").fill("nobody")
+    expect(page.get_by_role("main")).to_contain_text("No session passes the filters")
+    page.get_by_role("group", name="Filters").get_by_role("button", name="Clear the filters").click()
+    expect(rows(page)).to_have_count(3)
+
+
+def test_one_click_shows_who_holds_the_most(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    by_size = [open_session(http, tokens=tokens) for tokens in (200, 20, 80)]
+    page = open_page(page_server)
+    expect(rows(page).first).to_have_attribute("data-id", by_size[2])  # the newest
+    page.get_by_role("button", name="Biggest first").click()
+    expect(rows(page).first).to_have_attribute("data-id", by_size[0])
+    expect(rows(page).first).to_contain_text("208 KiB")
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    expect(rows(page).first).to_have_attribute("data-id", by_size[1])
+
+
+def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    session = open_session(http, tokens=40, name="worker")
+    page = open_page(page_server)
+    expect(row(page, session).get_by_role("button", name="Call back")).to_be_disabled()
+    row(page, session).get_by_role("button", name="Park").click()
+    wait_until(http, session, lambda view: view["phase"] == "io_wait" and view["kv"]["tier"] == "host")
+    expect(row(page, session).get_by_role("button", name="Park")).to_be_disabled()
+    row(page, session).get_by_role("button", name="Call back").click()
+    wait_until(http, session, lambda view: view["phase"] == "ready" and view["kv"]["tier"] == "device")
+    row(page, session).get_by_role("button", name="Close worker").click()
+    asks = page.get_by_role("dialog", name="Close session worker?")
+    expect(asks).to_contain_text("40 tokens")
+    asks.get_by_role("button", name="Keep it").click()
+    expect(asks).to_be_hidden()
+    assert http.get(f"/v1/sessions/{session}").status_code == 200
+    row(page, session).get_by_role("button", name="Close worker").click()
+    asks.get_by_role("button", name="Close the session").click()
+    expect(row(page, session)).to_have_count(0)
+    assert http.get(f"/v1/sessions/{session}").status_code == 404
+
+
+def test_what_the_server_refuses_is_said_in_the_row(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    session = open_session(http, tokens=9, name="moody")
+    page = open_page(page_server, refusals=True)
+    page.route("**/phase", lambda route: route.fulfill(status=503, json={"error": {"message": "the engine is away"}}))
+    row(page, session).get_by_role("button", name="Park").click()
+    expect(row(page, session).get_by_role("alert")).to_have_text("the engine is away")
+    page.unroute("**/phase")
+    row(page, session).get_by_role("button", name="Close this message").click()
+    row(page, session).get_by_role("button", name="Park").click()
+    wait_until(http, session, lambda view: view["phase"] == "io_wait")
+
+
+def test_an_operator_sees_all_tenants_and_parks_only_its_own(
+    open_page: OpenPage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = write_tenants(
+        tmp_path_factory.mktemp("tenants") / "tenants.json", tenant("acme"), tenant("ops", role="operator")
+    )
+    with serve(tenants=file) as url, httpx.Client(base_url=url, headers={"Authorization": "Bearer acme"}) as http:
+        session = open_session(http, tokens=40, name="secret")
+        page = open_page(url, refusals=True)
+        page.get_by_label("API key").fill("ops")
+        page.get_by_label("API key").press("Enter")
+        expect(row(page, session)).to_contain_text("tenant acme")
+        expect(row(page, session)).not_to_contain_text("secret")
+        expect(page.get_by_role("region", name="Table of tenants")).to_contain_text(re.compile("acme.*48 KiB"))
+        row(page, session).get_by_role("button", name="Park").click()
+        expect(row(page, session).get_by_role("alert")).to_contain_text("another tenant's")
+        page.get_by_role("button", name="Close this message").click()
+        row(page, session).get_by_role("button", name="Close").click()
+        page.get_by_role("button", name="Close the session").click()
+        expect(row(page, session)).to_have_count(0)
+        assert http.get(f"/v1/sessions/{session}").status_code == 404
+        page.goto("about:blank")
