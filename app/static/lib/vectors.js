@@ -1,9 +1,6 @@
 // Arithmetic of vectors: arrays of numbers of one length.
 
-export const dot = (a, b) => a.reduce((sum, value, at) => sum + value * b[at], 0);
-export const norm = (a) => Math.sqrt(dot(a, a));
-/** From -1 to 1; 0 for a vector of length 0. */
-export const cosine = (a, b) => dot(a, b) / (norm(a) * norm(b) || 1);
+export const norm = (a) => Math.sqrt(a.reduce((sum, value) => sum + value * value, 0));
 export const minus = (a, b) => Float32Array.from(a, (value, at) => value - b[at]);
 
 /** Row `at` of a matrix `{shape: [rows, columns], values}`. */

@@ -52,5 +52,5 @@ async function unwatch(desk) {
 /** Forget what was captured. */
 export async function clearCaptures(desk) {
   await call("DELETE", `/v1/sessions/${desk.id}/captures`);
-  desk.lens.clear();
+  desk.lens.forget();
 }

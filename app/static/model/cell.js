@@ -33,7 +33,7 @@ function Top({ desk, token }) {
   const pin = () => (desk.pinned.value = isPinned ? null : { tokenId: token.tokenId, text: token.text, position });
   return html`<li>
     <button type="button" aria-pressed=${isPinned} onClick=${pin} title="Draw this token's path over the layers">
-      <code>${visible(token.text)}</code><meter min="0" max="1" value=${token.p} aria-hidden="true"></meter>
+      <code>${visible(token.text)}</code><span class="bar" style=${{ "--p": `${100 * token.p}%` }}></span>
       <span class="number">${percent(token.p)}</span>
     </button>
   </li>`;
@@ -50,7 +50,7 @@ function Path({ desk }) {
     <div class="path stack">
       <h3><code>${visible(pinned.text)}</code> at position ${pinned.position}, by layer</h3>
       <${LineChart} label="Probability of ${visible(pinned.text)} by layer" values=${values} from=${0} format=${percent} />
-      <p class="dim">A layer has no point where the token is not among the best.</p>
+      <p class="dim">A layer has no point where the token is not among the five best.</p>
     </div>
   `;
 }

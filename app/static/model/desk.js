@@ -1,5 +1,5 @@
 // What the screen knows of one session's inside: its breakpoints, its turn, and what is selected.
-import { computed, effect, signal } from "@preact/signals";
+import { computed, effect, signal, untracked } from "@preact/signals";
 import { call } from "../lib/api.js";
 import { server } from "../state/connection.js";
 import { sessionOf } from "../state/sessions.js";
@@ -42,7 +42,17 @@ function makeDesk(id) {
       desk.breakpoints.value = (await call("GET", `/v1/sessions/${id}/breakpoints`)).data;
     },
   };
-  desk.leave = effect(() => follow(desk, desk.place.value));
+  const leaving = [
+    effect(() => {
+      const place = desk.place.value;
+      untracked(() => follow(desk, place));
+    }),
+    effect(() => {
+      const position = desk.cell.value?.position;
+      if (position !== undefined) untracked(() => desk.lens.lookAt(position));
+    }),
+  ];
+  desk.leave = () => leaving.forEach((leave) => leave());
   return desk;
 }
 

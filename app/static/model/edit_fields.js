@@ -42,7 +42,7 @@ export function EditFields({ desk, error, onChange }) {
 }
 
 function Factor({ used, slider: [min, max, step], value, error, set, settle }) {
-  return html`<${Field} id="factor" label="Factor" error=${error} control=${(tied) => html`
+  return html`<${Field} wide id="factor" label="Factor" error=${error} control=${(tied) => html`
     <span class="row tight">
       <input type="range" name="factor" aria-label="Factor, slider" min=${min} max=${max} step=${step} value=${value}
         disabled=${!used} onInput=${set} onChange=${settle} />
@@ -53,7 +53,7 @@ function Factor({ used, slider: [min, max, step], value, error, set, settle }) {
 function Where({ form, error, set, settle }) {
   const end = (name, label) => html`<input type="number" name=${name} aria-label=${label} placeholder=${name} value=${form[name]}
     onInput=${set} onChange=${settle} disabled=${form.positions !== "range"} />`;
-  return html`<${Field} id="positions" label="Positions" error=${error} control=${(tied) => html`
+  return html`<${Field} wide id="positions" label="Positions" error=${error} control=${(tied) => html`
     <span class="row tight">
       <select ...${tied} value=${form.positions} onChange=${settle}>
         <option value="last">the last</option><option value="all">all</option><option value="range">a range</option>

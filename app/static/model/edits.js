@@ -40,12 +40,14 @@ export async function tryEdit(desk) {
   const before = await lensAt(desk, position);
   await call("POST", `${pathOf(desk)}/edit`, { body: { edits: [editOf(desk.edit.peek())] } });
   desk.preview.value = { original, position, before, after: await lensAt(desk, position) };
+  desk.lens.forget(desk.session.peek().checkpoint.layer);
 }
 
 /** Put back what was there before the edit. */
 export async function undo(desk) {
   await upload("PUT", `${pathOf(desk)}/activation`, desk.preview.peek().original);
   desk.preview.value = null;
+  desk.lens.forget(desk.session.peek().checkpoint.layer);
 }
 
 /** The chosen cell's position if the paused pass has it, or else its last one. */

@@ -1,11 +1,12 @@
 // A labelled control, with what the server said of it beside it.
 import { html } from "../lib/html.js";
 
-/** `control` is a function that gets what ties the control to the error. `error` is a text, or null. */
-export function Field({ id, label, error = null, children, control }) {
+/** `control` is a function that gets what ties the control to the error. `error` is a text, or
+ * null. */
+export function Field({ id, label, error = null, wide = false, children, control }) {
   const told = error ? { "aria-invalid": "true", "aria-describedby": `${id}-error` } : {};
   return html`
-    <div class="field">
+    <div class=${wide ? "field wide" : "field"}>
       <label for=${id}>${label}</label>
       ${control({ id, name: id, ...told })} ${children}
       ${error && html`<p class="wrong" id="${id}-error" role="alert">${error}</p>`}

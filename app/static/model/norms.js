@@ -1,26 +1,15 @@
 // The length of the residual stream by layer at one position, and its cosine to a named vector.
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
+import { call } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { cosine, norm } from "../lib/vectors.js";
 import { server } from "../state/connection.js";
-import { Button } from "./button.js";
-import { residualsAt } from "./residuals.js";
 import { LineChart } from "./line_chart.js";
-import { numbersOf, vectors } from "./vector_list.js";
+import { vectors } from "./vector_list.js";
 
 export function Norms({ desk }) {
   const [name, setName] = useState("");
-  const [found, setFound] = useState(null);
-  const [error, setError] = useState(null);
   const position = desk.cell.value?.position ?? desk.lens.end.value - 1;
-  const measure = async () => {
-    setError(null);
-    try {
-      setFound(await measured(desk.id, position, name));
-    } catch (thrown) {
-      setError(thrown);
-    }
-  };
+  const { found, error } = useNorms(desk, position, name);
   return html`
     <section class="panel norms stack" aria-labelledby="norms-title">
       <h2 id="norms-title">Norm and cosine by layer</h2>
@@ -29,27 +18,39 @@ export function Norms({ desk }) {
           <option value="">no vector</option>
           ${(vectors.value ?? []).map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
         </select></label>
-        <${Button} why=${position < 0 ? "The session has no tokens yet." : null} onClick=${measure}>
-          Measure position ${Math.max(0, position)}<//>
       </div>
       ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
-      <${Charts} found=${found} />
+      <${Charts} position=${position} name=${name} layers=${found} />
     </section>
   `;
 }
 
-function Charts({ found }) {
-  if (!found) return html`<p class="dim">Two charts appear here, from the layers that are captured.</p>`;
-  const { position, name, norms, cosines } = found;
-  if (!norms.some((value) => value !== null)) return html`<p role="status">Nothing is captured at position ${position}.</p>`;
-  return html`<div class="sides">
-    <div><h3>Norm at position ${position}</h3><${LineChart} label="Norm by layer" values=${norms} from=${0} format=${(value) => value.toPrecision(3)} /></div>
-    ${name && html`<div><h3>Cosine to ${name}</h3><${LineChart} label="Cosine by layer" values=${cosines} format=${(value) => value.toFixed(3)} /></div>`}
-  </div>`;
+/** The server's answer for a position, anew wherever the turn comes to: its layers, or null. */
+function useNorms(desk, position, vector) {
+  const [answer, setAnswer] = useState({ found: null, error: null });
+  const place = desk.place.value;
+  const preview = desk.preview.value;
+  useEffect(() => {
+    if (position < 0 || place === "busy") return undefined;
+    const leaving = new AbortController();
+    const query = { positions: `${position}:${position + 1}`, vector: vector || null };
+    call("GET", `/v1/sessions/${desk.id}/norms`, { query, signal: leaving.signal })
+      .then((found) => setAnswer({ found: found.layers, error: null }))
+      .catch((error) => error.name !== "AbortError" && setAnswer({ found: null, error }));
+    return () => leaving.abort();
+  }, [desk, position, vector, place, preview]);
+  return answer;
 }
 
-async function measured(id, position, name) {
-  const [residuals, vector] = await Promise.all([residualsAt(id, position), name ? numbersOf(name) : null]);
-  const byLayer = (measure) => Array.from({ length: server.peek().num_layers }, (_, layer) => (residuals.has(layer) ? measure(residuals.get(layer)) : null));
-  return { position, name, norms: byLayer(norm), cosines: vector && byLayer((each) => cosine(each, vector)) };
+function Charts({ position, name, layers }) {
+  if (!layers?.length) return html`<p class="dim charts" role="status">Two charts appear here, from the layers that are captured.</p>`;
+  const known = new Map(layers.map((each) => [each.layer, each]));
+  const byLayer = (field) => Array.from({ length: server.value.num_layers }, (_, layer) => known.get(layer)?.[field]?.[0] ?? null);
+  return html`<div class="sides charts">
+    <div><h3>Norm at position ${position}</h3>
+      <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${(value) => value.toPrecision(3)} /></div>
+    <div><h3>${name ? `Cosine to ${name}` : "Cosine"}</h3>${name
+      ? html`<${LineChart} label="Cosine by layer" values=${byLayer("cosines")} format=${(value) => value.toFixed(3)} />`
+      : html`<p class="dim">Choose a vector.</p>`}</div>
+  </div>`;
 }

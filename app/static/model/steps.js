@@ -34,6 +34,7 @@ function ToLayer({ layer, last, why, go }) {
   return html`<span class="row tight">
     <${Button} why=${why} onClick=${() => go(to)}>To layer<//>
     <select aria-label="Layer to go to" value=${to} onChange=${(event) => choose(Number(event.target.value))}>
+      ${layers.length === 0 && html`<option value=${last}>${last}</option>`}
       ${layers.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
     </select>
   </span>`;

@@ -28,7 +28,7 @@ export function TwoPrompts({ desk }) {
     }
     setWorking(false);
   };
-  const prompt = (name, label) => html`<${Field} id=${name} label=${label} control=${(told) => html`
+  const prompt = (name, label) => html`<${Field} wide id=${name} label=${label} control=${(told) => html`
     <input ...${told} required value=${form[name]} onInput=${set} autocomplete="off" />`} />`;
   return html`
     <section class="panel two-prompts stack" aria-labelledby="two-title">

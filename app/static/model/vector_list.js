@@ -1,7 +1,7 @@
 // The caller's named vectors.
 import { signal } from "@preact/signals";
-import { call, download, upload } from "../lib/api.js";
-import { read, writeVector } from "../lib/safetensors.js";
+import { call, upload } from "../lib/api.js";
+import { writeVector } from "../lib/safetensors.js";
 
 /** `{name, size, dtype, norm}`, by name; null before the first answer. */
 export const vectors = signal(null);
@@ -20,10 +20,4 @@ export async function keepVector(name, content) {
 export async function deleteVector(name) {
   await call("DELETE", `/v1/vectors/${encodeURIComponent(name)}`);
   await refreshVectors();
-}
-
-/** The numbers of a vector. */
-export async function numbersOf(name) {
-  const { bytes } = await download(`/v1/vectors/${encodeURIComponent(name)}`);
-  return read(bytes).tensors.get("vector").values;
 }
