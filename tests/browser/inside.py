@@ -17,16 +17,20 @@ class Inside:
     """A new session, and the page that shows its inside."""
 
     def __init__(self, url: str, open_page: Callable[..., Page], **options: Any) -> None:
-        self.api = httpx.Client(base_url=url, timeout=60)
+        self.url = url
         self.id: str = self.post("/v1/sessions", {})["id"]
         self.layers: int = self.get("/version")["num_layers"]
         self.page = open_page(f"{url}/#/sessions/{self.id}/model", **options)
 
+    def call(self, method: str, path: str, **sent: Any) -> httpx.Response:
+        """One call of the API, without the page."""
+        return httpx.request(method, self.url + path, timeout=60, **sent).raise_for_status()
+
     def get(self, path: str) -> Any:
-        return self.api.get(path).raise_for_status().json()
+        return self.call("GET", path).json()
 
     def post(self, path: str, body: object) -> Any:
-        return self.api.post(path, json=body).raise_for_status().json()
+        return self.call("POST", path, json=body).json()
 
     @property
     def path(self) -> str:
@@ -79,7 +83,7 @@ class Inside:
         return self.view
 
     def activation(self) -> bytes:
-        return self.api.get(f"{self.path}/checkpoint/activation").raise_for_status().content
+        return self.call("GET", f"{self.path}/checkpoint/activation").content
 
 
 def eventually(found: Callable[[], Any], wanted: object) -> None:

@@ -15,6 +15,7 @@ from tests.browser.inside import Inside, eventually
 
 pytestmark = pytest.mark.browser
 
+FILE = {"content-type": "application/octet-stream"}
 FIRST, SECOND = "I love this wonderful day", "I hate this terrible day"
 
 
@@ -23,7 +24,7 @@ def captured(inside: Inside, prompt: str, layer: int) -> np.ndarray:
     session = inside.post("/v1/sessions", {})["id"]
     inside.post(f"/v1/sessions/{session}/breakpoints", {"layer": layer, "action": "capture"})
     inside.post(f"/v1/sessions/{session}/generate", {"prompt": prompt, "max_tokens": 0})
-    tensors = load(inside.api.get(f"/v1/sessions/{session}/captures").content)
+    tensors = load(inside.call("GET", f"/v1/sessions/{session}/captures").content)
     return np.concatenate([tensors[name] for name in sorted(tensors)])
 
 
@@ -43,7 +44,7 @@ def test_two_prompts_make_a_vector(open_page: OpenPage, page_server: str, over: 
     form.get_by_role("button", name="Keep the vector").click()
     row = inside.page.get_by_role("row", name=f"cheerful-{over}")
     expect(row).to_be_visible()
-    kept = load(inside.api.get(f"/v1/vectors/cheerful-{over}").content)["vector"]
+    kept = load(inside.call("GET", f"/v1/vectors/cheerful-{over}").content)["vector"]
     love, hate = (captured(inside, prompt, 1) for prompt in (FIRST, SECOND))
     wanted = love[-1] - hate[-1] if over == "last" else love.mean(axis=0) - hate.mean(axis=0)
     np.testing.assert_allclose(kept, wanted, atol=1e-5)
@@ -97,10 +98,10 @@ def test_a_vector_of_the_wrong_size_is_refused_beside_the_file(
 def test_norms_and_cosines_are_those_of_the_captures(open_page: OpenPage, page_server: str, tmp_path: Path) -> None:
     inside = Inside(page_server, open_page)
     vector = np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)
-    inside.api.post("/v1/vectors?name=ones", content=save({"ones": vector})).raise_for_status()
+    inside.call("POST", "/v1/vectors?name=ones", content=save({"ones": vector}), headers=FILE)
     inside.page.reload()
     inside.pause_at(inside.layers - 1)
-    captures = load(inside.api.get(f"{inside.path}/captures").content)
+    captures = load(inside.call("GET", f"{inside.path}/captures").content)
     last = [captures[name][-1] for name in sorted(captures)]
     panel = inside.page.get_by_role("region", name="Norm and cosine by layer")
     norms = [float(np.linalg.norm(row)) for row in last]
@@ -109,5 +110,5 @@ def test_norms_and_cosines_are_those_of_the_captures(open_page: OpenPage, page_s
     panel.get_by_label("Cosine to").select_option("ones")
     cosines = [float(row @ vector / np.linalg.norm(row) / np.linalg.norm(vector)) for row in last]
     expect(panel.get_by_role("img", name=re.compile(rf"Cosine .* {max(cosines):.2f}"))).to_be_visible()
-    inside.api.delete("/v1/vectors/ones")
+    inside.call("DELETE", "/v1/vectors/ones")
     eventually(lambda: inside.get("/v1/vectors")["data"], [])
