@@ -26,6 +26,7 @@ from app.metrics.turns import Metrics
 from app.model_store.resolve import ResolvedModel
 from app.openai.responses.store import ResponseStore
 from app.routers import (
+    activation_maps,
     breakpoints,
     checkpoint,
     events,
@@ -71,6 +72,7 @@ ROUTERS = (
     generate,
     breakpoints,
     checkpoint,
+    activation_maps,
     resume,
     vectors,
     phase,

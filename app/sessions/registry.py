@@ -11,6 +11,7 @@ from app.domain.memory_map import MemoryMap
 from app.domain.values import Phase, Residency, SessionState
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
 from app.metrics.turns import Metrics
+from app.sessions.activation_maps import ActivationMaps
 from app.sessions.breakpoints import Breakpoints
 from app.sessions.charges.charges import Charges
 from app.sessions.checkpoints import Checkpoints
@@ -56,6 +57,7 @@ class SessionRegistry:
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
         self.side_work = SideWork(table.others_run)
+        self.maps = ActivationMaps(executor, lambda: table.any_runs)
         self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,
