@@ -1,0 +1,74 @@
+// What the screen knows of one session's inside: its breakpoints, its turn, and what is selected.
+import { computed, effect, signal, untracked } from "@preact/signals";
+import { call } from "../lib/api.js";
+import { server } from "../state/connection.js";
+import { sessionOf } from "../state/sessions.js";
+import { FIRST_EDIT } from "./edits.js";
+import { makeLensMap } from "./lens_map.js";
+
+let last = null;
+
+/** The desk of a session. It stays while one looks at other screens, until another session's is asked for. */
+export function deskOf(id) {
+  if (last?.id !== id) {
+    last?.leave();
+    last = makeDesk(id);
+  }
+  return last;
+}
+
+function makeDesk(id) {
+  const session = sessionOf(id);
+  const desk = {
+    id,
+    session,
+    /** Of the last turn that this page has begun or gone on with: see turns.js. */
+    turn: signal({ running: false, text: "", error: null, param: null }),
+    /** Null before the first answer. */
+    breakpoints: signal(null),
+    /** The cell that is looked at, `{layer, position}`, or null. */
+    cell: signal(null),
+    /** The token whose path is drawn, `{tokenId, text, position}`, or null. */
+    pinned: signal(null),
+    /** The edit that the form holds, each field as typed: see edits.js. */
+    edit: signal(FIRST_EDIT),
+    /** What that edit did to the checkpoint, `{original, position, before, after}`, or null. */
+    preview: signal(null),
+    /** The two sides of a comparison: see comparing.js. */
+    sides: signal(null),
+    lens: makeLensMap(id),
+    place: computed(() => placeOf(session.value)),
+    refreshBreakpoints: async () => {
+      desk.breakpoints.value = (await call("GET", `/v1/sessions/${id}/breakpoints`)).data;
+    },
+  };
+  const leaving = [
+    effect(() => {
+      const place = desk.place.value;
+      untracked(() => follow(desk, place));
+    }),
+    effect(() => {
+      const position = desk.cell.value?.position;
+      if (position !== undefined) untracked(() => desk.lens.lookAt(position));
+    }),
+  ];
+  desk.leave = () => leaving.forEach((leave) => leave());
+  return desk;
+}
+
+/** What tells one place of a session from another: a string that changes as its turn goes on. */
+function placeOf(view) {
+  if (view === null) return null;
+  const { state, tokens, checkpoint } = view;
+  if (state === "queued" || state === "running") return "busy";
+  return checkpoint ? `paused ${checkpoint.created_at} ${checkpoint.layer} ${checkpoint.first}` : `${state} ${tokens}`;
+}
+
+/** At each new place there are other breakpoints (those for once are gone), and more to see. */
+function follow(desk, place) {
+  if (place === null || place === "busy") return;
+  const { checkpoint, tokens } = desk.session.peek();
+  desk.preview.value = null;
+  desk.refreshBreakpoints().catch(() => {}); // a session that has just gone: the frame says so
+  desk.lens.show(checkpoint ? checkpoint.end : tokens, server.peek()?.num_layers ?? 0);
+}

@@ -1,0 +1,75 @@
+// The lens as a heatmap, layers by tokens: the token that the model would say, with its probability as the colour.
+import { html } from "../lib/html.js";
+import { percent } from "../lib/format.js";
+import { visible } from "../lib/tokens.js";
+import { server } from "../state/connection.js";
+import { CELL_HEIGHT, CELL_WIDTH, HEAD_HEIGHT, reveal } from "./scrolling.js";
+
+const MOVES = {
+  ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
+  PageUp: [0, -16], PageDown: [0, 16], Home: [0, -Infinity], End: [0, Infinity],
+};
+
+export function Heatmap({ desk, window }) {
+  void desk.lens.version.value;
+  const { first, end } = window;
+  const total = desk.lens.end.value;
+  const layers = Array.from({ length: server.value.num_layers }, (_, layer) => layer);
+  const positions = Array.from({ length: Math.max(0, end - first) }, (_, at) => first + at);
+  if (total === 0) return html`<${Nothing} />`;
+  const cell = desk.cell.value;
+  const shown = { paddingLeft: `${first * CELL_WIDTH}px`, width: `${total * CELL_WIDTH}px` };
+  return html`
+    <div class="heat" role="grid" tabindex="0" aria-label="The lens: layers by positions"
+      aria-rowcount=${layers.length + 1} aria-colcount=${total}
+      aria-activedescendant=${cell && cell.position >= first && cell.position < end ? idOf(cell) : null}
+      onKeyDown=${(event) => move(event, desk, window.box.current)} onFocus=${() => desk.cell.value ??= lastOf(desk)}
+      onClick=${(event) => choose(event, desk)}>
+      <div class="heads" role="row" style=${shown}>
+        ${positions.map((position) => html`<${Head} key=${position} position=${position} column=${desk.lens.column(position)} />`)}
+      </div>
+      ${layers.map((layer) => html`<div key=${layer} class="cells" role="row" aria-label="layer ${layer}" style=${shown}>
+        ${positions.map((position) => drawn(layer, position, desk.lens.column(position)))}
+      </div>`)}
+      ${cell && cell.position < total && html`<div class="chosen" aria-hidden="true" style=${{
+        left: `${cell.position * CELL_WIDTH}px`, top: `${HEAD_HEIGHT + cell.layer * CELL_HEIGHT}px` }} />`}
+    </div>
+  `;
+}
+
+const Nothing = () => html`
+  <p class="nothing dim">
+    Choose a layer to pause after it, then start a turn. At the pause this place shows what the model would say after
+    each layer at each token.
+  </p>
+`;
+
+const Head = ({ position, column }) => html`<div class="head" role="columnheader" aria-colindex=${position + 1}>
+  <b>${column?.tokenId == null ? "" : visible(column.text)}</b><span>${position}</span>
+</div>`;
+
+function drawn(layer, position, column) {
+  const best = column?.rows.get(layer)?.[0];
+  const name = { key: position, id: idOf({ layer, position }), role: "gridcell", "aria-colindex": position + 1 };
+  if (!best) return html`<div ...${name} class="cell bare" />`;
+  return html`<div ...${name} class="cell" style=${{ "--p": percent(best.p).replace(" ", "") }}>${visible(best.text)}</div>`;
+}
+
+const idOf = ({ layer, position }) => `cell-${layer}-${position}`;
+const lastOf = (desk) => ({ layer: desk.session.peek().checkpoint?.layer ?? server.peek().num_layers - 1, position: desk.lens.end.peek() - 1 });
+
+function choose(event, desk) {
+  const [kind, layer, position] = (event.target.closest('[role="gridcell"]')?.id ?? "").split("-");
+  if (kind === "cell") desk.cell.value = { layer: Number(layer), position: Number(position) };
+}
+
+function move(event, desk, box) {
+  const by = MOVES[event.key];
+  if (by === undefined) return;
+  event.preventDefault();
+  const { layer, position } = desk.cell.value ?? lastOf(desk);
+  const clip = (value, count) => Math.min(count - 1, Math.max(0, value));
+  const next = { layer: clip(layer + by[0], server.peek().num_layers), position: clip(position + by[1], desk.lens.end.peek()) };
+  desk.cell.value = next;
+  reveal(box, next);
+}

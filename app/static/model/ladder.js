@@ -1,0 +1,61 @@
+// The layers of the model, from the first to the last: where the turn stands, and which layers have breakpoints.
+import { useRef, useState } from "preact/hooks";
+import { html } from "../lib/html.js";
+import { server } from "../state/connection.js";
+import { attempt } from "../state/notices.js";
+import { marksOf, togglePause } from "./arming.js";
+
+const MOVES = { ArrowUp: -1, ArrowDown: 1, PageUp: -8, PageDown: 8, Home: -Infinity, End: Infinity };
+
+export function Ladder({ desk, how }) {
+  const list = useRef(null);
+  const count = server.value.num_layers;
+  const standing = desk.session.value.checkpoint?.layer ?? null;
+  const [current, setCurrent] = useState(standing ?? 0);
+  const move = (event) => {
+    const by = MOVES[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    const next = Math.min(count - 1, Math.max(0, current + by));
+    setCurrent(next);
+    list.current.children[next].firstElementChild.focus({ preventScroll: next === current });
+  };
+  const arm = (layer) => {
+    setCurrent(layer);
+    attempt(`Layer ${layer}`, () => togglePause(desk, layer, how, count));
+  };
+  return html`
+    <div class="ladder">
+      <div class="corner dim" aria-hidden="true">layer</div>
+      <ol ref=${list} aria-label="Layers: choose one to pause after it" onKeyDown=${move}>
+        ${Array.from({ length: count }, (_, layer) => html`<${Rung} key=${layer} layer=${layer} standing=${standing}
+          marks=${marksOf(desk.breakpoints.value, layer)} tab=${layer === current} arm=${arm} />`)}
+      </ol>
+    </div>
+  `;
+}
+
+function Rung({ layer, standing, marks, tab, arm }) {
+  const { pauses, captures, edits } = marks;
+  const place = standing === null ? "" : layer === standing ? "here" : layer < standing ? "passed" : "";
+  return html`<li class=${place}>
+    <button type="button" tabindex=${tab ? 0 : -1} aria-pressed=${pauses.length > 0} aria-label=${spoken(layer, marks, place)}
+      title=${pauses.length ? `Remove the pause after layer ${layer}` : `Pause after layer ${layer}`}
+      onClick=${() => arm(layer)}>
+      <i class="mark pause ${pauses.length ? "" : "off"} ${pauses.every((each) => each.once) ? "" : "each"}"></i>
+      <span class="number">${layer}</span>
+      <i class="mark capture ${captures.length ? "" : "off"}"></i>
+      <i class="mark edit ${edits.length ? "" : "off"}"></i>
+      <span class="stands">${place === "here" ? "paused" : ""}</span>
+    </button>
+  </li>`;
+}
+
+function spoken(layer, { pauses, captures, edits }, place) {
+  const said = [`Layer ${layer}`];
+  for (const { once, when } of pauses) said.push(`pauses ${once ? "once" : "each time"} in ${when.pass} pass`);
+  if (captures.length) said.push("captures");
+  if (edits.length) said.push("edits");
+  if (place === "here") said.push("the turn stands here");
+  return said.join(", ");
+}

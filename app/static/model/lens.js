@@ -1,0 +1,61 @@
+// The ladder of layers beside the heatmap of the lens, and the cell that is looked at.
+import { useState } from "preact/hooks";
+import { html } from "../lib/html.js";
+import { server } from "../state/connection.js";
+import { attempt } from "../state/notices.js";
+import { Failure } from "../shell/states.js";
+import { clearCaptures, isWatched, toggleWatch } from "./arming.js";
+import { Cell } from "./cell.js";
+import { Heatmap } from "./heatmap.js";
+import { Ladder } from "./ladder.js";
+import { useWindow } from "./scrolling.js";
+
+export function Lens({ desk }) {
+  const [how, setHow] = useState({ once: true, pass: "any" });
+  const window = useWindow(desk);
+  const error = desk.lens.error.value;
+  return html`
+    <section class="panel lens" aria-labelledby="lens-title">
+      <${Tools} desk=${desk} how=${how} setHow=${setHow} />
+      ${error && html`<${Failure} error=${error} retry=${() => desk.lens.want(window.first, window.end)} />`}
+      <div class="inside" ref=${window.box} onScroll=${window.onScroll}>
+        <${Ladder} desk=${desk} how=${how} />
+        <${Heatmap} desk=${desk} window=${window} />
+      </div>
+      <${Cell} desk=${desk} />
+    </section>
+  `;
+}
+
+function Tools({ desk, how, setHow }) {
+  const breakpoints = desk.breakpoints.value;
+  const watched = isWatched(breakpoints);
+  const layers = server.value.num_layers;
+  return html`
+    <div class="row tools">
+      <h2 id="lens-title">Layers and lens</h2>
+      <fieldset class="row tight">
+        <legend class="hidden">A pause that a click on a layer arms</legend>
+        <label>Pause
+          <select aria-label="How often to pause" value=${how.once ? "once" : "each"} onChange=${(event) => setHow({ ...how, once: event.target.value === "once" })}>
+            <option value="once">once</option><option value="each">each time</option>
+          </select>
+        </label>
+        <label>in
+          <select aria-label="In which pass to pause" value=${how.pass} onChange=${(event) => setHow({ ...how, pass: event.target.value })}>
+            <option value="any">any pass</option><option value="prefill">prefill</option><option value="decode">decode</option>
+          </select>
+        </label>
+      </fieldset>
+      <label><input type="checkbox" checked=${watched} onChange=${() => attempt("Watch", () => toggleWatch(desk, layers))} />
+        Watch all layers</label>
+      <button type="button" onClick=${() => attempt("Clear", () => clearCaptures(desk))}
+        title="Forget what was captured, on the server too">Clear the map</button>
+      <p class="legend dim" aria-hidden="true">
+        <i class="mark pause"></i>pauses <i class="mark capture"></i>captures <i class="mark edit"></i>edits
+      </p>
+      <p class="scale dim">0 % <i></i> 100 %</p>
+      <p class="dim status" role="status">${desk.lens.loading.value ? "Computing the lens" : ""}</p>
+    </div>
+  `;
+}

@@ -1,0 +1,56 @@
+// The length of the residual stream by layer at one position, and its cosine to a named vector.
+import { useEffect, useState } from "preact/hooks";
+import { call } from "../lib/api.js";
+import { html } from "../lib/html.js";
+import { server } from "../state/connection.js";
+import { LineChart } from "./line_chart.js";
+import { vectors } from "./vector_list.js";
+
+export function Norms({ desk }) {
+  const [name, setName] = useState("");
+  const position = desk.cell.value?.position ?? desk.lens.end.value - 1;
+  const { found, error } = useNorms(desk, position, name);
+  return html`
+    <section class="panel norms stack" aria-labelledby="norms-title">
+      <h2 id="norms-title">Norm and cosine by layer</h2>
+      <div class="row">
+        <label>Cosine to <select value=${name} onChange=${(event) => setName(event.target.value)}>
+          <option value="">no vector</option>
+          ${(vectors.value ?? []).map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
+        </select></label>
+      </div>
+      ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
+      <${Charts} position=${position} name=${name} layers=${found} />
+    </section>
+  `;
+}
+
+/** The server's answer for a position, anew wherever the turn comes to: its layers, or null. */
+function useNorms(desk, position, vector) {
+  const [answer, setAnswer] = useState({ found: null, error: null });
+  const place = desk.place.value;
+  const preview = desk.preview.value;
+  useEffect(() => {
+    if (position < 0 || place === "busy") return undefined;
+    const leaving = new AbortController();
+    const query = { positions: `${position}:${position + 1}`, vector: vector || null };
+    call("GET", `/v1/sessions/${desk.id}/norms`, { query, signal: leaving.signal })
+      .then((found) => setAnswer({ found: found.layers, error: null }))
+      .catch((error) => error.name !== "AbortError" && setAnswer({ found: null, error }));
+    return () => leaving.abort();
+  }, [desk, position, vector, place, preview]);
+  return answer;
+}
+
+function Charts({ position, name, layers }) {
+  if (!layers?.length) return html`<p class="dim charts" role="status">Two charts appear here, from the layers that are captured.</p>`;
+  const known = new Map(layers.map((each) => [each.layer, each]));
+  const byLayer = (field) => Array.from({ length: server.value.num_layers }, (_, layer) => known.get(layer)?.[field]?.[0] ?? null);
+  return html`<div class="sides charts">
+    <div><h3>Norm at position ${position}</h3>
+      <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${(value) => value.toPrecision(3)} /></div>
+    <div><h3>${name ? `Cosine to ${name}` : "Cosine"}</h3>${name
+      ? html`<${LineChart} label="Cosine by layer" values=${byLayer("cosines")} format=${(value) => value.toFixed(3)} />`
+      : html`<p class="dim">Choose a vector.</p>`}</div>
+  </div>`;
+}

@@ -1,0 +1,23 @@
+// The caller's named vectors.
+import { signal } from "@preact/signals";
+import { call, upload } from "../lib/api.js";
+import { writeVector } from "../lib/safetensors.js";
+
+/** `{name, size, dtype, norm}`, by name; null before the first answer. */
+export const vectors = signal(null);
+
+export async function refreshVectors() {
+  vectors.value = (await call("GET", "/v1/vectors")).data;
+}
+
+/** Keep a vector under a name: a Float32Array, or the bytes of a safetensors file. */
+export async function keepVector(name, content) {
+  const bytes = content instanceof Float32Array ? writeVector("vector", content) : content;
+  await upload("POST", "/v1/vectors", bytes, { query: { name } });
+  await refreshVectors();
+}
+
+export async function deleteVector(name) {
+  await call("DELETE", `/v1/vectors/${encodeURIComponent(name)}`);
+  await refreshVectors();
+}

@@ -1,0 +1,55 @@
+// The list of named vectors: add one from a file, delete one.
+import { useState } from "preact/hooks";
+import { html } from "../lib/html.js";
+import { attempt } from "../state/notices.js";
+import { errorElse, errorOf, Field } from "./field.js";
+import { deleteVector, keepVector, vectors } from "./vector_list.js";
+
+export function Vectors() {
+  const known = vectors.value;
+  return html`
+    <section class="panel vectors stack" aria-labelledby="vectors-title">
+      <h2 id="vectors-title">Vectors</h2>
+      ${known === null ? html`<p class="loading" role="status">Loading vectors</p>` : html`<${List} known=${known} />`}
+      <${FromFile} />
+    </section>
+  `;
+}
+
+function List({ known }) {
+  if (!known.length) return html`<p class="dim">There are none. Make one from two prompts, or add a safetensors file.</p>`;
+  return html`<table>
+    <thead><tr><th>name</th><th class="number">size</th><th>type</th><th class="number">norm</th><th></th></tr></thead>
+    <tbody>${known.map(({ name, size, dtype, norm }) => html`<tr key=${name}>
+      <td class="mono">${name}</td><td class="number">${size}</td><td>${dtype}</td><td class="number">${norm.toFixed(2)}</td>
+      <td class="number"><button class="danger" aria-label="Delete ${name}"
+        onClick=${() => attempt(`Delete ${name}`, () => deleteVector(name))}>Delete</button></td>
+    </tr>`)}</tbody>
+  </table>`;
+}
+
+function FromFile() {
+  const [name, setName] = useState("");
+  const [error, setError] = useState(null);
+  const add = async (event) => {
+    event.preventDefault();
+    const form = event.target;
+    const file = form.elements.file.files[0];
+    setError(null);
+    try {
+      await keepVector(name, await file.arrayBuffer());
+      setName("");
+      form.reset();
+    } catch (thrown) {
+      setError(thrown);
+    }
+  };
+  const wrongFile = error && (errorOf(error, "name") === null ? errorElse(error, ["name"]) : null);
+  return html`<form class="fields" onSubmit=${add}>
+    <${Field} id="file-vector-name" label="Name" error=${errorOf(error, "name")} control=${(told) => html`
+      <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`} />
+    <${Field} id="file" label="Safetensors file" error=${wrongFile} control=${(told) => html`
+      <input ...${told} type="file" accept=".safetensors" required />`} />
+    <button type="submit">Add the file</button>
+  </form>`;
+}

@@ -1,0 +1,115 @@
+"""Inside the model: edits at the pause, and forks that are compared."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import OpenPage
+from tests.browser.inside import Inside, eventually
+
+pytestmark = pytest.mark.browser
+
+
+def test_an_edit_is_shown_before_and_after_and_can_be_undone(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    original = inside.activation()
+    before = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]
+    inside.page.get_by_label("Factor", exact=True).fill("-3")
+    inside.button("Preview").click()
+    tables = inside.page.get_by_role("region", name="Edit after layer 1").get_by_role("table")
+    expect(tables).to_have_count(2)
+    after = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]
+    assert inside.activation() != original
+    for table, lens in ((tables.nth(0), before), (tables.nth(1), after)):
+        expect(table).to_contain_text(f"position {lens['position']}")
+        share = 100 * math.exp(lens["top"][0]["logprob"])
+        expect(table.get_by_role("row").first).to_contain_text(re.compile(rf"{share:.0f}|{share:.1f}"))
+    inside.button("Undo").click()
+    expect(tables).to_have_count(0)
+    assert inside.activation() == original
+
+
+def test_a_second_preview_begins_from_the_first_state(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    factor = inside.page.get_by_label("Factor", exact=True)
+    factor.fill("0.5")
+    inside.button("Preview").click()
+    expect(inside.page.get_by_role("table", name=re.compile("After"))).to_be_visible()
+    once = inside.activation()
+    factor.fill("0.25")
+    factor.press("Tab")
+    eventually(lambda: inside.activation() != once, wanted=True)
+    expect(inside.button("Undo")).to_be_enabled()
+    factor.fill("0.5")
+    factor.press("Tab")
+    eventually(lambda: inside.activation() == once, wanted=True)
+
+
+def test_the_slider_and_the_number_are_one(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    slider = inside.page.get_by_label("Factor, slider")
+    slider.focus()
+    slider.press("ArrowRight")
+    expect(inside.page.get_by_label("Factor", exact=True)).to_have_value("0.95")
+
+
+def test_a_wrong_field_is_told_beside_it(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page, refusals=True)
+    inside.pause_at(1)
+    inside.page.get_by_label("Positions", exact=True).select_option("a range")
+    inside.page.get_by_label("First position").fill("3")
+    inside.page.get_by_label("End of the positions, not included").fill("2")
+    inside.button("Preview").click()
+    field = inside.page.get_by_label("Positions", exact=True)
+    expect(field).to_have_accessible_description(re.compile("the first position must be lower than the end"))
+    expect(inside.page.get_by_label("First position")).to_have_value("3")
+
+
+def test_an_edit_can_be_armed_for_the_tokens_to_come(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    inside.page.get_by_label("Operation").select_option("ablate")
+    inside.button("Steer from here on").click()
+    eventually(lambda: [each["layers"] for each in inside.breakpoints("edit")], [[1]])
+    assert inside.breakpoints("edit")[0]["edits"][0]["op"] == "ablate"
+    expect(inside.rung(1)).to_have_accessible_name(re.compile("edits"))
+
+
+def test_a_fork_is_compared_with_its_session(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1, tokens=8)
+    inside.page.get_by_label("Operation").select_option("ablate")
+    inside.page.get_by_label("Positions", exact=True).select_option("all")
+    inside.button("Fork and compare").click()
+    panel = inside.page.get_by_role("region", name="Fork and compare")
+    expect(panel.get_by_role("status")).to_have_text("The first token that differs is marked.")
+    links = [link.get_attribute("href") or "" for link in panel.get_by_role("link").all()]
+    ids = [link.removeprefix("#/sessions/") for link in links]
+    assert ids[0] == inside.id
+    histories = [inside.get(f"/v1/sessions/{each}/history") for each in ids]
+    same = inside.post("/v1/sessions", {})["id"]
+    prompt = histories[0]["token_ids"][: len("The capital of France is the city of")]
+    plain = inside.post(
+        f"/v1/sessions/{same}/generate",
+        {"token_ids": prompt, "max_tokens": 8, "temperature": 0},
+    )
+    assert histories[0]["token_ids"][len(prompt) :] == plain["token_ids"]
+    assert histories[1]["token_ids"][: len(prompt)] == prompt
+    assert histories[1]["token_ids"] != histories[0]["token_ids"]
+    expect(panel.locator("mark")).not_to_have_count(0)
+    inside.expect_idle()
+
+
+def test_an_edit_that_changes_nothing_gives_the_same_reply(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    inside.page.get_by_label("Factor", exact=True).fill("1")
+    inside.button("Fork and compare").click()
+    panel = inside.page.get_by_role("region", name="Fork and compare")
+    expect(panel.get_by_role("status")).to_have_text("Both replies are the same.")

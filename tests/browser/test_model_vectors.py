@@ -1,0 +1,114 @@
+"""Inside the model: vectors, from two prompts and from files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import expect
+from safetensors.numpy import load, save
+
+from tests.browser.conftest import OpenPage
+from tests.browser.inside import Inside, eventually
+
+pytestmark = pytest.mark.browser
+
+FILE = {"content-type": "application/octet-stream"}
+FIRST, SECOND = "I love this wonderful day", "I hate this terrible day"
+
+
+def captured(inside: Inside, prompt: str, layer: int) -> np.ndarray:
+    """What the server captures after the layer, `[positions, hidden_size]`, without the page."""
+    session = inside.post("/v1/sessions", {})["id"]
+    inside.post(f"/v1/sessions/{session}/breakpoints", {"layer": layer, "action": "capture"})
+    inside.post(f"/v1/sessions/{session}/generate", {"prompt": prompt, "max_tokens": 0})
+    tensors = load(inside.call("GET", f"/v1/sessions/{session}/captures").content)
+    return np.concatenate([tensors[name] for name in sorted(tensors)])
+
+
+@pytest.mark.parametrize("over", ["last", "mean"])
+def test_two_prompts_make_a_vector(open_page: OpenPage, page_server: str, over: str) -> None:
+    inside = Inside(page_server, open_page)
+    sessions = {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]}
+    form = inside.page.get_by_role("region", name="A vector from two prompts")
+    form.get_by_label("Prompt", exact=True).fill(FIRST)
+    form.get_by_label("Minus prompt").fill(SECOND)
+    form.get_by_label("After layer").fill("1")
+    form.get_by_label("Taken over").select_option(over)
+    form.get_by_role("button", name="Compute the difference").click()
+    expect(form.get_by_role("status")).to_have_text(re.compile(r"Its norm is \d"))
+    assert {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]} == sessions
+    form.get_by_label("Keep as").fill(f"cheerful-{over}")
+    form.get_by_role("button", name="Keep the vector").click()
+    row = inside.page.get_by_role("row", name=f"cheerful-{over}")
+    expect(row).to_be_visible()
+    kept = load(inside.call("GET", f"/v1/vectors/cheerful-{over}").content)["vector"]
+    love, hate = (captured(inside, prompt, 1) for prompt in (FIRST, SECOND))
+    wanted = love[-1] - hate[-1] if over == "last" else love.mean(axis=0) - hate.mean(axis=0)
+    np.testing.assert_allclose(kept, wanted, atol=1e-5)
+    expect(form).not_to_contain_text("Its norm is")
+    row.get_by_role("button", name=f"Delete cheerful-{over}").click()
+    expect(row).to_have_count(0)
+    assert f"cheerful-{over}" not in str(inside.get("/v1/vectors"))
+
+
+def test_a_file_becomes_a_vector_that_edits_take(open_page: OpenPage, page_server: str, tmp_path: Path) -> None:
+    inside = Inside(page_server, open_page)
+    size = inside.get("/version")["hidden_size"]
+    vector = np.linspace(-1, 1, size, dtype=np.float32)
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(save({"mine": vector}))
+    panel = inside.page.get_by_role("region", name="Vectors")
+    panel.get_by_label("Name").fill("from-file")
+    panel.get_by_label("Safetensors file").set_input_files(path)
+    panel.get_by_role("button", name="Add the file").click()
+    expect(panel.get_by_role("row", name="from-file")).to_contain_text(f"{np.linalg.norm(vector):.2f}")
+    inside.pause_at(1)
+    before = load(inside.activation())["activation"]
+    inside.page.get_by_label("Operation").select_option("add")
+    expect(inside.button("Preview")).to_be_disabled()
+    inside.page.get_by_label("Vector", exact=True).select_option("from-file")
+    inside.page.get_by_label("Factor", exact=True).fill("2")
+    inside.button("Preview").click()
+    expect(inside.page.get_by_role("table", name=re.compile("After"))).to_be_visible()
+    after = load(inside.activation())["activation"]
+    np.testing.assert_allclose(after[-1], before[-1] + 2 * vector, atol=1e-5)
+    np.testing.assert_array_equal(after[:-1], before[:-1])
+
+
+def test_a_vector_of_the_wrong_size_is_refused_beside_the_file(
+    open_page: OpenPage, page_server: str, tmp_path: Path
+) -> None:
+    inside = Inside(page_server, open_page, refusals=True)
+    path = tmp_path / "short.safetensors"
+    path.write_bytes(save({"short": np.ones(3, dtype=np.float32)}))
+    panel = inside.page.get_by_role("region", name="Vectors")
+    panel.get_by_label("Name").fill("short")
+    panel.get_by_label("Safetensors file").set_input_files(path)
+    panel.get_by_role("button", name="Add the file").click()
+    size = inside.get("/version")["hidden_size"]
+    expect(panel.get_by_label("Safetensors file")).to_have_accessible_description(
+        re.compile(re.escape(f"it must be [{size}], not [3]"))
+    )
+    expect(panel.get_by_label("Name")).to_have_value("short")
+
+
+def test_norms_and_cosines_are_those_of_the_captures(open_page: OpenPage, page_server: str, tmp_path: Path) -> None:
+    inside = Inside(page_server, open_page)
+    vector = np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)
+    inside.call("POST", "/v1/vectors?name=ones", content=save({"ones": vector}), headers=FILE)
+    inside.page.reload()
+    inside.pause_at(inside.layers - 1)
+    captures = load(inside.call("GET", f"{inside.path}/captures").content)
+    last = [captures[name][-1] for name in sorted(captures)]
+    panel = inside.page.get_by_role("region", name="Norm and cosine by layer")
+    norms = [float(np.linalg.norm(row)) for row in last]
+    highest = int(np.argmax(norms))
+    expect(panel.get_by_role("img", name=re.compile(rf"Norm by layer\. .* after layer {highest}"))).to_be_visible()
+    panel.get_by_label("Cosine to").select_option("ones")
+    cosines = [float(row @ vector / np.linalg.norm(row) / np.linalg.norm(vector)) for row in last]
+    expect(panel.get_by_role("img", name=re.compile(rf"Cosine .* {max(cosines):.2f}"))).to_be_visible()
+    inside.call("DELETE", "/v1/vectors/ones")
+    eventually(lambda: inside.get("/v1/vectors")["data"], [])
