@@ -55,7 +55,7 @@ class SessionRegistry:
         self.checkpoints = Checkpoints(executor)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
-        self.side_work = SideWork(table.others_run)
+        self.side_work = SideWork(table.turns.others_run)
         self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,

@@ -124,7 +124,7 @@ class Turns:
         if not request.pausable:
             _require_no_pauses(session)
         # Not by those that wait: turns that come together all wait, until the engine has looked at the first.
-        if self._table.turns_of(session.owner) >= self._max_turns:
+        if self._table.turns.count(session.owner) >= self._max_turns:
             raise Busy(f"the queue is full ({self._max_turns} turns run or wait)", retry_after_s=RETRY_AFTER_S)
         new = array("I", request.token_ids)
         history = new if request.replace else session.history + new
@@ -136,7 +136,7 @@ class Turns:
             need = TurnNeed(len(history), sent, request.stop.max_tokens)
             (charge,) = self._charges.reserve(session.owner, [need], cleanup)
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
-        self._charges.begin(charge)  # from here on the turn has an end
+        self._charges.begin(session.owner, charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
         session.watcher.begun(session)
         cleanup.callback(self._ends.release, session, turn)
