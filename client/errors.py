@@ -139,6 +139,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "request_too_large": TooLarge,
     "field_out_of_range": Unprocessable,
     "bad_export": Unprocessable,
+    "deadly_turn": Unprocessable,
     "grammar_too_complex": Unprocessable,
     "queue_full": RateLimited,
     "session_limit": RateLimited,

@@ -100,6 +100,10 @@ class GrammarTooComplex(FieldOutOfRange, code="grammar_too_complex"):
     """A grammar that was valid, but cannot be followed any further: its turn ends."""
 
 
+class DeadlyTurn(FieldOutOfRange, code="deadly_turn"):
+    """The engine has died again and again while this turn was there. A client that repeats it does so in vain."""
+
+
 class BadExport(FieldOutOfRange, code="bad_export"):
     """An exported session that is damaged, or not of this model."""
 

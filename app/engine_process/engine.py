@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 
 from app.bridge.executor import Deliver
 from app.domain.errors import DjinnError, EngineError
@@ -11,6 +13,7 @@ from app.domain.values import ModelInfo
 from app.engine_process.channel import Closed
 from app.engine_process.child import Child
 from app.engine_process.codec import Frame, decode, encode
+from app.engine_process.deaths import Deaths
 from app.engine_process.frames import Beat, Compiled, Dying, Load, Loaded, NotLoaded, Stop
 from app.engine_process.grammars import RemoteGrammars
 from app.messages import Back, Command, Lost
@@ -23,6 +26,8 @@ STOP_TIMEOUT_S = 30.0
 """How long a process that has been told to stop may be silent: its last step may be a long one."""
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Before each attempt to start another engine. When the last has failed, nobody tries again."""
+LOADS = 10.0
+"""How many times as long as the first another engine may load: files may not be in the page cache any more."""
 
 
 class EngineProcess:
@@ -32,16 +37,21 @@ class EngineProcess:
     and `Back` when the new one takes commands. All that was sent before is then forgotten.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, start: Callable[[], Child] = Child) -> None:
+        """`start` starts a process."""
         self._timeout_s = timeout_s
-        self._child = Child()
+        self._start = start
+        self._child = start()
         self._load: Load | None = None
+        self._began_at = 0.0
+        self._load_timeout_s = timeout_s
         self._info: ModelInfo | None = None
         self._is_open = False
         """Whether the process takes commands."""
         self._stopping = threading.Event()
         self._reason = ""
         """What the process said of its own end."""
+        self._deaths = Deaths()
         self.grammars = RemoteGrammars(self._send)
 
     @property
@@ -57,12 +67,13 @@ class EngineProcess:
 
     def begin(self, load: Load) -> None:
         """Begin to load the model, which takes seconds or minutes."""
-        self._load = load
+        self._load, self._began_at = load, time.monotonic()
         self._child.channel.send(encode(load))
 
     def loaded(self) -> EngineProcess:
         """Wait until the model is loaded. Raises the `DjinnError` that says why it is not."""
-        self._info = self._wait_until_loaded()
+        self._info = self._wait_until_loaded(None)
+        self._load_timeout_s = max(self._timeout_s, LOADS * (time.monotonic() - self._began_at))
         self._is_open = True
         return self
 
@@ -71,7 +82,9 @@ class EngineProcess:
         self._send(command)
 
     def run(self, deliver: Deliver) -> None:
-        """Deliver events until `stop`, on the calling thread. Raises `EngineError` if no engine can be started."""
+        """Deliver events until `stop`, on the calling thread. Raises `EngineError` if no engine can be started, or if
+        one after the other dies.
+        """
         while True:
             reason = self._listen(deliver)
             if self._stopping.is_set():
@@ -80,6 +93,7 @@ class EngineProcess:
             logger.error("the engine has died: %s; another is started", reason)
             self.grammars.fail_all(reason)
             deliver([Lost(reason)])
+            self._deaths.note()
             if not self._replace():
                 return
             self._is_open = True
@@ -121,6 +135,7 @@ class EngineProcess:
             silent_s = 0.0
             frame = decode(data)
             if isinstance(frame, list):
+                self._deaths.note_events(frame)
                 deliver(frame)
             else:
                 self._take(frame)
@@ -149,9 +164,9 @@ class EngineProcess:
             if self._stopping.wait(pause_s):
                 return False
             try:
-                self._child = Child()
+                self._child = self._start()
                 self._child.channel.send(encode(self._load))
-                found = self._wait_until_loaded()
+                found = self._wait_until_loaded(self._load_timeout_s)
             except (DjinnError, OSError) as error:  # the machine may be short of memory or descriptors just now
                 logger.error("no other engine could be started: %s", error)
                 continue
@@ -166,16 +181,21 @@ class EngineProcess:
             self._child.wait()
         raise EngineError("it died, and no other could be started")
 
-    def _wait_until_loaded(self) -> ModelInfo:
-        """Raises `DjinnError` if the process says why it cannot run, or ends."""
+    def _wait_until_loaded(self, timeout_s: float | None) -> ModelInfo:
+        """Raises `DjinnError` if the process says why it cannot run, ends, or takes more than `timeout_s`."""
+        self._reason, waited_s = "", 0.0
         while True:
             try:
                 data = self._child.channel.receive(LOOK_S)
             except Closed:
-                raise EngineError(f"the engine could not be started: {self._child.wait()}") from None
+                how = self._child.wait()
+                raise EngineError(f"the engine could not be started: {self._reason or how}") from None
             if data is None:
+                waited_s += LOOK_S  # as in `_listen`
                 if self._stopping.is_set():
                     self._child.kill()
+                elif timeout_s is not None and waited_s > timeout_s:
+                    self._give_up(f"it has not loaded the model within {timeout_s:.0f} s")
                 continue
             frame = decode(data)
             if isinstance(frame, Loaded):

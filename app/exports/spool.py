@@ -25,8 +25,9 @@ PREFIX = "djinn-"
 class SpoolFile:
     """A file on its way, which takes part of the spool's budget and of the disk's room."""
 
-    def __init__(self, path: Path, spool: Spool, claim: Claim) -> None:
+    def __init__(self, path: Path, owner: str | None, spool: Spool, claim: Claim) -> None:
         self.path = path
+        self.owner = owner
         self.claimed = 0
         """Bytes that it may have."""
         self._spool = spool
@@ -37,7 +38,7 @@ class SpoolFile:
         more = total - self.claimed
         if more <= 0:
             return
-        self._spool.check(more, total)
+        self._spool.check(self, more, total)
         try:
             self._claim.grow(more)
         except DiskFull as error:
@@ -52,7 +53,9 @@ class SpoolFile:
 class Spool:
     """A folder for them. Used on the event loop; the disk is waited for on other threads.
 
-    All files together have at most `max_bytes` bytes; `room` is that on their disk.
+    All files together have at most `max_bytes` bytes; `room` is that on their disk. A tenant's files leave as much free
+    as they take, in files and in bytes, but for its only one (Choudhury and Hahne, *Dynamic queue length thresholds*,
+    1998). So each tenant finds room, and a tenant that is alone has half.
     """
 
     def __init__(self, folder: Path | None, room: DiskRoom, max_bytes: int) -> None:
@@ -68,19 +71,23 @@ class Spool:
         self._files: set[SpoolFile] = set()
 
     @contextlib.asynccontextmanager
-    async def file(self) -> AsyncIterator[SpoolFile]:
-        """A file in a folder of its own, which is deleted with all that is in it at the end of the block.
+    async def file(self, owner: str | None) -> AsyncIterator[SpoolFile]:
+        """A file in a folder of its own, which is deleted with all that is in it at the end of the block. None: there
+        are no tenants.
 
         Raises `SpoolFull` if too many are under way, `DiskShort`.
         """
-        if len(self._files) >= MAX_FILES:
-            raise SpoolFull(f"{MAX_FILES} exports and imports are under way, the most allowed", retry_after_s=1)
+        free, own = MAX_FILES - len(self._files) - 1, len(self._of(owner))
+        if free < 0 or (own and free < own + 1):
+            count = own if free >= 0 else MAX_FILES
+            whose = " of this tenant" if free >= 0 else ""
+            raise SpoolFull(f"{count} exports and imports{whose} are under way, the most allowed now", retry_after_s=1)
         with self._room.claiming() as claim:
             try:
                 inside = tempfile.TemporaryDirectory(dir=self._folder, prefix=PREFIX)
             except OSError as error:
                 raise DiskShort(f"the session's file was not stored: {error.strerror}") from error
-            file = SpoolFile(Path(inside.name) / "session.safetensors", self, claim)
+            file = SpoolFile(Path(inside.name) / "session.safetensors", owner, self, claim)
             self._files.add(file)
             try:
                 yield file
@@ -88,17 +95,23 @@ class Spool:
                 await asyncio.to_thread(inside.cleanup)
                 self._files.discard(file)
 
-    def check(self, more: int, total: int) -> None:
+    def check(self, file: SpoolFile, more: int, total: int) -> None:
         """Raise `TooLarge` if a file of `total` bytes never fits, `SpoolFull` if there is no room for `more` now."""
         if total > self._max_bytes:
             raise TooLarge(f"the session's file needs {size(total)}; max_spool_bytes allows {size(self._max_bytes)}")
-        taken = sum(file.claimed for file in self._files)
-        if taken + more > self._max_bytes:
+        taken = sum(each.claimed for each in self._files)
+        own = sum(each.claimed for each in self._of(file.owner) if each is not file)
+        if taken + more + (own and own + total) > self._max_bytes:
+            whose = f", {size(own)} of it by this tenant, who leaves others as much" if own else ""
             raise SpoolFull(
-                f"exports and imports under way take {size(taken)} of the {size(self._max_bytes)} that they may have; "
-                f"this one needs {size(total)}",
+                f"exports and imports under way take {size(taken)} of the {size(self._max_bytes)} that they may have"
+                f"{whose}; this one needs {size(total)}",
                 retry_after_s=1,
             )
+
+    def _of(self, owner: str | None) -> list[SpoolFile]:
+        """The tenant's files. Without tenants nobody has to leave room to others."""
+        return [] if owner is None else [each for each in self._files if each.owner == owner]
 
 
 def _clear(folder: Path) -> None:

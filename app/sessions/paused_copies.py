@@ -82,7 +82,7 @@ class PausedCopies:
 
     def _take_up(self, session: Session, turn: Turn, place: PausedPlace, charge: TurnCharge) -> None:
         """Make a new session be paused in that place, as the engine has it. It has its history already."""
-        self._charges.begin(charge)
+        self._charges.begin(session.owner, charge)
         turn.readers = 0
         session.take_up(turn, place)
         reader = self._turns.reader(session, turn, place.rule)

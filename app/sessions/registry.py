@@ -56,7 +56,7 @@ class SessionRegistry:
         self.checkpoints = Checkpoints(executor)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
-        self.side_work = SideWork(table.others_run)
+        self.side_work = SideWork(table.turns.others_run)
         self.maps = ActivationMaps(executor, lambda: table.any_runs)
         self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.bridge.turn import Turn
@@ -83,6 +84,8 @@ class Session:
     """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
     watcher: Watcher[Session] = NOBODY
     """Told of what happens to it, once it is found."""
+    on_move: Callable[[Session], None] = lambda session: None
+    """Told of each new state: the table counts turns."""
     _before_turn: array[int] = field(default_factory=lambda: array("I"))
     _generated: int = 0
     """Tokens of the last turn that `usage` counts as completion."""
@@ -150,6 +153,7 @@ class Session:
             self.pause = None
         if not self.busy:
             self.reader = None
+        self.on_move(self)
         self.watcher.changed(self)
 
     def signal(self, phase: Phase) -> None:
@@ -176,6 +180,7 @@ class Session:
         """Begin in the place where another session is paused, with its history."""
         self.state, self.turn, self.pause_limit = SessionState.PAUSED, turn, place.limit
         self._before_turn, self.prompt_tokens, self.max_tokens = place.before, place.prompt_tokens, place.max_tokens
+        self.on_move(self)
 
     def resume(self) -> None:
         """Enter the queue with the turn that is paused."""

@@ -12,6 +12,7 @@ from app.bridge.turn import Turn
 from app.domain.errors import Draining, FieldOutOfRange, NotFound, SessionLimit, TenantLimit
 from app.domain.limits import Quotas
 from app.domain.values import Phase, Residency, SessionId, SessionState, Tier
+from app.sessions.busy import BusySessions
 from app.sessions.session import Session
 from app.sessions.watcher import NOBODY, Watcher
 
@@ -31,6 +32,8 @@ class SessionTable:
         self._quotas = quotas
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
+        self.turns = BusySessions()
+        """Those with a turn in them, also while the engine opens them."""
         self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
         """The last sessions of each owner that closed, as many as may be open: still places in the owner's list."""
 
@@ -98,12 +101,14 @@ class SessionTable:
     def add(self, session: Session) -> None:
         """Take in a session; from now on it is found."""
         self._open[session.id] = session
+        self.turns.follow(session)
         session.watcher = self.watcher
         self.watcher.opened(session)
 
     def remove(self, session: Session) -> None:
         """Let go of a session that closes."""
         del self._open[session.id]
+        self.turns.leave(session)
         closed = self._closed[session.owner]
         closed[session.id] = None
         if len(closed) > self._limit:
@@ -114,8 +119,12 @@ class SessionTable:
     def opening(self, session: Session) -> Iterator[None]:
         """Count the session while the engine opens it, and take it in if that went well."""
         self._opening[session.id] = session
+        self.turns.follow(session)
         try:
             yield
+        except BaseException:
+            self.turns.leave(session)
+            raise
         finally:
             del self._opening[session.id]
         self.add(session)
@@ -176,14 +185,6 @@ class SessionTable:
     def find(self, session_id: SessionId) -> Session | None:
         """The session that the engine means, unless it has been closed."""
         return self._open.get(session_id) or self._opening.get(session_id)
-
-    def turns_of(self, owner: str | None) -> int:
-        """The owner's turns in the queue or in the engine; paused ones are in neither."""
-        return sum(session.under_way for session in self.owned_by(owner))
-
-    def others_run(self, owner: str | None) -> bool:
-        """Whether other owners have turns in the queue or in the engine."""
-        return any(each.under_way and each.owner != owner for each in self._open.values())
 
     @property
     def any_runs(self) -> bool:

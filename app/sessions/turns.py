@@ -10,13 +10,14 @@ from functools import partial
 
 from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
-from app.domain.errors import Busy, ContextTooLong, FieldOutOfRange, WrongState
+from app.domain.errors import Busy, ContextTooLong, EngineRestarting, FieldOutOfRange, WrongState
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
 from app.messages import Failed, Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
 from app.sessions.charges.charges import Charges, TurnNeed
 from app.sessions.charges.turn_charge import TurnCharge
+from app.sessions.guards.deadly_turns import DeadlyTurns
 from app.sessions.guards.side_work import Lane, SideWork
 from app.sessions.keeper import SessionKeeper
 from app.sessions.pauses import Pauses
@@ -80,6 +81,7 @@ class Turns:
         self._max_turns = max_turns
         self._on_queued = on_queued
         self._known_grammars: OrderedDict[Grammar, None] = OrderedDict()
+        self._deadly = DeadlyTurns()
 
     async def compile_grammar(
         self, owner: str | None, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack
@@ -114,26 +116,27 @@ class Turns:
         what `reserve` has counted for it already.
 
         Raises `WrongState` unless idle, and if it is not `pausable` but a breakpoint pauses, `Busy` when the queue is
-        full, `TenantLimit` and `RateLimited` by the owner's limits, `Draining`, and `FieldOutOfRange` if there is no
-        token to start from.
+        full, `TenantLimit` and `RateLimited` by the owner's limits, `Draining`, `FieldOutOfRange` if there is no token
+        to start from, and `DeadlyTurn`.
         """
         self._table.require_no_drain()
         session.require(SessionState.IDLE, to="start a turn")
         if not request.pausable:
             _require_no_pauses(session)
         # Not by those that wait: turns that come together all wait, until the engine has looked at the first.
-        if self._table.turns_of(session.owner) >= self._max_turns:
+        if self._table.turns.count(session.owner) >= self._max_turns:
             raise Busy(f"the queue is full ({self._max_turns} turns run or wait)", retry_after_s=RETRY_AFTER_S)
         new = array("I", request.token_ids)
         history = new if request.replace else session.history + new
         if not history:
             raise FieldOutOfRange("a turn needs at least 1 token to start from", param=request.param)
+        self._deadly.check(session.owner, history, param=request.param)
         if charge is None:
             sent = len(request.token_ids) + (0 if request.replace else session.uncounted)
             need = TurnNeed(len(history), sent, request.stop.max_tokens)
             (charge,) = self._charges.reserve(session.owner, [need], cleanup)
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
-        self._charges.begin(charge)  # from here on the turn has an end
+        self._charges.begin(session.owner, charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
         session.watcher.begun(session)
         cleanup.callback(self._ends.release, session, turn)
@@ -162,6 +165,7 @@ class Turns:
             charge.observe(event)
             usage = session.usage
             usage.queue_ms, usage.restore_ms, usage.prefill_ms = clock.queue_ms, clock.restore_ms, clock.prefill_ms
+            self._judge(session, event)
             session.observe(event)
             if isinstance(event, TurnFinished):
                 session.uncounted = charge.uncounted
@@ -172,6 +176,13 @@ class Turns:
                 session.watcher.stopped(session, event)
 
         return observe
+
+    def _judge(self, session: Session, event: TurnEvent) -> None:
+        """Remember whether the engine dies while the turn in the session waits or runs."""
+        if isinstance(event, Failed) and isinstance(event.error, EngineRestarting) and session.under_way:
+            self._deadly.note_death(session.owner, session.history[: session.prompt_tokens])
+        elif isinstance(event, TurnFinished):
+            self._deadly.note_end(session.owner, session.history[: session.prompt_tokens])
 
     def room(
         self, context: int, max_tokens: int | None, *, param: str = "prompt", limit_param: str = "max_tokens"

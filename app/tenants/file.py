@@ -20,6 +20,9 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 MOST = 10**12
 """Of any limit: far more than one server does."""
+MOST_BYTES = 4 << 20
+MOST_NODES = 1 << 20
+"""Values of the file, each as often as anchors repeat it: a few anchors of anchors make billions of a short file."""
 
 
 def _moment(value: object, *, after: timedelta) -> float:
@@ -83,7 +86,15 @@ class _File(WireModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that has a field twice: YAML itself would ignore the first."""
+    """Refuses a file that grows, and a mapping that has a field twice: YAML itself would ignore the first."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        found: yaml.Node | None = super().get_single_node()
+        if found is not None and (count := _count(found, {})) > MOST_NODES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"with its anchors the file has {count} values; {MOST_NODES} are allowed", found.start_mark
+            )
+        return found
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -96,9 +107,22 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """The values in a node, itself included, each as often as it is there. `known` has those of other nodes."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MOST_NODES + 1  # of a node that contains itself
+        parts = node.value if isinstance(node, yaml.SequenceNode) else (each for pair in node.value for each in pair)
+        known[id(node)] = 1 + sum(_count(each, known) for each in parts)
+    return known[id(node)]
+
+
 def read_tenants(path: Path) -> tuple[Tenant, ...]:
     """The tenants of the file. Raises `FieldOutOfRange`, which names the field at fault by its path."""
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise _refusal(path, f"it has more than {MOST_BYTES >> 20} MiB")
         content = yaml.load(path.read_bytes(), _Loader)
     except OSError as error:
         raise _refusal(path, f"cannot be read: {error.strerror}") from error

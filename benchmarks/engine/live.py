@@ -11,11 +11,11 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from app.bridge.executor import Engine
 from app.domain.breakpoints import NEXT_BREAKPOINT, Breakpoint, Until
 from app.domain.errors import DjinnError
 from app.domain.memory_map import MemoryMap, SessionMemory
 from app.domain.values import Phase, SamplingParams, SessionId, StopRule, Ticket, Tier
-from app.gpu.engine import Engine
 from app.messages import (
     Arm,
     Close,
@@ -25,9 +25,11 @@ from app.messages import (
     Event,
     Failed,
     Inspect,
+    Lost,
     Open,
     Paused,
     Placed,
+    Replacement,
     Resume,
     SetPhase,
     Submit,
@@ -68,7 +70,7 @@ class LiveEngine:
         self.info = engine.info
         self._engine = engine
         self._around = nullcontext() if around is None else around
-        self._news: queue.SimpleQueue[tuple[float, Sequence[Event]] | BaseException] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[float, Sequence[Event | Replacement]] | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="djinn-engine", daemon=True)
         self._tickets = map(Ticket, itertools.count(1))
         self._names = map("session-{}".format, itertools.count())
@@ -181,7 +183,7 @@ class LiveEngine:
         self._engine.send(make(ticket))
         return turn
 
-    def _take(self, at: float, event: Event) -> None:
+    def _take(self, at: float, event: Event | Replacement) -> None:
         match event:
             case Token():
                 turn = self._turns[event.ticket]
@@ -198,6 +200,8 @@ class LiveEngine:
                 raise NotAsMeant(f"the engine refused a command: {event.error.message}")
             case Done():
                 self._answers[event.ticket] = event.value
+            case Lost(reason):
+                raise NotAsMeant(f"the engine has died: {reason}")
             case Placed():
                 self._places[event.session] = at, event.memory
 
@@ -208,6 +212,6 @@ class LiveEngine:
         except BaseException as error:
             self._news.put(error)
 
-    def _deliver(self, events: Sequence[Event]) -> None:
+    def _deliver(self, events: Sequence[Event | Replacement]) -> None:
         """On the engine's thread: only noted, so that the client's work is not on the engine's clock."""
         self._news.put((time.perf_counter(), events))

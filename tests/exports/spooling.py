@@ -9,4 +9,4 @@ from app.machine.disk import Claim, DiskRoom
 def spooled(path: Path) -> SpoolFile:
     """The file `path`, as if a spool had room for it."""
     room = DiskRoom(path.parent)
-    return SpoolFile(path, Spool(None, room, 1 << 30), Claim(room))
+    return SpoolFile(path, None, Spool(None, room, 1 << 30), Claim(room))

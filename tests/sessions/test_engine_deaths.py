@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -11,13 +12,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.domain.errors import EngineRestarting
+from app.domain.errors import DeadlyTurn, EngineRestarting
 from app.domain.values import FinishReason, ModelInfo, Phase, Ticket, TurnUsage
 from app.main import create_app
 from app.messages import Back, Command, Done, Event, Lost, Open, Rewind, Started, Submit, Token, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.routers.dependencies import Services
+from app.sessions.guards.deadly_turns import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import UNNAMED, Session
 from app.sessions.turns import TurnRequest
@@ -175,3 +177,59 @@ async def test_metrics_are_there_when_no_engine_can_be_started(engine: Listening
 async def refuse() -> None:
     """As when sessions cannot be opened."""
     raise RuntimeError("no room")
+
+
+async def die_beside(
+    engine: ListeningEngine, registry: SessionRegistry, session: Session, text: bytes, *, times: int
+) -> None:
+    """A client repeats a turn, and each time the engine dies."""
+    for _ in range(times):
+        reader = begin(registry, session, text)
+        engine.tell(DEATH)
+        with pytest.raises(EngineRestarting):
+            await reader.read()
+        engine.tell(Back())
+        await until(lambda: isinstance(engine.sent[-1], Open))
+        engine.tell(Done(engine.last(Open).ticket))
+        await until(lambda: registry.executor.failure is None)
+
+
+async def test_a_turn_that_was_there_at_three_deaths_is_not_run_again(
+    engine: ListeningEngine, registry: SessionRegistry
+) -> None:
+    session = registry.create()
+    await die_beside(engine, registry, session, b"ask", times=2)
+    begin(registry, session, b"other")
+    engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 5, 3))
+    await until(lambda: not session.busy)
+    session.truncate(0)
+    await die_beside(engine, registry, session, b"ask", times=1)
+    with pytest.raises(DeadlyTurn, match="the engine died 3 times while this turn was there"):
+        begin(registry, session, b"ask")
+    assert not session.busy
+    begin(registry, session, b"asks")
+
+
+async def test_a_turn_that_comes_to_its_end_was_not_what_ended_the_engine(
+    engine: ListeningEngine, registry: SessionRegistry
+) -> None:
+    session = registry.create()
+    await die_beside(engine, registry, session, b"ask", times=2)
+    reader = begin(registry, session, b"ask")
+    engine.tell(*tokens_of(engine, b"yes"), end_of(engine, 3, 3))
+    await reader.read()
+    session.truncate(0)
+    await die_beside(engine, registry, session, b"ask", times=2)
+    begin(registry, session, b"ask")
+
+
+async def test_an_owner_is_not_refused_for_what_another_asks() -> None:
+    now, context = 0.0, array("I", list(b"ask"))
+    turns = DeadlyTurns(lambda: now)
+    for _ in range(MOST_DEATHS):
+        turns.note_death("one", context)
+    turns.check("other", context, param="prompt")
+    with pytest.raises(DeadlyTurn):
+        turns.check("one", context, param="prompt")
+    now += KNOWN_FOR_S
+    turns.check("one", context, param="prompt")

@@ -113,3 +113,39 @@ def test_a_file_that_is_no_object(tmp_path: Path, text: str, says: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FieldOutOfRange, match="No such file"):
         read_tenants(tmp_path / "none.yaml")
+
+
+def test_tenants_may_share_their_limits(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"""
+tenants:
+  - {{name: one, keys: [{{sha256: {SHA}}}], limits: &usual {{sessions: 5, turns_at_once: 2}}}}
+  - {{name: two, keys: [], limits: *usual}}
+  - {{name: three, keys: [], limits: {{<<: *usual, turns_at_once: 4}}}}
+""")
+    limits = [found.limits for found in read_tenants(file)]
+    assert limits == [Limits(sessions=5, turns_at_once=turns) for turns in (2, 2, 4)]
+
+
+GROWING = [
+    "{0}: &a{0} {{<<: [{1}], k{0}: 1}}",
+    "{0}: &a{0} [{1}]",
+]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("line", GROWING)
+def test_a_short_file_that_grows_without_end_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "tenants.yaml"
+    lines = ["0: &a0 {k0: 1}", *(line.format(n, ", ".join([f"*a{n - 1}"] * 10)) for n in range(1, 30))]
+    file.write_text("\n".join([*lines, "tenants: *a29"]))
+    with pytest.raises(FieldOutOfRange, match=r"with its anchors the file has [0-9]+ values; 1048576 are allowed"):
+        read_tenants(file)
+
+
+@pytest.mark.parametrize(("text", "says"), [("&a [*a]", "with its anchors"), (" " * (5 << 20), "more than 4 MiB")])
+def test_a_file_without_end_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants: {text}")
+    with pytest.raises(FieldOutOfRange, match=says):
+        read_tenants(file)

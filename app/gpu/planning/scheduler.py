@@ -242,7 +242,7 @@ class Scheduler:
             most = self.max_step_tokens
             length, way = plan_row(sequence, turn, self.num_layers, max_step_tokens=most, budget=budget)
             work = work_of_way(way)
-            if work and not self._work.take(sequence.session, work):
+            if work and not self._work.take(sequence.session, sequence.tenant, work):
                 plan.passed_over = True
                 return 0
         queued = len(self.queue.waiting)

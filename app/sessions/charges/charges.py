@@ -1,6 +1,7 @@
 """Turns as they are counted for their owners: before they begin, while they run, and when they have ended."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,8 @@ class Charges:
         self._table = table
         self._quotas = quotas
         self._kv_bytes_per_token = kv_bytes_per_token
-        self._coming: dict[object, tuple[str | None, int]] = {}
-        """What stands for a turn that a call has yet to begin, its owner, and the tokens of its context."""
+        self._coming: defaultdict[str | None, dict[TurnCharge, int]] = defaultdict(dict)
+        """Each owner's turns that calls have yet to begin, with the tokens of their contexts."""
 
     def reserve(
         self,
@@ -54,13 +55,13 @@ class Charges:
             TurnCharge(settle, sent=need.sent, generated=generated) for settle, need in zip(settles, needs, strict=True)
         ]
         for charge, need in zip(charges, needs, strict=True):
-            self._coming[charge] = owner, need.context
-            cleanup.callback(self._drop, charge)
+            self._coming[owner][charge] = need.context
+            cleanup.callback(self._drop, owner, charge)
         return charges
 
-    def begin(self, charge: TurnCharge) -> None:
-        """The turn has begun: its session counts from now on, and its end settles."""
-        del self._coming[charge]
+    def begin(self, owner: str | None, charge: TurnCharge) -> None:
+        """The owner's turn has begun: its session counts from now on, and its end settles."""
+        self._forget(owner, charge)
 
     def _require(self, owner: str | None, new: Sequence[int]) -> None:
         """Raise `TenantLimit` unless the owner may have more turns that wait, run or are paused, with contexts of `new`
@@ -69,8 +70,8 @@ class Charges:
         limits = self._quotas.limits(owner)
         if limits.turns_at_once is None and limits.device_bytes is None:
             return
-        busy = [len(session.history) for session in self._table.owned_by(owner) if session.busy]
-        busy += [tokens for each, tokens in self._coming.values() if each == owner]
+        busy = [len(session.history) for session in self._table.turns.of(owner)]
+        busy += self._coming.get(owner, {}).values()
         most = limits.turns_at_once
         if most is not None and len(busy) + len(new) > most:
             raise _refusal(f"{most} turn{'s' * (most > 1)} at once")
@@ -81,10 +82,16 @@ class Charges:
                 f"{sum(new) * size}"
             )
 
-    def _drop(self, charge: TurnCharge) -> None:
-        if charge in self._coming:
-            del self._coming[charge]
+    def _drop(self, owner: str | None, charge: TurnCharge) -> None:
+        if charge in self._coming.get(owner, {}):
+            self._forget(owner, charge)
             charge.drop()
+
+    def _forget(self, owner: str | None, charge: TurnCharge) -> None:
+        coming = self._coming[owner]
+        del coming[charge]
+        if not coming:
+            del self._coming[owner]
 
 
 def _refusal(limit: str) -> TenantLimit:

@@ -1,0 +1,76 @@
+"""Turns that were there each time the engine died: a client that repeats one would end each new engine with it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.domain.errors import DeadlyTurn
+
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS = 3
+KNOWN_FOR_S = 3600.0
+MOST_KNOWN = 4096
+"""Contexts that are remembered. More turns are not there when an engine dies."""
+
+
+@dataclass(slots=True)
+class _Deaths:
+    count: int = 0
+    last_at: float = 0.0
+
+
+class DeadlyTurns:
+    """Counts the deaths of the engine beside turns, which it knows by their owner and their context. Used on the event
+    loop only.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """`now` tells the time in seconds."""
+        self._now = now
+        self._known: OrderedDict[bytes, _Deaths] = OrderedDict()
+
+    def check(self, owner: str | None, context: array[int], *, param: str) -> None:
+        """Raise `DeadlyTurn` if the engine has died too often while a turn of that context waited or ran."""
+        deaths = self._find(owner, context)
+        if deaths is not None and deaths.count >= MOST_DEATHS:
+            raise DeadlyTurn(
+                f"the engine died {deaths.count} times while this turn was there: it is not started again within "
+                f"{KNOWN_FOR_S / 60:.0f} minutes, unless its tokens are others",
+                param=param,
+            )
+
+    def note_death(self, owner: str | None, context: array[int]) -> None:
+        """The engine died while the turn waited or ran."""
+        digest = _digest(owner, context)
+        deaths = self._known.setdefault(digest, _Deaths())
+        self._known.move_to_end(digest)
+        deaths.count += 1
+        deaths.last_at = self._now()
+        if deaths.count == MOST_DEATHS:
+            logger.error("a turn of %d tokens was there at %d deaths of the engine: refused", len(context), MOST_DEATHS)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    def note_end(self, owner: str | None, context: array[int]) -> None:
+        """The turn has come to an end, so it does no harm."""
+        if self._known:
+            self._known.pop(_digest(owner, context), None)
+
+    def _find(self, owner: str | None, context: array[int]) -> _Deaths | None:
+        """What is known of a turn. While no engine has died lately, this costs nothing."""
+        while self._known and next(iter(self._known.values())).last_at <= self._now() - KNOWN_FOR_S:
+            self._known.popitem(last=False)
+        return self._known.get(_digest(owner, context)) if self._known else None
+
+
+def _digest(owner: str | None, context: array[int]) -> bytes:
+    return hashlib.blake2b(
+        context.tobytes(), digest_size=16, key=hashlib.sha256((owner or "").encode()).digest()
+    ).digest()

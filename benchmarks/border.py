@@ -1,0 +1,87 @@
+"""What the border between server and engine costs a step: `python -m benchmarks.border`. No HTTP.
+
+One engine runs on a thread of this process, one in a process of its own. They decode the same turns, in pairs of
+rounds whose order changes.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+
+from app.engine_process.engine import EngineProcess
+from app.engine_process.loading import load_frame
+from app.gpu.startup.loader import load_engine
+from app.model_store.resolve import resolve
+from benchmarks.command import bind_to_cores
+from benchmarks.engine.away import random_tokens
+from benchmarks.engine.decoding import decode_rate
+from benchmarks.engine.live import LiveEngine
+from benchmarks.engine.loading import make_settings
+from benchmarks.figures import Figure, Target, figure_table
+from benchmarks.spread import middle_half
+from loadgen.processes.processor import NO_FLAGS, processor_flags
+from loadgen.results.tables import to_markdown
+
+PROMPT, ANSWER = 16, 256
+WIDTHS = (1, 32)
+PLACES = ("on a thread", "in a process")
+MOST_MS = Target(0.1)
+
+
+@contextmanager
+def engines(model: str) -> Iterator[tuple[LiveEngine, LiveEngine]]:
+    """One here and one apart, with the same settings."""
+    settings = make_settings("cpu", model, kv_device="64MiB", max_draft_tokens=0)
+    process = EngineProcess(settings.engine_timeout_s)
+    with ExitStack() as stack:
+        stack.callback(process.close)
+        process.begin(load_frame(settings, 0))
+        here = load_engine(resolve(model, cache_dir=Path(), seed=settings.seed), settings.engine())
+        yield stack.enter_context(LiveEngine(here)), stack.enter_context(LiveEngine(process.loaded()))
+
+
+def step_ms(live: LiveEngine, width: int, random: Random) -> float:
+    """Milliseconds of a step in which so many turns decode, as their client sees it."""
+    sessions = [live.open() for _ in range(width)]
+    turns = [live.submit(session, random_tokens(random, PROMPT), ANSWER) for session in sessions]
+    live.finish(*turns)
+    live.close(*sessions)
+    return 1e3 * width / decode_rate(turns)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser("python -m benchmarks.border", description=__doc__)
+    parser.add_argument("--model", default="random:tiny-llama", help="default random:tiny-llama, whose steps are short")
+    parser.add_argument("--rounds", type=int, default=40, help="of each engine and width; default 40")
+    parser.add_argument("--cores", type=int, default=2, help="default 2")
+    options = parser.parse_args()
+    bind_to_cores(options.cores)
+    figures = list[Figure]()
+    with engines(options.model) as both:
+        for width in WIDTHS:
+            figures += measure(both, width, options.rounds)
+    print(to_markdown(figure_table(f"A step: {options.model}, {' '.join(processor_flags()) or NO_FLAGS}", figures)))
+
+
+def measure(both: tuple[LiveEngine, LiveEngine], width: int, rounds: int) -> list[Figure]:
+    """The lines of one width."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(-2, rounds):  # the first rounds compile kernels
+        order = (0, 1) if number % 2 else (1, 0)
+        for place in order:
+            found = step_ms(both[place], width, Random(number))
+            if number >= 0:
+                times[place].append(found)
+    differences = [apart - here for here, apart in zip(*times, strict=True)]
+    streams = f"{width} stream{'s' * (width > 1)}"
+    return [
+        *(Figure(f"{streams}, {name}", "ms", middle_half(found)) for name, found in zip(PLACES, times, strict=True)),
+        Figure(f"{streams}, the border", "ms", middle_half(differences), MOST_MS),
+    ]
+
+
+if __name__ == "__main__":
+    main()
