@@ -175,6 +175,7 @@ def test_sigterm_refuses_new_work_and_ends_running_turns_in_time(tmp_path: Path)
             while (ready := http.get("/ready")).status_code == 200:
                 pass
             assert_error(ready, 503, "draining")
+            assert int(ready.headers["Retry-After"]) >= 1
             assert_error(http.post("/v1/sessions"), 503, "draining")
             assert_error(http.post(f"/v1/sessions/{other}/generate", json={"prompt": "a"}), 503, "draining")
             *_, last = stream

@@ -26,7 +26,7 @@ async def get_health() -> Status:
 @router.get("/ready", operation_id="getReady", responses=errors(503))
 async def get_ready(services: ServicesDep) -> Status:
     """Whether new work is taken: 503 while the server shuts down, while its engine is started again, and while its
-    journal cannot be written; 500 if the engine has failed for good.
+    journal cannot be written; 500 if the engine has failed for good. Needs no API key.
     """
     services.sessions.table.require_no_drain()
     services.sessions.executor.check()

@@ -30,7 +30,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="comma-separated, or --api-key once for each; if any is set, every route but /health needs one",
+        description="comma-separated, or --api-key once for each; if any is set, every route but /health and /ready "
+        "needs one",
     )
     tenants: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None,
