@@ -58,6 +58,7 @@ from app.text.tokenizer import Tokens, load_tokens
 from app.tools.support import ToolSupport
 from app.web.body_limit import BodyLimitMiddleware
 from app.web.error_handlers import install_error_handlers
+from app.web.cors import cross_origin
 from app.web.hosts import HostMiddleware
 from app.web.openapi.document import DescribedAPI
 from app.web.request_id import RequestIdMiddleware
@@ -226,7 +227,8 @@ def _middleware(settings: Settings, tenancy: Tenancy) -> list[Middleware]:
     return [
         Middleware(RequestIdMiddleware),
         *audit,
-        Middleware(HostMiddleware, hosts=settings.answered_hosts),
+        *cross_origin(settings.cors_origins),
+        Middleware(HostMiddleware, hosts=settings.answered_hosts, origins=settings.cors_origins),
         Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
         Middleware(
             BodyLimitMiddleware,

@@ -15,11 +15,14 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback
+from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback, is_origin
 from app.domain.values import KVPolicy
 from app.settings.engine import DRAFT_TOKENS, EngineSettings
 from app.settings.values import Budget, none_if_auto, none_or_path, not_empty
 
+
+WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
+"""What the settings are lists of."""
 
 class Settings(BaseSettings):
     """Each has a flag of `djinn serve`, and `DJINN_<NAME>` sets the same from the environment; a flag wins."""
@@ -48,6 +51,11 @@ class Settings(BaseSettings):
     )
     model: str = Field(
         "smollm2-135m-instruct", description="a pulled name, a folder, a .gguf file, a hub id or random:SHAPE"
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated, or --cors-origin once for each: sites whose pages may use the server, such as "
+        "https://example.org; * for any, if callers need a key",
     )
     served_name: str | None = Field(None, description="the model's name in the API (default: the last part of --model)")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
@@ -166,7 +174,7 @@ class Settings(BaseSettings):
             values.setdefault("api_keys", os.environ["DJINN_API_KEY"])
         return values
 
-    @field_validator("api_keys", "allowed_hosts", mode="before")
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split_words(cls, value: object, info: ValidationInfo) -> object:
         words = value.split(",") if isinstance(value, str) else value
@@ -186,6 +194,22 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _strangers_need_keys(self) -> Self:
         if not (self.needs_key or self.insecure or is_loopback(self.host)):
+    @field_validator("cors_origins")
+    @classmethod
+    def _only_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not is_origin(origin):
+                raise ValueError(f"{origin!r} is no origin: a scheme and a host, such as https://example.org")
+        return value
+
+    @model_validator(mode="after")
+    def _any_page_needs_a_key(self) -> Self:
+        if "*" in self.cors_origins and not self.needs_key:
+            raise ValueError(
+                "cors_origins: * would let every page in a browser use a server without keys; name origins"
+            )
+        return self
+
             raise ValueError(
                 f"host {self.host} is public: anybody who reaches it could read and close every session; "
                 "set --api-keys or --tenants, or --insecure if something in front of the server checks who calls"
