@@ -17,12 +17,13 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback, is_origin
 from app.domain.values import KVPolicy
+from app.logs.formats import LogFormat
 from app.settings.engine import DRAFT_TOKENS, EngineSettings
 from app.settings.values import Budget, none_if_auto, none_or_path, not_empty
 
-
 WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
 """What the settings are lists of."""
+
 
 class Settings(BaseSettings):
     """Each has a flag of `djinn serve`, and `DJINN_<NAME>` sets the same from the environment; a flag wins."""
@@ -43,19 +44,21 @@ class Settings(BaseSettings):
     audit_log: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None, description="file that gets a line of JSON for each request; SIGHUP opens it again (default: none)"
     )
+    log_format: LogFormat = Field("text", description="of the log on standard error: lines of text, or of JSON")
+    access_log: bool = Field(False, description="log a line for each request, without anything that it said")
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
         description="comma-separated names that clients may call the server by, * for any (default: those of loopback "
         "if it listens there without keys, else any)",
     )
-    model: str = Field(
-        "smollm2-135m-instruct", description="a pulled name, a folder, a .gguf file, a hub id or random:SHAPE"
-    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="comma-separated, or --cors-origin once for each: sites whose pages may use the server, such as "
         "https://example.org; * for any, if callers need a key",
+    )
+    model: str = Field(
+        "smollm2-135m-instruct", description="a pulled name, a folder, a .gguf file, a hub id or random:SHAPE"
     )
     served_name: str | None = Field(None, description="the model's name in the API (default: the last part of --model)")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
@@ -179,7 +182,7 @@ class Settings(BaseSettings):
     def _split_words(cls, value: object, info: ValidationInfo) -> object:
         words = value.split(",") if isinstance(value, str) else value
         if isinstance(words, list | tuple) and "" in words:
-            what = "key" if info.field_name == "api_keys" else "name"
+            what = WORDS[info.field_name or ""]
             raise ValueError(f"empty {what}: each has at least 1 character")
         return tuple(words) if isinstance(words, list) else words
 
@@ -191,9 +194,6 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name!r} is no host: a name or an address without scheme and port, or * for any")
         return value
 
-    @model_validator(mode="after")
-    def _strangers_need_keys(self) -> Self:
-        if not (self.needs_key or self.insecure or is_loopback(self.host)):
     @field_validator("cors_origins")
     @classmethod
     def _only_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -210,6 +210,9 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _strangers_need_keys(self) -> Self:
+        if not (self.needs_key or self.insecure or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} is public: anybody who reaches it could read and close every session; "
                 "set --api-keys or --tenants, or --insecure if something in front of the server checks who calls"
