@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from app.domain.errors import DjinnError
 from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_of
+from app.logs.formats import configure
 from app.machine.descriptors import raise_descriptor_limit
 from app.settings import Settings
 from app.tenants.keys import digest, new_key
@@ -98,7 +99,7 @@ def _serve(settings: Settings) -> None:
     from app.web.connections.caps import Caps
     from app.web.server import Server, bind
 
-    logging.basicConfig(level=logging.INFO, format="djinn: %(message)s")
+    configure(logging.INFO, settings.log_format)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     caps = Caps.of(settings, raise_descriptor_limit())
     with bind(settings.host, settings.port) as bound:

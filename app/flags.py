@@ -14,7 +14,8 @@ from app.settings import Settings
 USAGE_ERROR = 2
 CLOSE = 0.75
 """How alike an unknown flag and the one that was meant are, of 1."""
-ALIASES = {"api_keys": ("--api-key",)}
+ALIASES = {"api_keys": ("--api-key",), "cors_origins": ("--cors-origin",)}
+"""Flags that can be given once for each of several values."""
 METAVARS = {
     "host": "ADDRESS",
     "port": "PORT",
@@ -22,6 +23,7 @@ METAVARS = {
     "tenants": "FILE",
     "audit_log": "FILE",
     "allowed_hosts": "NAME[,NAME...]",
+    "cors_origins": "ORIGIN[,ORIGIN...]",
     "model": "MODEL",
     "served_name": "NAME",
     "device": "DEVICE",
@@ -105,7 +107,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             options["metavar"] = f"{{{','.join(get_args(field.annotation))}}}"
         else:
             options["metavar"] = METAVARS[name]
-        if name == "api_keys":
+        if name in ALIASES:
             options["action"] = "append"
         parser.add_argument(*flags, **options)
 
@@ -113,8 +115,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings that the flags and the environment give. Raises pydantic's `ValidationError`."""
     given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
-    if "api_keys" in given:
-        given["api_keys"] = ",".join(given["api_keys"])
+    given |= {name: ",".join(given[name]) for name in ALIASES.keys() & given.keys()}
     return Settings(**given)
 
 

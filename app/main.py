@@ -57,7 +57,9 @@ from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
 from app.tools.support import ToolSupport
+from app.web.access_log import AccessLogMiddleware
 from app.web.body_limit import BodyLimitMiddleware
+from app.web.cors import cross_origin
 from app.web.error_handlers import install_error_handlers
 from app.web.hosts import HostMiddleware
 from app.web.openapi.document import DescribedAPI
@@ -225,10 +227,13 @@ def _middleware(settings: Settings, tenancy: Tenancy) -> list[Middleware]:
         return int(settings.max_import_bytes) if own is None else min(own, int(settings.max_import_bytes))
 
     audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
+    access = [Middleware(AccessLogMiddleware)] if settings.access_log else []
     return [
         Middleware(RequestIdMiddleware),
+        *access,
         *audit,
-        Middleware(HostMiddleware, hosts=settings.answered_hosts),
+        *cross_origin(settings.cors_origins),
+        Middleware(HostMiddleware, hosts=settings.answered_hosts, origins=settings.cors_origins),
         Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
         Middleware(
             BodyLimitMiddleware,

@@ -21,3 +21,11 @@ def is_host_name(text: str) -> bool:
     except ValueError:
         return re.fullmatch(r"[A-Za-z0-9._-]+", text) is not None
     return True
+
+
+def is_origin(text: str) -> bool:
+    """Whether a browser can send it as `Origin`: a scheme and a host in small letters, and a port unless it is the
+    scheme's own.
+    """
+    found = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", text)
+    return found is not None and found[3] not in {"http": ("80",), "https": ("443",)}.get(found[1], ())

@@ -13,6 +13,8 @@ class DjinnError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
+    retry_after_s: int | None = None
+    """When the client should ask again; None: nothing is known of that."""
 
     def __init_subclass__(cls, *, status: int | None = None, code: str | None = None, **others: Any) -> None:
         """A kind of error has its base's status and code unless it is given its own."""
@@ -140,7 +142,9 @@ class RateLimited(Busy, code="rate_limit_exceeded"):
 
 
 class Draining(DjinnError, status=503, code="draining"):
-    """The server is shutting down."""
+    """The server is shutting down; carries Retry-After."""
+
+    retry_after_s = 5
 
 
 class SpoolFull(Busy, code="spool_full"):
@@ -185,7 +189,7 @@ class EngineError(DjinnError, code="engine_error"):
 class EngineRestarting(DjinnError, status=503, code="engine_restarting"):
     """The engine has died, and another is started. Nothing of the request was done; carries Retry-After."""
 
-    retry_after_s: ClassVar[int] = 2
+    retry_after_s = 2
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the engine is being started again, repeat the request in a few seconds: {reason}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from app.domain.errors import DjinnError
 from app.domain.grammar import Grammar
 from app.domain.values import ModelInfo, WeightsDtype
+from app.logs.formats import LogFormat
 from app.settings import EngineSettings
 
 
@@ -24,6 +25,7 @@ class Load:
     disk: str
     reserve: int
     log_level: int
+    log_format: LogFormat
     engine: EngineSettings
 
 

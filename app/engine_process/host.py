@@ -16,6 +16,7 @@ from app.engine_process.channel import Channel, Closed
 from app.engine_process.codec import decode, encode, encode_events
 from app.engine_process.frames import Beat, Compile, Compiled, Dying, Load, Loaded, NotLoaded, Prepare, Release, Stop
 from app.engine_process.loading import disk_room, find_model
+from app.logs.formats import configure
 from app.messages import Command, Done, Event, Failed
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def serve(channel: Channel) -> int:
     from app.gpu.startup.loader import load_engine  # imports PyTorch, while the server looks for the model
 
     load = _first(channel)
-    logging.basicConfig(level=load.log_level, format="djinn: %(message)s")
+    configure(load.log_level, load.log_format)
     try:
         engine = load_engine(find_model(load), load.engine, disk_room(load))
     except DjinnError as error:

@@ -23,6 +23,7 @@ def load_frame(settings: Settings, log_level: int) -> Load:
         disk=tempfile.gettempdir() if folder is None else str(folder.expanduser()),
         reserve=0 if folder is None else int(settings.disk_reserve),
         log_level=log_level,
+        log_format=settings.log_format,
         engine=settings.engine(),
     )
 

@@ -1,7 +1,7 @@
 """Prometheus metrics of turns, and the text of `/metrics`, which has the engine's and the connections' too."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,6 +14,7 @@ from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.metrics.connections import ConnectionMetrics
 from app.metrics.journal import journal_metrics
 from app.metrics.memory import engine_metrics
+from app.metrics.tenants import TenantUse, tenant_metrics
 from app.metrics.vllm import WithVllmNames
 
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
@@ -44,6 +45,16 @@ class Metrics:
         self.restore = seconds(
             "djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it", TURN_BUCKETS
         )
+        self.resumed_first_token = seconds(
+            "djinn_resumed_first_token_seconds",
+            "From submit to first token, of turns that go on with a history",
+            TURN_BUCKETS,
+        )
+        self.resumed_waits = Counter(
+            "djinn_resumed_wait_seconds", "What those seconds were spent on", ["part"], registry=own
+        )
+        for part in ("queue", "restore", "prefill"):
+            self.resumed_waits.labels(part)  # a series that begins with its first event has no rate of it
         self.signal = seconds("djinn_signal_seconds", "From a parsed phase signal to its answer", SIGNAL_BUCKETS)
         self.checkpoint_save = seconds(
             "djinn_checkpoint_save_seconds",
@@ -70,22 +81,23 @@ class Metrics:
         self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}
 
-    def render(self, memory: MemoryMap | None, journal: JournalState) -> bytes:
-        """The text of `/metrics`, with the engine's part taken from `memory`, and the journal's from `journal`. None:
-        there is no engine now.
+    def render(self, memory: MemoryMap | None, journal: JournalState, tenants: Mapping[str, TenantUse]) -> bytes:
+        """The text of `/metrics`, with the engine's part taken from `memory`, the journal's from `journal`, and that of
+        each tenant from `tenants`. None: there is no engine now.
         """
 
         def metrics() -> Iterator[Metric]:
-            return chain(engine_metrics(memory), journal_metrics(journal), self._own.collect())
+            return chain(engine_metrics(memory), journal_metrics(journal), tenant_metrics(tenants), self._own.collect())
 
         return generate_latest(WithVllmNames(metrics, self._labels))
 
 
 class TurnClock:
-    """Times one turn, from the moment it is made, and records it."""
+    """Times one turn, from the moment it is made, and records it. `is_resumed`: its session has a history already."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, is_resumed: bool = False) -> None:
         self._metrics = metrics
+        self._is_resumed = is_resumed
         self._submitted = time.perf_counter()
         self._started = self._submitted
         self._last_token: float | None = None
@@ -129,9 +141,16 @@ class TurnClock:
         elif self._last_token is None:
             self.prefill_ms = (now - self._started) * 1000
             self._metrics.first_token.observe(now - self._submitted)
+            if self._is_resumed:
+                self._observe_resumed(now)
         else:
             self._metrics.inter_token.observe(now - self._last_token)
         self._last_token = now
+
+    def _observe_resumed(self, now: float) -> None:
+        self._metrics.resumed_first_token.observe(now - self._submitted)
+        for part, ms in (("queue", self.queue_ms), ("restore", self.restore_ms), ("prefill", self.prefill_ms)):
+            self._metrics.resumed_waits.labels(part).inc(ms / 1000)
 
     def _observe_resume(self, cost: ResumeCost | None) -> None:
         if cost is not None:

@@ -8,9 +8,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.domain.errors import EngineError, EngineRestarting, JournalUnavailable
 from app.domain.values import KVPolicy
+from app.metrics.tenants import TenantUse
 from app.routers.dependencies import OperatorDep, OwnerDep, ServicesDep, errors
 from app.wire.errors import ErrorBody
-from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView
+from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
 from app.wire.system import Status, Version
 
 router = APIRouter(tags=["system"])
@@ -26,7 +27,7 @@ async def get_health() -> Status:
 @router.get("/ready", operation_id="getReady", responses=errors(503))
 async def get_ready(services: ServicesDep) -> Status:
     """Whether new work is taken: 503 while the server shuts down, while its engine is started again, and while its
-    journal cannot be written; 500 if the engine has failed for good.
+    journal cannot be written; 500 if the engine has failed for good. Needs no API key.
     """
     services.sessions.table.require_no_drain()
     services.sessions.executor.check()
@@ -50,7 +51,10 @@ async def get_metrics(services: ServicesDep) -> Response:
         if services.sessions.executor.failure is None:
             raise
         memory = None
-    return Response(services.metrics.render(memory, services.sessions.keeper.state), media_type=CONTENT_TYPE_LATEST)
+    uses = {owner or "": TenantUseView.of(each) for owner, each in services.sessions.table.by_owner().items()}
+    tenants = {name: TenantUse(**use.model_dump()) for name, use in uses.items()}
+    found = services.metrics.render(memory, services.sessions.keeper.state, tenants)
+    return Response(found, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version", operation_id="getVersion", responses=errors())

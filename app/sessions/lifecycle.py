@@ -26,13 +26,23 @@ AT_ONCE = 64
 
 async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> None:
     """Open the sessions that the journal has brought back, but for those that have expired meanwhile."""
+    expired = 0
     for session in sessions:
         if has_expired(session):
+            expired += 1
             registry.keeper.forget(session)
         else:
             registry.table.add(session)
     with contextlib.suppress(EngineRestarting):  # the next engine opens them
         await reopen(registry)
+    back = list(registry.table)
+    if back or expired:
+        logger.info(
+            "sessions back from the journal: %d, with %d tokens; expired meanwhile: %d",
+            len(back),
+            sum(len(session.history) for session in back),
+            expired,
+        )
 
 
 async def reopen(registry: SessionRegistry) -> None:
@@ -54,6 +64,7 @@ async def take_up(registry: SessionRegistry) -> None:
     """Go on with an engine that has taken a dead one's place."""
     registry.metrics.engine_restarts.inc()
     await reopen(registry)
+    logger.info("another engine is up; sessions: %d", len(list(registry.table)))
 
 
 async def sweep(registry: SessionRegistry) -> None:
@@ -79,16 +90,24 @@ async def drain(registry: SessionRegistry, timeout_s: float) -> None:
 
 async def _end_turns(registry: SessionRegistry, timeout_s: float) -> None:
     busy = registry.table.busy
-    for session, turn in busy:
-        if session.state is SessionState.PAUSED:
-            registry.ends.cancel(session, turn)
+    paused = [each for each in busy if each[0].state is SessionState.PAUSED]
+    for session, turn in paused:
+        registry.ends.cancel(session, turn)
+    logger.info(
+        "drain: turns that run or wait: %d, for at most %g s; paused ones, which are cancelled: %d",
+        len(busy) - len(paused),
+        timeout_s,
+        len(paused),
+    )
     ends = [asyncio.create_task(turn.ended.wait()) for _, turn in busy]
     if ends:
         await asyncio.wait(ends, timeout=timeout_s)
-        for session, turn in busy:
-            if not turn.ended.is_set() and registry.executor.failure is None:
+        late = [each for each in busy if not each[1].ended.is_set()]
+        for session, turn in late:
+            if registry.executor.failure is None:
                 registry.ends.cancel(session, turn)
         await asyncio.wait(ends)
+        logger.info("drain: turns that came to their end: %d; cancelled: %d", len(busy) - len(late), len(late))
 
 
 async def _reopen(registry: SessionRegistry, session: Session) -> int:
@@ -101,7 +120,7 @@ async def _reopen(registry: SessionRegistry, session: Session) -> int:
     try:
         await _open(registry.executor, session)
     except Busy as error:
-        logger.warning("session %s comes back as best_effort: %s", session.id, error.message)
+        logger.warning("a session comes back as best_effort: %s", error.message, extra={"session": session.id})
         session.residency = Residency.BEST_EFFORT
         registry.keeper.note(session)
         await _open(registry.executor, session)

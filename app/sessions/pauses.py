@@ -90,6 +90,6 @@ class Pauses:
         try:
             await reader.read()
         except DjinnError as error:
-            logger.warning("session %s, which a timeout had resumed: %s", session.id, error.message)
+            logger.warning("a turn that a timeout had resumed: %s", error.message, extra={"session": session.id})
         finally:
             self._ends.release(session, reader.turn)

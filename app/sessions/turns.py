@@ -158,7 +158,7 @@ class Turns:
 
     def observer(self, session: Session, charge: TurnCharge) -> Callable[[TurnEvent], None]:
         """What is to be told of a turn of the session before its reader is."""
-        clock = TurnClock(self._metrics)
+        clock = TurnClock(self._metrics, is_resumed=len(session.history) > 0)
 
         def observe(event: TurnEvent) -> None:
             clock.observe(event)

@@ -15,10 +15,14 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback
+from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback, is_origin
 from app.domain.values import KVPolicy
+from app.logs.formats import LogFormat
 from app.settings.engine import DRAFT_TOKENS, EngineSettings
 from app.settings.values import Budget, none_if_auto, none_or_path, not_empty
+
+WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
+"""What the settings are lists of."""
 
 
 class Settings(BaseSettings):
@@ -30,7 +34,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="comma-separated, or --api-key once for each; if any is set, every route but /health needs one",
+        description="comma-separated, or --api-key once for each; if any is set, every route but /health and /ready "
+        "needs one",
     )
     tenants: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None,
@@ -39,11 +44,18 @@ class Settings(BaseSettings):
     audit_log: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None, description="file that gets a line of JSON for each request; SIGHUP opens it again (default: none)"
     )
+    log_format: LogFormat = Field("text", description="of the log on standard error: lines of text, or of JSON")
+    access_log: bool = Field(False, description="log a line for each request, without anything that it said")
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
         description="comma-separated names that clients may call the server by, * for any (default: those of loopback "
         "if it listens there without keys, else any)",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated, or --cors-origin once for each: sites whose pages may use the server, such as "
+        "https://example.org; * for any, if callers need a key",
     )
     model: str = Field(
         "smollm2-135m-instruct", description="a pulled name, a folder, a .gguf file, a hub id or random:SHAPE"
@@ -165,12 +177,12 @@ class Settings(BaseSettings):
             values.setdefault("api_keys", os.environ["DJINN_API_KEY"])
         return values
 
-    @field_validator("api_keys", "allowed_hosts", mode="before")
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split_words(cls, value: object, info: ValidationInfo) -> object:
         words = value.split(",") if isinstance(value, str) else value
         if isinstance(words, list | tuple) and "" in words:
-            what = "key" if info.field_name == "api_keys" else "name"
+            what = WORDS[info.field_name or ""]
             raise ValueError(f"empty {what}: each has at least 1 character")
         return tuple(words) if isinstance(words, list) else words
 
@@ -181,6 +193,22 @@ class Settings(BaseSettings):
             if name != "*" and not is_host_name(name):
                 raise ValueError(f"{name!r} is no host: a name or an address without scheme and port, or * for any")
         return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _only_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not is_origin(origin):
+                raise ValueError(f"{origin!r} is no origin: a scheme and a host, such as https://example.org")
+        return value
+
+    @model_validator(mode="after")
+    def _any_page_needs_a_key(self) -> Self:
+        if "*" in self.cors_origins and not self.needs_key:
+            raise ValueError(
+                "cors_origins: * would let every page in a browser use a server without keys; name origins"
+            )
+        return self
 
     @model_validator(mode="after")
     def _strangers_need_keys(self) -> Self:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from io import FileIO
@@ -14,16 +13,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import FieldOutOfRange
-from app.web.request_id import ANSWERS
+from app.logs.about import method_of, route_of, session_of
+from app.web.request_id import ANSWERS, INTERNAL_ERROR, SESSION_HEADER, SWITCHING_PROTOCOLS
 
 logger = logging.getLogger(__name__)
-
-SESSION_ID = re.compile(r"ses_[0-9a-f]{36}")
-"""Anything else in its place may be a text of the caller's."""
-SESSION_HEADER = "X-Session-ID"
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
-"""HTTP allows any word as a method, so another one may be a text of the caller's too."""
-SWITCHING_PROTOCOLS, INTERNAL_ERROR = 101, 500
 
 
 class AuditLog:
@@ -94,14 +87,13 @@ class AuditMiddleware:
 
 def _line(scope: Scope, began: float, status: int, answered: str) -> dict[str, Any]:
     """What is written of one request. `answered` is the session that the answer named."""
-    state, route, method = scope["state"], scope.get("route"), scope.get("method", "GET")
-    session = state.get("session") or answered or scope.get("path_params", {}).get("session_id", "")
+    state = scope["state"]
     return {
         "time": datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
         "tenant": state.get("owner"),
         "request_id": state["request_id"],
-        "method": method if method in METHODS else None,
-        "path": None if route is None else route.path,
-        "session": session if SESSION_ID.fullmatch(session) else None,
+        "method": method_of(scope),
+        "path": route_of(scope),
+        "session": session_of(scope, answered),
         "status": status,
     }

@@ -9,10 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from app.domain.errors import (
-    Busy,
     DjinnError,
     EngineError,
-    EngineRestarting,
     MalformedRequest,
     MethodNotAllowed,
     NotFound,
@@ -39,7 +37,7 @@ FROM_STATUS: dict[int, type[DjinnError]] = {
 def error_response(error: DjinnError, scope: Mapping[str, Any]) -> Response:
     """The answer to the request of an ASGI `scope`, which failed with `error`."""
     headers = {}
-    if isinstance(error, Busy | EngineRestarting):
+    if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"

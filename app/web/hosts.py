@@ -17,11 +17,14 @@ ANY = "*"
 
 
 class HostMiddleware:
-    """Refuses requests to a `Host`, or from an `Origin`, that is none of `hosts`: names without ports, `*` for any."""
+    """Refuses requests to a `Host`, or from an `Origin`, that is none of `hosts`: names without ports, `*` for any.
+    Pages of `origins` may ask too.
+    """
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self.app = app
         self._hosts = frozenset(host.lower().strip("[]") for host in hosts)
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -37,7 +40,9 @@ class HostMiddleware:
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and _name(f"//{host}") not in self._hosts:
             return "Host"
-        return None if origin is None or _name(origin) in self._hosts else "Origin"
+        if origin is None or _name(origin) in self._hosts or not self._origins.isdisjoint((origin, ANY)):
+            return None
+        return "Origin"
 
 
 def _name(url: str) -> str | None:

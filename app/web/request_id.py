@@ -9,12 +9,17 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.logs.about import REQUEST
 from app.web.error_bodies import MESSAGES_PATHS
 from app.web.error_handlers import REQUEST_ID_HEADER
 
 MESSAGES_HEADER = "Request-Id"
 ANSWERS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 """The messages that have the headers of an answer."""
+SESSION_HEADER = "X-Session-ID"
+"""Names the session that an answer of the OpenAI routes is from."""
+SWITCHING_PROTOCOLS, INTERNAL_ERROR = 101, 500
+"""The status of an answer that names none: a WebSocket's, and that of a bug before the first header."""
 SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -24,7 +29,7 @@ def new_request_id() -> str:
 
 
 class RequestIdMiddleware:
-    """Sets `request.state.request_id` and the response header."""
+    """Sets `request.state.request_id` and the response header. Lines of the log name the request from here on."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -37,6 +42,7 @@ class RequestIdMiddleware:
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         request_id = given if SANE.fullmatch(given) else new_request_id()
         scope.setdefault("state", {})["request_id"] = request_id
+        REQUEST.set(scope)  # the task is this request's alone
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in ANSWERS:

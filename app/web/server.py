@@ -60,6 +60,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="asyncio",
+                log_config=None,  # its lines have the form of all others
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
@@ -111,19 +112,24 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
         timeout_s = self._services.settings.drain_timeout_s
-        if turns := len(self._services.sessions.table.busy):
-            logger.info(
-                "ending %d turn%s, at most %g s; a second Ctrl-C ends at once", turns, "s" * (turns > 1), timeout_s
-            )
+        logger.info("drain: new sessions and turns are refused; a second signal ends the server at once")
         draining = asyncio.create_task(drain(self._services.sessions, timeout_s))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
         draining.cancel()
         if self._listener is not None:
             self._listener.close()
+        logger.info("drain: the port is closed; answers under way have %d s", CLOSE_TIMEOUT_S)
         await super().shutdown(sockets)
         if self._watching is not None:
             self._watching.cancel()
+        if not self.force_exit:
+            self._log_end()
+
+    def _log_end(self) -> None:
+        waiting = self._services.sessions.keeper.state.waiting
+        level = logging.ERROR if waiting else logging.INFO
+        logger.log(level, "drain: over; changes that the journal lacks: %d", waiting)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, leave at the second. Unlike uvicorn's own, exits with 0."""

@@ -53,6 +53,8 @@ def _any_value(kind: Any, depth: int) -> st.SearchStrategy[Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*(_any_value(each, depth) for each in arguments))
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
     if origin is tuple and arguments[-1] is not ...:
         return st.tuples(*(_any_value(each, depth) for each in arguments))
     if depth >= DEPTH:

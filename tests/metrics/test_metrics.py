@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from app.domain.values import Ticket
 from app.messages import Started
 from app.metrics.turns import Metrics, TurnClock
 from tests.conftest import ServeWith
+from tests.tenants.tenant_files import tenant, write_tenants
 
 # What dashboards for vLLM read, by the names on the wire.
 VLLM_SERIES = {
@@ -133,3 +135,36 @@ def test_aliases_carry_the_labels_that_dashboards_filter_by(http: httpx.Client) 
     aliases = [sample for family in families for sample in family.samples if sample.name.startswith("vllm:")]
     assert aliases
     assert all(sample.labels["model_name"] == "tiny-llama" and sample.labels["engine"] == "0" for sample in aliases)
+
+
+def test_a_resumed_first_token_is_counted_with_what_it_waited_for(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    for turns in range(3):
+        http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 20, "max_tokens": 2, "ignore_eos": True})
+        found = scrape(http)
+        assert found["djinn_resumed_first_token_seconds_count"] == turns
+    assert found["djinn_time_to_first_token_seconds_count"] == 3
+    whole = found["djinn_resumed_first_token_seconds_sum"]
+    assert found["djinn_resumed_wait_seconds_total"] == pytest.approx(whole, rel=0.05, abs=0.005)
+
+
+def test_what_each_tenant_has_is_there_by_its_name(serve_with: ServeWith, tmp_path: Path) -> None:
+    tenants = tenant("acme"), tenant("bolt"), tenant("olga", role="operator")
+    http = serve_with(tenants=write_tenants(tmp_path / "tenants.json", *tenants))
+    session = http.post("/v1/sessions", headers={"X-Api-Key": "acme"}).json()["id"]
+    turn = {"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True}
+    http.post(f"/v1/sessions/{session}/generate", headers={"X-Api-Key": "acme"}, json=turn).raise_for_status()
+    http.post("/v1/sessions", headers={"X-Api-Key": "bolt"}).raise_for_status()
+    as_operator = {"X-Api-Key": "olga"}
+    uses = http.get("/v1/memory", headers=as_operator).json()["tenants"]
+    assert uses["acme"]["device_bytes"] > 0
+    families = text_string_to_metric_families(http.get("/metrics", headers=as_operator).text)
+    found = {(each.name, *sorted(each.labels.values())): each.value for family in families for each in family.samples}
+    for name, use in uses.items():
+        assert found["djinn_tenant_sessions", name] == use["sessions"]
+        for tier in ("device", "host", "disk"):
+            assert found["djinn_tenant_kv_bytes", *sorted((name, tier))] == use[f"{tier}_bytes"]
+        for state in ("running", "waiting"):
+            assert found["djinn_tenant_turns", *sorted((name, state))] == use[f"turns_{state}"]
+    assert {"acme", "bolt"} == uses.keys()

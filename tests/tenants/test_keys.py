@@ -8,7 +8,6 @@ from tests.conftest import ServeWith
 from tests.errors import assert_error
 
 PATHS = [
-    "/ready",
     "/metrics",
     "/version",
     "/docs",
@@ -25,8 +24,12 @@ def guarded(serve_with: ServeWith) -> httpx.Client:
     return serve_with(api_keys=("sesame", "mellon", "cl\xe0"))
 
 
-def test_every_path_but_health_needs_a_key(guarded: httpx.Client) -> None:
-    assert guarded.get("/health").status_code == 200
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_a_probe_needs_no_key(guarded: httpx.Client, path: str) -> None:
+    assert guarded.get(path).status_code == 200
+
+
+def test_every_other_path_needs_a_key(guarded: httpx.Client) -> None:
     for path in PATHS:
         response = guarded.get(path)
         assert_error(response, 401, "invalid_api_key")

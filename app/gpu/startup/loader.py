@@ -232,6 +232,8 @@ def _find_files(disk: DiskStore | None) -> FilesFound:
     index = disk.index()
     if index.refused:
         logger.warning("%d KV files are damaged or of another model or layout", len(index.refused))
+    if index.headers:
+        logger.info("sessions with KV on disk from an earlier server: %d", len(index.headers))
     saved = {
         session: SavedKV(header.token_ids, header.computed_tokens, header.namespace)
         for session, header in index.headers.items()

@@ -8,7 +8,7 @@ import orjson
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
-from app.domain.errors import BadRequest, Busy, DjinnError, FieldOutOfRange, MalformedRequest
+from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange, MalformedRequest
 from app.openai.responses.body import ResponseBody
 from app.openai.responses.output import Event
 from app.routers.dependencies import Services
@@ -102,6 +102,8 @@ def _with_ignored(event: Event, ignored: IgnoredFields) -> Event:
 def _error_event(error: Exception) -> Event:
     if isinstance(error, FieldOutOfRange):
         error = BadRequest(error)
-    status = error.status if isinstance(error, DjinnError) else DjinnError.status
-    headers = {"headers": {"Retry-After": str(error.retry_after_s)}} if isinstance(error, Busy) else {}
+    known = error if isinstance(error, DjinnError) else None
+    status = DjinnError.status if known is None else known.status
+    retry_after_s = None if known is None else known.retry_after_s
+    headers = {} if retry_after_s is None else {"headers": {"Retry-After": str(retry_after_s)}}
     return {"type": "error", "status": status, "error": orjson.loads(body_of(error))["error"], **headers}

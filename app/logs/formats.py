@@ -1,0 +1,66 @@
+"""A line of the log as text, or as JSON for programs."""
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import orjson
+
+from app.logs.about import request_id, session_id
+
+LogFormat = Literal["text", "json"]
+
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
+"""A line break within a message would be a line of its own, with what a client wrote in it."""
+
+
+def configure(level: int, form: LogFormat) -> None:
+    """Log to standard error from now on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class TextFormatter(logging.Formatter):
+    """`2027-01-15T08:00:00.123Z INFO djinn: message (request req_1, session ses_1)`, and a traceback below."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        names = ", ".join(f"{what.removesuffix('_id')} {name}" for what, name in _about(record).items())
+        message = record.getMessage().translate(CONTROL)
+        line = f"{_time(record)} {record.levelname} djinn: {message}{f' ({names})' if names else ''}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """An object with `time`, `level`, `logger` and `message`; `request_id` and `session` where there is one,
+    `traceback` for a bug, and what the line itself has as `fields`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        line = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage().encode(errors="replace").decode(),
+            **_about(record),
+            **fields,
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(line).decode()
+
+
+def _about(record: logging.LogRecord) -> dict[str, str]:
+    """The ids of the line's request and session, as far as there are any. A line that no request asks for can have its
+    session as `extra`.
+    """
+    ids = {"request_id": request_id(), "session": getattr(record, "session", None) or session_id()}
+    return {what: name for what, name in ids.items() if name is not None}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,57 @@
+"""The access log: a line for each request, without anything that the request said."""
+
+import logging
+import time
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.logs.about import method_of, route_of, session_of
+from app.web.request_id import ANSWERS, INTERNAL_ERROR, SESSION_HEADER, SWITCHING_PROTOCOLS
+
+logger = logging.getLogger(__name__)
+
+
+class AccessLogMiddleware:
+    """Logs a line when a request is over: a stream's when it has ended, a WebSocket's when it has closed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        began, status, answered = time.perf_counter(), INTERNAL_ERROR, ""
+
+        async def send_watched(message: Message) -> None:
+            nonlocal status, answered
+            if message["type"] in ANSWERS:
+                status = message.get("status", SWITCHING_PROTOCOLS)
+                answered = Headers(raw=message.get("headers", [])).get(SESSION_HEADER, "")
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_watched)
+        finally:
+            _log(scope, status, answered, (time.perf_counter() - began) * 1000)
+
+
+def _log(scope: Scope, status: int, answered: str, duration_ms: float) -> None:
+    fields = {
+        "client": scope["client"][0] if scope.get("client") else None,
+        "method": method_of(scope),
+        "path": route_of(scope),
+        "status": status,
+        "duration_ms": round(duration_ms, 3),
+    }
+    logger.info(
+        "%s %s %s %d %.1f ms",
+        fields["client"],
+        fields["method"],
+        fields["path"],
+        status,
+        duration_ms,
+        extra={"fields": fields, "session": session_of(scope, answered)},
+    )

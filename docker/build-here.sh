@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Build the image for CPUs where no registry can be reached, and prove that it works: docs/container.md.
+#
+# It needs root, Debian's mmdebstrap and buildah, and python3. The base is a small Debian instead of python:3.12-slim.
+# From the environment:
+#   FOLDER       where base, image and volumes are kept (default: /var/tmp/djinn-image)
+#   TORCH_INDEX  where PyTorch's CPU build is (default: the Dockerfile's)
+#   WHEELS       a folder of wheels that pip looks into too, such as one with PyTorch's
+#   DJINN_PORT   the port of the proof (default: 8000)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+FOLDER=${FOLDER:-/var/tmp/djinn-image}
+export DJINN_PORT=${DJINN_PORT:-8000}
+export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
+storage=(--root "$FOLDER/storage" --runroot "$FOLDER/run")
+mkdir -p "$FOLDER"
+
+make_base() {
+    [ -e "$FOLDER/base.tar" ] || mmdebstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm "$FOLDER/base.tar"
+    local made
+    made=$(buildah "${storage[@]}" from scratch)
+    buildah "${storage[@]}" add --quiet "$made" "$FOLDER/base.tar" /
+    buildah "${storage[@]}" commit --quiet --rm "$made" djinn-base
+}
+
+build() {
+    # The certificates are those of this machine: of a proxy too, if there is one.
+    local options=(--build-arg BASE=localhost/djinn-base --volume /etc/ssl/certs:/etc/ssl/certs:ro)
+    if [ -n "${TORCH_INDEX:-}" ]; then options+=(--build-arg "TORCH_INDEX=$TORCH_INDEX"); fi
+    if [ -n "${WHEELS:-}" ]; then options+=(--build-arg PIP_FIND_LINKS=/wheels --volume "$WHEELS:/wheels:ro"); fi
+    buildah "${storage[@]}" bud --format docker "${options[@]}" --file docker/Dockerfile --tag djinn .
+}
+
+prove() {
+    local made root command
+    made=$(buildah "${storage[@]}" from djinn)
+    root=$(buildah "${storage[@]}" mount "$made")
+    echo "the image takes $(du --summarize --block-size=1M "$root" | cut -f1) MiB"
+    install --directory --owner 10001 --group 10001 "$FOLDER/state" "$FOLDER/cache"
+    command=(buildah "${storage[@]}" run --env "DJINN_PORT=$DJINN_PORT" --env DJINN_API_KEY=proof
+        --volume "$FOLDER/state:/var/lib/djinn" --volume "$FOLDER/cache:/var/cache/djinn" "$made" --)
+    python3 docker/prove.py --image "$(buildah "${storage[@]}" inspect --type image --format '{{json .Docker.config}}' djinn)" \
+        --root "$root" -- "${command[@]}"
+    buildah "${storage[@]}" rm "$made" > /dev/null
+}
+
+buildah "${storage[@]}" images --quiet djinn-base > /dev/null 2>&1 || make_base
+build
+prove

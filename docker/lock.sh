@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Write the lock files of the images anew, from pyproject.toml and constraints.txt. It needs uv: `pip install uv`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# A package of the CUDA build alone: the wheels of the CPU build are on PyTorch's own index, and need none of them.
+CUDA='^(torch|triton|cuda-.*|nvidia-.*)$'
+
+compile() {
+    uv pip compile pyproject.toml --constraint constraints.txt --universal --python-version 3.11 --quiet \
+        --no-annotate --custom-compile-command docker/lock.sh "$@"
+}
+names() { sed -nE 's/^([a-z0-9-]+)==.*/\1/p'; }
+without() { sed 's/^/--no-emit-package=/'; }
+
+served=$(compile | names)
+cuda=$(grep -E "$CUDA" <<< "$served")
+others=$(grep -vE "$CUDA" <<< "$served")
+
+mapfile -t no_cuda < <(without <<< "$cuda")
+mapfile -t only_cuda < <(without <<< "$others")
+mapfile -t only_loadgen < <(without <<< "$served")
+compile --generate-hashes "${no_cuda[@]}" --output-file docker/requirements.txt
+compile --generate-hashes "${only_cuda[@]}" --output-file docker/requirements-cuda.txt
+compile --generate-hashes "${only_loadgen[@]}" --extra loadgen --output-file docker/requirements-loadgen.txt

@@ -1,0 +1,57 @@
+"""What the files under docker/ say, and the folder that they are in."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.flags import add_flags, settings_of
+from app.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+INSTRUCTION = re.compile(r"^([A-Z]+) ((?:.*\\\n)*.*)$", re.MULTILINE)
+
+
+def documents(name: str) -> list[Any]:
+    """Every document of a YAML file."""
+    return list(yaml.safe_load_all((DOCKER / name).read_text()))
+
+
+def instructions(word: str) -> list[str]:
+    """What follows this word in the Dockerfile, joined to one line each."""
+    text = re.sub(r"^\s*#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
+    found = INSTRUCTION.findall(text)
+    return [re.sub(r"\s*\\\n\s*", " ", rest) for each, rest in found if each == word]
+
+
+def image_environment() -> dict[str, str]:
+    """The variables that the Dockerfile sets in its last stage."""
+    return dict(each.split("=", 1) for each in instructions("ENV")[-1].split())
+
+
+def served(arguments: list[str]) -> Settings:
+    """The settings that `djinn` gets with these arguments. Ends with status 2 for a flag that there is not."""
+    assert arguments[0] == "serve"
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return settings_of(parser.parse_args(arguments[1:]))
+
+
+def pinned(name: str) -> dict[str, str]:
+    """The versions in a file of requirements, by name."""
+    text = (ROOT / name).read_text()
+    return {
+        found[1].lower().replace("_", "-"): found[2]
+        for found in re.finditer(r"^([\w-]+)==([\w.]+)", text, re.MULTILINE)
+    }
+
+
+def dashboard() -> Any:
+    """Grafana's."""
+    return json.loads((DOCKER / "grafana/djinn.json").read_text())

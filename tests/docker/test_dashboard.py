@@ -1,0 +1,94 @@
+"""Every name, label and value that the dashboard and the alerts ask for is one of a running server's."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.docker.reading import dashboard, documents
+from tests.serving import serve
+
+SELECTED = re.compile(r"\b((?:djinn|vllm)[\w:]+|up)\b(?:\{([^}]*)\})?")
+MATCHER = re.compile(r"(\w+)(=~|!~|!=|=)\"([^\"]*)\"")
+GROUPED = re.compile(r"\bby \(([^)]*)\)")
+LEGEND = re.compile(r"\{\{(\w+)\}\}")
+OF_PROMETHEUS = {"instance", "job"}
+"""Labels that Prometheus adds to each sample."""
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+TARGETS = [(panel["title"], target) for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+QUERIES = [(title, target["expr"]) for title, target in TARGETS]
+ALERTS = [
+    (rule["alert"], rule["expr"])
+    for group in documents("prometheus/alerts.yml")[0]["groups"]
+    for rule in group["rules"]
+]
+
+Series = dict[str, dict[str, set[str]]]
+
+
+@pytest.fixture(scope="module")
+def series() -> Iterator[Series]:
+    """The values of each label of each series that there can be, once a session has done what there is to count."""
+    with serve() as url, httpx.Client(base_url=url, timeout=30) as http:
+        session = http.post("/v1/sessions").json()["id"]
+        for _ in range(2):
+            turn = {"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True}
+            http.post(f"/v1/sessions/{session}/generate", json=turn).raise_for_status()
+        chat = {"model": "tiny-llama", "prompt": "a", "max_tokens": 1, "prompt_cache_key": "k"}
+        assert http.post("/v1/completions", json=chat).headers["X-Djinn-Ignored"]
+        found: Series = {"up": {}}
+        for family in text_string_to_metric_families(http.get("/metrics").text):
+            for suffix in SUFFIXES[family.type]:
+                found[family.name + suffix] = defaultdict(set)
+            for sample in family.samples:
+                for label, value in sample.labels.items():
+                    found.setdefault(sample.name, defaultdict(set))[label].add(value)
+        yield found
+
+
+@pytest.mark.parametrize(("where", "query"), QUERIES + ALERTS, ids=[where for where, _ in QUERIES + ALERTS])
+def test_the_server_has_what_is_asked_for(series: Series, where: str, query: str) -> None:
+    selected = SELECTED.findall(query)
+    assert selected
+    labels = set(OF_PROMETHEUS)
+    for name, matchers in selected:
+        assert name in series, name
+        for label, operator, value in MATCHER.findall(matchers):
+            assert label in OF_PROMETHEUS | series[name].keys(), (name, label)
+            assert operator != "=" or label in OF_PROMETHEUS or value in series[name][label], (name, value)
+        labels |= series[name].keys()
+    for grouped in GROUPED.findall(query):
+        assert set(re.findall(r"\w+", grouped)) <= labels, grouped
+
+
+def test_a_legend_names_what_its_query_groups_by() -> None:
+    for title, target in TARGETS:
+        grouped = {label for each in GROUPED.findall(target["expr"]) for label in re.findall(r"\w+", each)}
+        assert set(LEGEND.findall(target["legendFormat"])) <= grouped, title
+
+
+def test_the_dashboard_takes_any_prometheus() -> None:
+    board = dashboard()
+    assert board["id"] is None
+    assert "uid" not in board
+    (source,) = [each for each in board["templating"]["list"] if each["type"] == "datasource"]
+    used = {target["datasource"]["uid"] for _, target in TARGETS}
+    assert used == {f"${{{source['name']}}}"}
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        grid = panel["gridPos"]
+        cells = {
+            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not taken & cells, panel["title"]
+        taken |= cells

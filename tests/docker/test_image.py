@@ -1,0 +1,98 @@
+"""What the Dockerfile names is there, and the locks are of what the project asks for."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from app.settings import Settings
+from tests.docker.reading import DOCKER, ROOT, image_environment, instructions, pinned, served
+
+LOCKS = ("requirements.txt", "requirements-cuda.txt", "requirements-loadgen.txt")
+
+
+def test_every_file_that_is_copied_exists_and_is_not_ignored() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [word for each in instructions("COPY") if "--from" not in each for word in each.split()[:-1]]
+    assert {"app", "client", "loadgen", "pyproject.toml", "constraints.txt"} <= set(copied)
+    for word in copied:
+        assert list(ROOT.glob(word)), word
+        assert word in allowed or word.replace("requirements*", "*") in allowed, word
+
+
+def test_the_servers_packages_are_copied() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    copied = {each.split()[0] for each in instructions("COPY")}
+    assert {name.removesuffix("*") for name in packages} <= copied
+
+
+def test_every_variable_of_the_image_is_a_setting() -> None:
+    ours = {name for name in image_environment() if name.startswith("DJINN_")}
+    assert ours
+    assert ours <= {f"DJINN_{name}".upper() for name in Settings.model_fields}
+
+
+def test_the_server_writes_to_the_volumes_only() -> None:
+    (volumes,) = map(json.loads, instructions("VOLUME"))
+    written = {
+        name: path for name, path in image_environment().items() if name == "HOME" or name.endswith(("_DIR", "_HOME"))
+    }
+    assert {"HOME", "DJINN_STATE_DIR", "DJINN_CACHE_DIR", "NUMBA_CACHE_DIR"} <= written.keys()
+    for name, path in written.items():
+        assert path.startswith(tuple(volumes)), name
+
+
+def test_the_image_serves_by_default_and_has_no_rights_of_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    (user,) = instructions("USER")
+    assert int(user.partition(":")[0]) > 0
+    (entry,), (command,) = (list(map(json.loads, instructions(word))) for word in ("ENTRYPOINT", "CMD"))
+    assert entry[-1] == "djinn"
+    for name, value in {**image_environment(), "DJINN_API_KEY": "sesame"}.items():
+        monkeypatch.setenv(name, value)
+    settings = served(command)
+    assert settings.host == "0.0.0.0"
+    assert settings.needs_key
+
+
+def test_the_health_check_asks_the_port_that_is_served() -> None:
+    (check,) = instructions("HEALTHCHECK")
+    words = json.loads(check.partition(" CMD ")[2])
+    assert "/ready" in words[-1]
+    assert image_environment()["DJINN_PORT"] in instructions("EXPOSE")
+    compile(words[-1], "HEALTHCHECK", "exec")
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_of_a_lock_has_hashes(name: str) -> None:
+    text = (DOCKER / name).read_text()
+    entries = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:]
+    assert len(entries) == len(pinned(f"docker/{name}")) > 5
+    for entry in entries:
+        assert "--hash=sha256:" in entry, entry.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_the_versions_that_djinn_is_tested_with(name: str) -> None:
+    tested = pinned("constraints.txt")
+    locked = pinned(f"docker/{name}")
+    assert {each: version for each, version in locked.items() if tested.get(each, version) != version} == {}
+
+
+def test_the_locks_have_all_that_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = pinned("docker/requirements.txt")
+    with_torch = locked | pinned("docker/requirements-cuda.txt")
+    with_loadgen = locked | pinned("docker/requirements-loadgen.txt")
+    for asked, there in (
+        (project["dependencies"], with_torch),
+        (project["optional-dependencies"]["loadgen"], with_loadgen),
+    ):
+        for each in map(Requirement, asked):
+            assert each.specifier.contains(there[canonicalize_name(each.name)]), each
+    assert not {"torch", "triton"} & locked.keys()  # their CPU builds are on another index

@@ -1,0 +1,45 @@
+"""Prometheus itself takes the rules, and has numbers for each query of the dashboard once agents have run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docker.reading import DOCKER, ROOT
+from tests.serving import serve
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="needs Prometheus: apt-get install prometheus"
+)
+AGENTS = ["--agents", "24", "--turns", "4", "--context", "256", "--rate", "inf", "--think", "1:2"]
+
+
+def test_promtool_takes_the_rules_and_the_configuration() -> None:
+    for command in (["rules", "alerts.yml"], ["config", "--syntax-only", "prometheus.yml"]):
+        done = subprocess.run(
+            ["promtool", "check", *command], cwd=DOCKER / "prometheus", capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_a_density_run_gives_each_query_of_the_dashboard_its_numbers(tmp_path: Path) -> None:
+    with serve(kv_device="8x512", kv_host="64MiB", state_dir=tmp_path / "state", kv_disk="256MiB") as url:
+        load = [
+            sys.executable,
+            "-m",
+            "loadgen",
+            "density",
+            "--target",
+            f"djinn={url}",
+            *AGENTS,
+            "--output",
+            str(tmp_path),
+        ]
+        checking = [sys.executable, str(DOCKER / "prometheus/check.py"), url, "--", *load]
+        done = subprocess.run(checking, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from app.logs.about import REQUEST
+from app.logs.formats import JsonFormatter, TextFormatter
+
+SESSION = "ses_" + "0" * 36
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
+    made = logging.LogRecord("app.web.server", logging.WARNING, "file.py", 1, message, arguments, None)
+    vars(made).update(more)
+    return made
+
+
+@pytest.fixture
+def scope() -> Iterator[dict[str, Any]]:
+    """That of a request which the test works for."""
+    made: dict[str, Any] = {"state": {"request_id": "req_1"}, "path_params": {}}
+    token = REQUEST.set(made)
+    yield made
+    REQUEST.reset(token)
+
+
+def test_a_line_of_text_has_time_and_level() -> None:
+    assert re.fullmatch(f"{TIME} WARNING djinn: 3 turns", TextFormatter().format(record("%d turns", 3)))
+
+
+def test_a_line_of_text_names_its_request_and_session(scope: dict[str, Any]) -> None:
+    assert TextFormatter().format(record("a")).endswith(": a (request req_1)")
+    scope["path_params"] = {"session_id": SESSION}
+    assert TextFormatter().format(record("a")).endswith(f": a (request req_1, session {SESSION})")
+
+
+def test_json_has_the_same_for_programs(scope: dict[str, Any]) -> None:
+    scope["state"]["session"] = SESSION
+    line = json.loads(JsonFormatter().format(record("%d turns", 3, fields={"status": 200})))
+    assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
+    assert line == {
+        "level": "warning",
+        "logger": "app.web.server",
+        "message": "3 turns",
+        "request_id": "req_1",
+        "session": SESSION,
+        "status": 200,
+    }
+
+
+@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
+def test_a_line_without_a_request_names_none(form: logging.Formatter) -> None:
+    assert "req" not in form.format(record("a"))
+
+
+@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
+def test_a_line_can_be_about_a_session_by_itself(form: logging.Formatter) -> None:
+    assert SESSION in form.format(record("a", session=SESSION))
+
+
+@pytest.mark.parametrize("text", ["a text of the caller's", "ses_1", "ses_" + "0" * 37])
+@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
+def test_what_a_path_has_in_a_sessions_place_is_not_written(
+    form: logging.Formatter, scope: dict[str, Any], text: str
+) -> None:
+    scope["path_params"] = {"session_id": text}
+    assert text not in form.format(record("a"))
+
+
+@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
+def test_no_message_makes_a_second_line(form: logging.Formatter) -> None:
+    line = form.format(record("%s", "a\nERROR djinn: forged\x1b[31m\x85\ud800"))
+    assert "\n" not in line
+    assert "\x1b" not in line
+
+
+@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
+def test_a_bug_has_its_traceback(form: logging.Formatter) -> None:
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError as error:
+        line = form.format(record("a", exc_info=(type(error), error, error.__traceback__)))
+    assert "RuntimeError: broken" in line
+    assert "Traceback" in line
