@@ -5,7 +5,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from app.gpu.linear.cpu_pairs import Pairs, is_paired, multiply_pairs, round_to_pairs
+from app.gpu.linear.cpu_pairs import Pairs, is_paired, multiply_pairs, prefetch_run, round_to_pairs
 from app.gpu.linear.cpu_weights import INT32, INT64, PANEL, Dense, Loads, Use, Weights, for_range
 
 ROUNDED = "rounded_"
@@ -20,8 +20,10 @@ class Blocks(Loads):
     Where there are no offsets, -0.0 stands for them: it changes nothing, not even the sign of a zero.
     """
 
-    def __init__(self, record: Any, builder: Any, lanes: int, vectors: int) -> None:
+    def __init__(self, record: Any, builder: Any, lanes: int, vectors: int, *, ahead: bool) -> None:
+        """`ahead`: whether to prefetch what follows all the blocks that are read."""
         super().__init__(builder, lanes, vectors)
+        self._ahead = ahead
         self._record_bytes = record.size
         self._at = {name: field.offset for name, field in record.fields.items()}
         self._scale = ir.HalfType() if record.typeof("scales").dtype == types.float16 else ir.FloatType()
@@ -34,10 +36,14 @@ class Blocks(Loads):
         """See `Weights.each`."""
         builder, number = self._builder, self._number
         pairs, lines = (self._lines, 1) if self._in_pairs else (self._lines // 2, 2)
-        with for_range(builder, builder.sdiv(inputs, number(2 * pairs))) as group:
+        groups = builder.sdiv(inputs, number(2 * pairs))
+        behind = builder.mul(groups, number(self._record_bytes))
+        with for_range(builder, groups) as group:
             record = builder.add(weight, builder.mul(group.index, number(self._record_bytes)))
             scales = self._load_scales(record, "scales", column)
             offsets = self._load_scales(record, "offsets", column)
+            if self._ahead:
+                prefetch_run(builder, builder.add(record, behind), self._record_bytes)
             first = builder.mul(group.index, number(pairs))
             quants = builder.add(record, number(self._at[self._quants]))
             with for_range(builder, number(pairs)) as pair:
@@ -126,8 +132,8 @@ def weights_of(element: Any, builder: Any, lanes: int, vectors: int, *, ahead: b
     """For weights of Numba's type `element`, in `vectors` vectors of `lanes` outputs. `ahead` is as `Pairs` has it."""
     if isinstance(element.dtype, types.Record):
         if is_rounded(element):
-            return RoundedBlocks(element.dtype, builder, lanes, vectors)
+            return RoundedBlocks(element.dtype, builder, lanes, vectors, ahead=ahead)
         if is_paired(element):
             return Pairs(builder, lanes, vectors, ahead=ahead)
-        return Blocks(element.dtype, builder, lanes, vectors)
+        return Blocks(element.dtype, builder, lanes, vectors, ahead=ahead)
     return Dense(element.dtype, builder, lanes, vectors)

@@ -52,22 +52,22 @@ class Pairs(Loads):
         with for_range(builder, builder.sdiv(inputs, ir.Constant(INT64, 2))) as loop:
             line = builder.add(weight, builder.mul(loop.index, ir.Constant(INT64, PANEL * 4)))
             if self._ahead:
-                self._prefetch(line)
+                prefetch_run(builder, builder.add(line, ir.Constant(INT64, _AHEAD)), PANEL * 4)
             use(loop.index, self._load(line, INT32, column))
-
-    def _prefetch(self, line: Any) -> None:
-        """Have the cache ask for what follows `_AHEAD` bytes later: most of it is of the next panel."""
-        builder = self._builder
-        byte = ir.IntType(8).as_pointer()
-        kinds = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
-        function = _intrinsic(builder, kinds, "llvm.prefetch.p0")
-        for place in range(0, PANEL * 4, _CACHE_LINE):
-            address = builder.inttoptr(builder.add(line, ir.Constant(INT64, _AHEAD + place)), byte)
-            builder.call(function, [address, INT32(_TO_READ), INT32(_SECOND_LEVEL), INT32(_DATA)])
 
     def multiply_add(self, left: Any, right: Any, addend: Any) -> Any:
         """See `multiply_pairs`."""
         return multiply_pairs(self._builder, left, right, addend)
+
+
+def prefetch_run(builder: Any, address: Any, nbytes: int) -> None:
+    """Have the second-level cache ask for the `nbytes` from `address` on."""
+    byte = ir.IntType(8).as_pointer()
+    kinds = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
+    function = intrinsic_of(builder, kinds, "llvm.prefetch.p0")
+    for place in range(0, nbytes, _CACHE_LINE):
+        line = builder.inttoptr(builder.add(address, ir.Constant(INT64, place)), byte)
+        builder.call(function, [line, INT32(_TO_READ), INT32(_SECOND_LEVEL), INT32(_DATA)])
 
 
 def multiply_pairs(builder: Any, left: Any, right: Any, addend: Any) -> Any:
@@ -75,8 +75,8 @@ def multiply_pairs(builder: Any, left: Any, right: Any, addend: Any) -> Any:
     lanes = addend.type.count
     if multiplies_pairs() and lanes == _DOT_LANES:
         kind = ir.FunctionType(addend.type, [addend.type, left.type, right.type])
-        return builder.call(_intrinsic(builder, kind, "llvm.x86.avx512bf16.dpbf16ps.512"), [addend, left, right])
-    multiply_add = _intrinsic(builder, ir.FunctionType(addend.type, [addend.type] * 3), f"llvm.fma.v{lanes}f32")
+        return builder.call(intrinsic_of(builder, kind, "llvm.x86.avx512bf16.dpbf16ps.512"), [addend, left, right])
+    multiply_add = intrinsic_of(builder, ir.FunctionType(addend.type, [addend.type] * 3), f"llvm.fma.v{lanes}f32")
     for half in (_first, _second):
         addend = builder.call(multiply_add, [half(builder, left), half(builder, right), addend])
     return addend
@@ -88,7 +88,7 @@ def round_to_pairs(builder: Any, first: Any, second: Any) -> Any:
     if multiplies_pairs() and lanes == _DOT_LANES:
         halves = ir.VectorType(ir.IntType(16), 2 * lanes)
         kind = ir.FunctionType(halves, [first.type] * 2)
-        rounded = builder.call(_intrinsic(builder, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"), [second, first])
+        rounded = builder.call(intrinsic_of(builder, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"), [second, first])
         order = [place for lane in range(lanes) for place in (lane, lanes + lane)]
         mixed = builder.shuffle_vector(rounded, rounded, ir.Constant(ir.VectorType(INT32, 2 * lanes), order))
         return builder.bitcast(mixed, ir.VectorType(INT32, lanes))
@@ -118,5 +118,5 @@ def _splat(lanes: int, number: int) -> Any:
     return ir.Constant(ir.VectorType(INT32, lanes), [number] * lanes)
 
 
-def _intrinsic(builder: Any, kind: Any, name: str) -> Any:
+def intrinsic_of(builder: Any, kind: Any, name: str) -> Any:
     return cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]

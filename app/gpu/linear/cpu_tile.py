@@ -163,7 +163,7 @@ def _unpack(typing: Any, element: Any, weight: Any, inputs: Any, out: Any) -> An
         if element.dtype == types.float32 or is_paired(element):
             return arguments[1]
         panel, count, target = arguments[1:]
-        weights = weights_of(element, builder, LANES, PANEL // LANES)
+        weights = weights_of(element, builder, LANES, PANEL // LANES, ahead=True)
         start = builder.inttoptr(target, weights.terms.as_pointer())
 
         def store(term: Any, loaded: list[Any]) -> None:
