@@ -32,6 +32,11 @@ class BusySessions:
         """The owner's turns in the queue or in the engine; paused ones are in neither."""
         return sum(session.under_way for session in self.of(owner))
 
+    @property
+    def any_run(self) -> bool:
+        """Whether anybody has turns in the queue or in the engine."""
+        return any(map(self.count, self._busy))
+
     def others_run(self, owner: str | None) -> bool:
         """Whether other owners have turns in the queue or in the engine."""
         return any(self.count(other) for other in self._busy if other != owner)

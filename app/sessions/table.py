@@ -187,11 +187,6 @@ class SessionTable:
         return self._open.get(session_id) or self._opening.get(session_id)
 
     @property
-    def any_runs(self) -> bool:
-        """Whether anybody has turns in the queue or in the engine."""
-        return any(each.under_way for each in self._open.values())
-
-    @property
     def expired(self) -> list[Session]:
         """Sessions whose `ttl_s` has run out."""
         return [session for session in self._open.values() if has_expired(session)]
