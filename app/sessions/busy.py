@@ -32,7 +32,6 @@ class BusySessions:
         """The owner's turns in the queue or in the engine; paused ones are in neither."""
         return sum(session.under_way for session in self.of(owner))
 
-    @property
     def any_run(self) -> bool:
         """Whether anybody has turns in the queue or in the engine."""
         return any(map(self.count, self._busy))

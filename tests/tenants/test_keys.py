@@ -10,7 +10,6 @@ from tests.errors import assert_error
 PATHS = [
     "/metrics",
     "/version",
-    "/docs",
     "/openapi.json",
     "/v1/sessions",
     "/v1/models",
