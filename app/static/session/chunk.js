@@ -25,9 +25,18 @@ const Token = ({ token, position, kind, chosen }) => html`
 const kindOf = (marks, position) =>
   Object.keys(marks).filter((name) => isIn(marks[name], position)).join(" ");
 
-/** A text with its line ends drawn. A token may be a part of a character only: then it has no text. */
+/** A text with its line ends and other control characters drawn. A token may be a part of a character only: then it has
+ * no text. */
 export function drawn(text) {
   if (text === "") return html`<span class="sign" aria-hidden="true">·</span>`;
-  if (!text.includes("\n")) return text;
-  return text.split(/(\n)/).map((part) => (part === "\n" ? html`<span class="sign" aria-hidden="true">↵</span>${"\n"}` : part));
+  if (!CONTROLS.test(text)) return text;
+  return text.split(CONTROLS).map((part, index) => (index % 2 ? html`<span class="sign" aria-hidden="true">${picture(part)}</span>` : part));
+}
+
+const CONTROLS = /([\x00-\x08\x0a-\x1f\x7f])/;
+
+/** Unicode has pictures of control characters, in their order. */
+function picture(control) {
+  if (control === "\n") return "↵\n";
+  return control === "\x7f" ? "␡" : String.fromCharCode(0x2400 + control.charCodeAt(0));
 }

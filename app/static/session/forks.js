@@ -11,19 +11,21 @@ export function Forks({ view }) {
     <section class="panel forks stack" aria-labelledby="forks">
       <h2 id="forks">Forks</h2>
       ${tree.size === 1 && html`<p class="dim">None: Fork opens a session that shares this one's history and KV.</p>`}
-      <ul class="tree"><${Branch} node=${tree.root} here=${view.id} /></ul>
+      <ul class="tree"><${Branch} node=${tree.root} here=${view.id} isRoot /></ul>
     </section>
   `;
 }
 
-const origin = ({ forked_from: from }) => from && `, from ${shortId(from.session_id)} at ${number(from.tokens)}`;
+/** Where it was forked. Its origin stands above it, unless that is closed. */
+const origin = ({ forked_from: from }, isRoot) =>
+  from && ` · ${isRoot ? `fork of ${shortId(from.session_id)}, which is closed,` : "forked"} at ${number(from.tokens)}`;
 
-const Branch = ({ node: { view, children }, here }) => html`
+const Branch = ({ node: { view, children }, here, isRoot = false }) => html`
   <li>
     <span class="node">
       <a href=${linkTo(view.id)} aria-current=${view.id === here ? "true" : null}>${shortId(view.id)}</a>
       <span class=${`chip state-${view.state}`}>${view.state}</span>
-      <span class="dim number">${counted(view.tokens, "token")}${origin(view)}</span>
+      <span class="dim number">${counted(view.tokens, "token")}${origin(view, isRoot)}</span>
     </span>
     ${children.length > 0 && html`<ul>${children.map((child) => html`<${Branch} key=${child.view.id} node=${child} here=${here} />`)}</ul>`}
   </li>
