@@ -28,7 +28,7 @@ export function Timeline({ view }) {
         </select>
       </div>
       <${Lanes} lanes=${lanes} start=${start} now=${now} />
-      <${Waits} turns=${lanes.turns} />
+      <${Waits} turns=${lanes.turns} usage=${view.usage} />
       <details>
         <summary>As a table</summary>
         <${EventTable} rows=${rowsOf(happenings)} />

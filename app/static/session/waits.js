@@ -5,9 +5,12 @@ import { html } from "../lib/html.js";
 const PARTS = ["queue", "restore", "prefill"];
 const SHOWN = 8;
 
-/** `turns` are those of `lanesOf`; newest first. */
-export function Waits({ turns, now }) {
+/** `turns` are those of `lanesOf`, `usage` the session's: it knows the last turn, if that was before the page opened. */
+export function Waits({ turns, usage }) {
   const known = turns.filter((turn) => turn.waits !== null).slice(-SHOWN).reverse();
+  if (turns.length === 0 && usage.last_turn !== null) {
+    known.push({ from: null, waits: usage.resume_ms, usage: usage.last_turn });
+  }
   const longest = Math.max(1e-9, ...known.map(total));
   return html`
     <div class="waits stack">
@@ -28,7 +31,7 @@ function Bar({ turn, longest }) {
   const said = PARTS.map((part) => `${MEANS[part]} ${milliseconds(waits[part])}`).join(", ");
   return html`
     <li>
-      <span class="clock">${clock(turn.from)}</span>
+      <span class="clock">${turn.from === null ? "before" : clock(turn.from)}</span>
       <span class="bar" role="img" aria-label=${said} title=${said}>
         ${PARTS.map((part) => html`<span key=${part} class=${part} style=${{ width: `${(100 * waits[part]) / longest}%` }} />`)}
       </span>
