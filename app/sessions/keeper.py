@@ -87,6 +87,7 @@ class SessionKeeper:
 
 
 def _record(session: Session) -> SessionRecord:
+    origin = session.forked_from
     return SessionRecord(
         id=session.id,
         owner=session.owner,
@@ -98,8 +99,8 @@ def _record(session: Session) -> SessionRecord:
         created_at=session.created_at,
         used_at=session.used_at,
         usage=json.dumps(asdict(session.usage)),
-        forked_from=session.forked_from and session.forked_from.session,
-        forked_tokens=session.forked_from and session.forked_from.tokens,
+        forked_from=None if origin is None else origin.session,
+        forked_tokens=None if origin is None else origin.tokens,
     )
 
 

@@ -57,7 +57,7 @@ class SessionRegistry:
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
         self.side_work = SideWork(table.others_run)
-        self.maps = ActivationMaps(executor, lambda: table.any_runs)
+        self.maps = ActivationMaps(executor, table.any_runs)
         self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,
