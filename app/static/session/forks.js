@@ -3,7 +3,6 @@ import { counted, number, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { linkTo } from "../state/route.js";
 import { all } from "../state/sessions.js";
-import { treeOf } from "./fork_tree.js";
 
 export function Forks({ view }) {
   const tree = treeOf(view, all());
@@ -30,3 +29,17 @@ const Branch = ({ node: { view, children }, here, isRoot = false }) => html`
     ${children.length > 0 && html`<ul>${children.map((child) => html`<${Branch} key=${child.view.id} node=${child} here=${here} />`)}</ul>`}
   </li>
 `;
+
+/** `{root, size}` of the tree around `view` among `views`. A node is `{view, children}`. A session whose origin is gone
+ * is a root. */
+function treeOf(view, views) {
+  const nodes = new Map(views.map((each) => [each.id, { view: each, children: [] }]));
+  for (const node of nodes.values()) nodes.get(originOf(node.view))?.children.push(node);
+  let root = nodes.get(view.id) ?? { view, children: [] };
+  while (nodes.has(originOf(root.view))) root = nodes.get(originOf(root.view));
+  return { root, size: sizeOf(root) };
+}
+
+const originOf = (view) => view.forked_from?.session_id;
+
+const sizeOf = (node) => 1 + node.children.reduce((sum, child) => sum + sizeOf(child), 0);
