@@ -1,17 +1,15 @@
-// What can be done with a session: its phase, forks and files.
+// What can be done with a session: its phase, forks, files, and its end.
 import { useSignal } from "@preact/signals";
 import { ApiError, call } from "../lib/api.js";
-import { bytes } from "../lib/format.js";
+import { bytes, counted } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { Confirm } from "../shell/confirm.js";
 import { Failure } from "../shell/states.js";
 import { useAction } from "../shell/use_action.js";
 import { say } from "../state/notices.js";
-import { go, linkTo } from "../state/route.js";
-import { put } from "../state/sessions.js";
-import { CloseButton } from "./close_button.js";
-import { exportFile } from "./files.js";
-import { Import } from "./import.js";
-import { ReturnTime } from "./return_time.js";
+import { go, HOME, linkTo } from "../state/route.js";
+import { put, remove } from "../state/sessions.js";
+import { exportFile, Import } from "./files.js";
 
 export function Actions({ view }) {
   const { busy, error, act } = useAction();
@@ -69,4 +67,31 @@ async function fork({ id }) {
 async function exportSession({ id }) {
   const { name, size } = await exportFile(id);
   say(`${name} has ${bytes(size)}`);
+}
+
+function ReturnTime({ value, error }) {
+  const wrong = error?.param === "resume_in_ms";
+  return html`
+    <label class="return">back in <input value=${value.value} size="5" inputmode="decimal" autocomplete="off" placeholder="—"
+      aria-invalid=${wrong ? "true" : null} aria-describedby=${wrong ? "wrong-return" : null}
+      onInput=${(event) => (value.value = event.target.value)} /> s</label>
+    ${wrong && html`<span class="wrong" id="wrong-return" role="alert">${error.message}</span>`}
+  `;
+}
+
+export function CloseButton({ view }) {
+  const isAsking = useSignal(false);
+  return html`
+    <button class="danger" onClick=${() => (isAsking.value = true)}>Close</button>
+    ${isAsking.value && html`<${Confirm} title="Close this session?" action="Close the session"
+      run=${() => close(view.id)} onClose=${() => (isAsking.value = false)}>
+      Its ${counted(view.tokens, "token")} and their KV are gone then. Export it first if you want to keep them.
+    <//>`}
+  `;
+}
+
+async function close(id) {
+  await call("DELETE", `/v1/sessions/${id}`);
+  go(HOME);
+  remove(id);
 }

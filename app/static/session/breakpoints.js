@@ -1,6 +1,6 @@
 // The breakpoints of a session: which are armed, and a button to remove each.
-import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
+import { useSignal } from "@preact/signals";
 import { call } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { Failure, Loading } from "../shell/states.js";

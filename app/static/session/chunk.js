@@ -1,7 +1,8 @@
-// A run of tokens. One that has not changed is not drawn again.
+// Draws tokens: runs of the history, and those of a turn that is under way.
 import { useMemo } from "preact/hooks";
+import { counted } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { isIn } from "./marks.js";
+import { isIn } from "./history.js";
 
 export const CHUNK = 200;
 
@@ -25,9 +26,34 @@ const Token = ({ token, position, kind, chosen }) => html`
 const kindOf = (marks, position) =>
   Object.keys(marks).filter((name) => isIn(marks[name], position)).join(" ");
 
-/** A text with its line ends drawn. A token may be a part of a character only: then it has no text. */
-export function drawn(text) {
+/** A text with its line ends and other control characters drawn. A token may be a part of a character only: then it has
+ * no text. */
+function drawn(text) {
   if (text === "") return html`<span class="sign" aria-hidden="true">·</span>`;
-  if (!text.includes("\n")) return text;
-  return text.split(/(\n)/).map((part) => (part === "\n" ? html`<span class="sign" aria-hidden="true">↵</span>${"\n"}` : part));
+  if (!CONTROLS.test(text)) return text;
+  return text.split(CONTROLS).map((part, index) => (index % 2 ? html`<span class="sign" aria-hidden="true">${picture(part)}</span>` : part));
 }
+
+const CONTROLS = /([\x00-\x08\x0a-\x1f\x7f])/;
+
+/** Unicode has pictures of control characters, in their order. */
+function picture(control) {
+  if (control === "\n") return "↵\n";
+  return control === "\x7f" ? "␡" : String.fromCharCode(0x2400 + control.charCodeAt(0));
+}
+
+export function Streamed({ turn, view, isEmpty }) {
+  if (turn.running) return html`<${Own} turn=${turn} />`;
+  if (view.state === "running" || view.state === "queued") {
+    return html`<p class="beyond dim" role="status">Another client runs a turn: ${counted(view.tokens, "token")} so far.
+      They appear at its end.</p>`;
+  }
+  return isEmpty && html`<p class="beyond dim">Nothing yet. Write a prompt below, or let a client send one.</p>`;
+}
+
+const Own = ({ turn }) => html`
+  ${turn.sent && html`<span class="sent">${drawn(turn.sent)}</span>`}
+  ${turn.pieces.map(({ ids, text }, index) => html`<span key=${index} class="token generated"
+    title=${`id ${ids.join(", ")}`}>${drawn(text)}</span>`)}
+  <span class="caret" aria-hidden="true" />
+`;

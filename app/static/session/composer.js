@@ -1,11 +1,10 @@
 // Where a turn is written and sent, and where it is cancelled or resumed.
 import { html } from "../lib/html.js";
 import { Failure } from "../shell/states.js";
-import { Controls } from "./controls.js";
+import { useAction } from "../shell/use_action.js";
 import { bodyOf, draftOf, FIELDS } from "./draft.js";
-import { isWrong } from "./field.js";
-import { Settings } from "./settings.js";
-import { generate, turnOf } from "./turn.js";
+import { isWrong, Settings } from "./settings.js";
+import { cancel, generate, resume, turnOf } from "./turn.js";
 
 const KINDS = [["prompt", "Prompt"], ["message", "Chat message"], ["nothing", "Go on"]];
 const ROLES = ["user", "system", "assistant", "tool"];
@@ -80,4 +79,24 @@ function Rest({ error }) {
   if (error === null) return null;
   const shown = [...INPUTS, ...FIELDS.map((each) => each.name), "stop", "other"].some((name) => isWrong(error, name));
   return shown ? null : html`<${Failure} error=${error} />`;
+}
+
+function Controls({ view, running }) {
+  const { error, act } = useAction();
+  const busy = running || view.state === "running" || view.state === "queued";
+  const paused = view.state === "paused" && !running;
+  const why = busy ? "A turn is running" : paused ? "The turn is paused: resume or cancel it first" : null;
+  return html`
+    <div class="row">
+      <button class="primary" disabled=${why !== null} title=${why ?? "Ctrl+Enter"}>Send</button>
+      <button type="button" disabled=${!paused} title=${paused ? null : "The session is not paused"}
+        onClick=${() => resume(view.id, null)}>Resume to the next breakpoint</button>
+      <button type="button" disabled=${!paused} title=${paused ? null : "The session is not paused"}
+        onClick=${() => resume(view.id, "end")}>Resume to the end</button>
+      <button type="button" class="danger" disabled=${!busy && !paused} title=${busy || paused ? null : "No turn is running"}
+        onClick=${() => act(() => cancel(view.id))}>Cancel the turn</button>
+      <span class="dim">${why}</span>
+    </div>
+    ${error && html`<${Failure} error=${error} />`}
+  `;
 }

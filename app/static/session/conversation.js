@@ -1,13 +1,14 @@
 // The tokens of a session, and what is known of the one that is chosen.
+import { useEffect, useState } from "preact/hooks";
 import { useSignal } from "@preact/signals";
-import { useEffect } from "preact/hooks";
-import { counted } from "../lib/format.js";
+import { call } from "../lib/api.js";
+import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { Confirm } from "../shell/confirm.js";
 import { Failure, Loading } from "../shell/states.js";
 import { happeningsOf } from "../state/happenings.js";
-import { historyOf, loadHistory } from "./history.js";
-import { marksOf } from "./marks.js";
-import { TokenBar } from "./token_bar.js";
+import { put } from "../state/sessions.js";
+import { historyOf, isIn, loadHistory, marksOf } from "./history.js";
 import { TokenWindow } from "./token_window.js";
 import { turnOf } from "./turn.js";
 
@@ -57,3 +58,42 @@ function Legend({ marks }) {
 }
 
 const LEGEND = { generated: "generated", cached: "cached in the last turn", recomputed: "computed again in the last turn" };
+
+function TokenBar({ view, tokens, marks, chosen }) {
+  const [asked, ask] = useState(null);
+  const position = chosen.value?.position ?? null;
+  const token = position === null ? undefined : tokens[position];
+  const why = whyNot(view, token);
+  return html`
+    <div class="token-bar">
+      <p aria-live="polite">${token ? html`<${About} token=${token} position=${position} marks=${marks} />`
+        : html`<span class="dim">Point at a token, or press ← and → among them, to see its position, id and text.</span>`}</p>
+      <button id="rewind-here" disabled=${why !== null} title=${why ?? "Drops this token and all after it"}
+        onClick=${() => ask(position)}>Rewind to here</button>
+    </div>
+    ${asked !== null && html`<${Confirm} title=${`Rewind to position ${number(asked)}?`}
+      action=${`Drop ${counted(tokens.length - asked, "token")}`} onClose=${() => ask(null)}
+      run=${() => rewind(view.id, asked, chosen)}>
+      The session forgets what stands from position ${number(asked)} on. A fork made before keeps it.
+    <//>`}
+  `;
+}
+
+const About = ({ token, position, marks }) => html`
+  Position <b class="number">${number(position)}</b> · id <b class="number">${token.id}</b> ·
+  text <code>${JSON.stringify(token.text)}</code>${token.special && " · special"}
+  ${["generated", "cached", "recomputed"].filter((name) => isIn(marks[name], position)).map((name) => ` · ${WORDS[name]}`)}
+`;
+
+const WORDS = { generated: "generated", cached: "cached", recomputed: "computed again" };
+
+function whyNot({ state }, token) {
+  if (token === undefined) return "Choose a token first";
+  return state === "idle" ? null : `The session is ${state}: only an idle one can be rewound`;
+}
+
+async function rewind(id, to_token, chosen) {
+  put(await call("POST", `/v1/sessions/${id}/rewind`, { body: { to_token } }));
+  chosen.value = null;
+  await loadHistory(id);
+}

@@ -2,7 +2,7 @@
 import { ago, bytes, counted, milliseconds, number, seconds } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { memory } from "../state/memory.js";
-import { place } from "./events.js";
+import { place } from "./happened.js";
 
 const TIERS = ["device", "host", "disk"];
 

@@ -1,8 +1,10 @@
-// The tokens of each session, as the server last told them.
+// The tokens of each session as the server last told them, and what is known of each.
 import { signal } from "@preact/signals";
 import { call } from "../lib/api.js";
 
 const histories = new Map();
+/** How often each has been asked for. */
+const calls = new Map();
 
 /** The signal of a session's history: `{tokens, error}`. `tokens` is null before the first answer; `error` is that of
  * the last call. A token is `{id, text, special}` and stands at its index. */
@@ -14,12 +16,13 @@ export function historyOf(id) {
 /** Ask for it again. Of two calls under way the later one counts. */
 export async function loadHistory(id) {
   const history = historyOf(id);
-  const mark = (history.asked = (history.asked ?? 0) + 1);
+  const mine = (calls.get(id) ?? 0) + 1;
+  calls.set(id, mine);
   try {
     const answer = await call("GET", `/v1/sessions/${id}/history`, { query: { pieces: true } });
-    if (history.asked === mark) history.value = { tokens: tokensOf(answer), error: null };
+    if (calls.get(id) === mine) history.value = { tokens: tokensOf(answer), error: null };
   } catch (error) {
-    if (history.asked === mark) history.value = { ...history.value, error };
+    if (calls.get(id) === mine) history.value = { ...history.value, error };
   }
 }
 
@@ -28,3 +31,35 @@ const SPECIAL = /^<[^<>\s]+>$/;
 
 const tokensOf = ({ token_ids, pieces }) =>
   token_ids.map((id, position) => ({ id, text: pieces[position], special: SPECIAL.test(pieces[position]) }));
+
+/** `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of `lastTurn`, the usage of
+ * the last turn that is over, or null. What earlier turns generated is known of those that happened before the eyes of
+ * the page. `length` is how many tokens the history has now. */
+export function marksOf(happenings, lastTurn, length) {
+  const marks = { generated: [], cached: [], recomputed: [] };
+  if (lastTurn !== null && !happenings.some(isFinished)) addTurn(marks, lastTurn);
+  for (const { name, data } of happenings) {
+    if (name === "session") cut(marks.generated, data.session.tokens);
+    else if (isFinished({ name, data })) addTurn(marks, data.usage);
+  }
+  for (const runs of Object.values(marks)) cut(runs, length);
+  return marks;
+}
+
+const isFinished = ({ name, data }) => name === "turn" && data.status === "finished";
+
+function addTurn(marks, { prompt_tokens, cached_tokens, completion_tokens, tokens_recomputed }) {
+  cut(marks.generated, prompt_tokens);
+  if (completion_tokens) marks.generated.push([prompt_tokens, prompt_tokens + completion_tokens]);
+  marks.cached = [[0, cached_tokens]];
+  marks.recomputed = [[cached_tokens, Math.min(cached_tokens + tokens_recomputed, prompt_tokens)]];
+}
+
+/** Drop what is past the end of a history that has been rewound. */
+function cut(runs, length) {
+  while (runs.length && runs.at(-1)[0] >= length) runs.pop();
+  const last = runs.at(-1);
+  if (last && last[1] > length) runs[runs.length - 1] = [last[0], length];
+}
+
+export const isIn = (runs, position) => runs.some(([first, end]) => first <= position && position < end);

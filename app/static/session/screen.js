@@ -1,15 +1,18 @@
-// The screen of one session.
+// The screen of one session: its parts, which session it is, and what must not be overlooked.
+import { number, seconds, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { server } from "../state/connection.js";
+import { memory } from "../state/memory.js";
+import { linkTo } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
-import { Actions } from "./actions.js";
+import { Actions, CloseButton } from "./actions.js";
 import { Breakpoints } from "./breakpoints.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Facts } from "./facts.js";
-import { Foreign, isForeign } from "./foreign.js";
 import { Forks } from "./forks.js";
-import { Heading } from "./heading.js";
-import { PauseBanner } from "./pause_banner.js";
+import { place } from "./happened.js";
+import { historyOf } from "./history.js";
 import { Timeline } from "./timeline.js";
 
 export function SessionScreen({ id }) {
@@ -32,3 +35,40 @@ export function SessionScreen({ id }) {
     </div>
   `;
 }
+
+const Heading = ({ view }) => html`
+  <header class="heading">
+    <h1 title=${view.id}>Session ${shortId(view.id)}</h1>
+    <span class=${`chip state-${view.state}`}>${view.state}</span>
+    <span class=${`chip phase-${view.phase}`}>phase ${view.phase}</span>
+    <span class=${`chip tier-${view.kv.tier ?? "none"}`}>KV ${place(view.kv)}</span>
+    ${Object.entries(view.metadata).map(([name, value]) => html`<span key=${name} class="chip">${name}: ${value}</span>`)}
+    <a class="inside" href=${linkTo(view.id, "model")}>Inside the model</a>
+  </header>
+`;
+
+function PauseBanner({ view }) {
+  void memory.value; // once a second: time goes on
+  const { layer, first, end, expires_at } = view.checkpoint;
+  const layers = server.value?.num_layers;
+  const left = expires_at === null ? null : Math.max(0, expires_at - Date.now() / 1000);
+  return html`
+    <section class="paused panel" aria-label="Paused">
+      <p><strong>Paused after layer ${layer}${layers && ` of ${layers - 1}`}</strong>, ${
+        end - first === 1 ? `at position ${number(first)}` : `at positions ${number(first)} to ${number(end - 1)}`
+      } (${view.checkpoint.pass}). ${left !== null && html`<span class="number">The pause ends by itself in ${seconds(left)}.</span>`}</p>
+      <a href=${linkTo(view.id, "model")}>Look inside the model</a>
+    </section>
+  `;
+}
+
+/** Whether the server has refused to tell what the session holds. */
+const isForeign = ({ id, tenant }) => tenant !== null && historyOf(id).value.error?.status === 404;
+
+const Foreign = ({ view }) => html`
+  <section class="panel stack" aria-labelledby="foreign">
+    <h2 id="foreign">A session of another tenant</h2>
+    <p>Only ${view.tenant} may read what it holds and use it. An operator sees its figures, and may close it.</p>
+    <div class="row"><${CloseButton} view=${view} /></div>
+  </section>
+`;

@@ -1,7 +1,6 @@
-// The fields that say how a turn chooses its tokens and where it ends.
+// The fields that say how a turn chooses its tokens and where it ends, with what is wrong below each.
 import { html } from "../lib/html.js";
 import { FIELDS } from "./draft.js";
-import { Field, isWrong, Lines } from "./field.js";
 
 const MAIN = FIELDS.filter((each) => each.main);
 const REST = FIELDS.filter((each) => !each.main);
@@ -31,3 +30,32 @@ export function Settings({ draft, change, error }) {
     </details>
   `;
 }
+
+/** `error` is an `ApiError` or null; it is shown if it names this field. */
+const Field = ({ name, label, hint, value, onInput, error }) => html`
+  <div class="field">
+    <label for=${`field-${name}`}>${label}</label>
+    <input ...${control({ name, hint, value, onInput, error })} inputmode="decimal" />
+    <${Wrong} name=${name} error=${error} />
+  </div>
+`;
+
+/** A field of several lines. */
+const Lines = ({ name, label, hint, value, onInput, error }) => html`
+  <div class="field">
+    <label for=${`field-${name}`}>${label}</label>
+    <textarea rows="1" ...${control({ name, hint, value, onInput, error })} />
+    <${Wrong} name=${name} error=${error} />
+  </div>
+`;
+
+function control({ name, hint, value, onInput, error }) {
+  const common = { id: `field-${name}`, name, value, placeholder: hint, autocomplete: "off", onInput: (event) => onInput(event.target.value) };
+  return isWrong(error, name) ? { ...common, "aria-invalid": "true", "aria-describedby": `wrong-${name}` } : common;
+}
+
+const Wrong = ({ name, error }) =>
+  isWrong(error, name) && html`<span class="wrong" id=${`wrong-${name}`} role="alert">${error.message}</span>`;
+
+/** Whether an error is about a field: `stop.0` is about `stop`. */
+export const isWrong = (error, name) => error !== null && (error.param === name || Boolean(error.param?.startsWith(`${name}.`)));

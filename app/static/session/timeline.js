@@ -1,12 +1,10 @@
 // What happened to a session over time: lanes, what its turns waited for, and all of it as a table.
 import { useSignal } from "@preact/signals";
+import { bytes, counted, milliseconds, seconds } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { happeningsOf } from "../state/happenings.js";
 import { memory } from "../state/memory.js";
-import { rowsOf } from "./events.js";
-import { Lanes } from "./lanes.js";
-import { lanesOf } from "./spans.js";
-import { clock, Waits } from "./waits.js";
+import { bytesThere, lanesOf, place, rowsOf } from "./happened.js";
 
 /** What can be looked at, in seconds; null is all. */
 const RANGES = [["Everything known", null], ["Last 10 minutes", 600], ["Last minute", 60]];
@@ -28,7 +26,7 @@ export function Timeline({ view }) {
         </select>
       </div>
       <${Lanes} lanes=${lanes} start=${start} now=${now} />
-      <${Waits} turns=${lanes.turns} />
+      <${Waits} turns=${lanes.turns} usage=${view.usage} />
       <details>
         <summary>As a table</summary>
         <${EventTable} rows=${rowsOf(happenings)} />
@@ -45,3 +43,101 @@ const EventTable = ({ rows }) => html`
     </table>
   </div>
 `;
+
+const TICKS = 4;
+
+/** `lanes` are those of `lanesOf`; the drawing goes from `start` to `now`, Unix seconds. The table says the same in words. */
+function Lanes({ lanes, start, now }) {
+  const scale = (time) => (100 * (Math.min(Math.max(time, start), now) - start)) / (now - start);
+  const seen = (span) => (span.to ?? now) > start;
+  return html`
+    <div class="lanes" role="img" aria-label=${`Lanes of state, phase, KV and turns from ${clock(start)} to ${clock(now)}; the table below says the same`}>
+      <${Lane} label="KV">${lanes.tier.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
+        name=${`tier-${span.value}`} said=${tierText(span)} />`)}<//>
+      <${Lane} label="Phase">${lanes.phase.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
+        name=${`phase-${span.value}`} said=${span.value} />`)}<//>
+      <${Lane} label="State">
+        ${lanes.state.filter(seen).map((span) => html`<${Span} key=${span.from} span=${span} scale=${scale}
+          name=${`state-${span.value}`} said=${span.value} />`)}
+        ${lanes.pauses.filter(({ time }) => time > start).map(({ time, layer }) => html`<i key=${time} class="pause"
+          style=${{ left: `${scale(time)}%` }} title=${`paused after layer ${layer}`} />`)}
+      <//>
+      <${Lane} label="Turns">${lanes.turns.filter(seen).map((turn) => html`<${Turn} key=${turn.from} turn=${turn} scale=${scale} now=${now} />`)}<//>
+      <${Axis} start=${start} now=${now} />
+    </div>
+  `;
+}
+
+const Lane = ({ label, children }) => html`<div class="lane"><span class="name">${label}</span><div class="track">${children}</div></div>`;
+
+const at = (scale, from, to) => ({ left: `${scale(from)}%`, width: `${Math.max(0, scale(to) - scale(from))}%` });
+
+const Span = ({ span, scale, name, said }) => html`
+  <span class=${`span ${name}`} style=${at(scale, span.from, span.to)} title=${`${said}: ${seconds(span.to - span.from)}`}>${said}</span>
+`;
+
+/** A turn: its waits in front, then what it generated. */
+function Turn({ turn, scale, now }) {
+  const to = turn.to ?? now;
+  const parts = [];
+  let from = turn.from;
+  for (const [part, duration] of Object.entries(turn.waits ?? {})) {
+    const end = Math.min(from + duration / 1000, to);
+    if (end > from) parts.push({ part, from, end, said: `${part} ${milliseconds(duration)}` });
+    from = end;
+  }
+  if (to > from) parts.push({ part: "decode", from, end: to, said: turn.to === null ? "running" : `${turn.reason} after ${seconds(to - turn.from)}` });
+  return parts.map(({ part, from, end, said }) => html`<span key=${part} class=${`span ${part}`} style=${at(scale, from, end)} title=${said}>${said}</span>`);
+}
+
+const tierText = ({ value, kv }) =>
+  value === "none" ? "no KV" : `${place({ tier: value })} ${bytes(bytesThere(kv))}`;
+
+function Axis({ start, now }) {
+  const times = Array.from({ length: TICKS + 1 }, (_, index) => start + ((now - start) * index) / TICKS);
+  return html`<div class="lane axis"><span class="name" /><div class="track">
+    ${times.map((time, index) => html`<span key=${index} class="tick" style=${{ left: `${(100 * index) / TICKS}%` }}>${clock(time)}</span>`)}
+  </div></div>`;
+}
+
+const PARTS = ["queue", "restore", "prefill"];
+const SHOWN = 8;
+
+/** `turns` are those of `lanesOf`, `usage` the session's: it knows the last turn, if that was before the page opened. */
+function Waits({ turns, usage }) {
+  const known = turns.filter((turn) => turn.waits !== null).slice(-SHOWN).reverse();
+  if (turns.length === 0 && usage.last_turn !== null) {
+    known.push({ from: null, waits: usage.resume_ms, usage: usage.last_turn });
+  }
+  const longest = Math.max(1e-9, ...known.map(total));
+  return html`
+    <div class="waits stack">
+      <h3>What turns waited for</h3>
+      <ul class="legend">${PARTS.map((part) => html`<li key=${part}><span class=${`swatch ${part}`} aria-hidden="true" />${MEANS[part]}</li>`)}</ul>
+      ${known.length === 0 && html`<p class="dim">The next turn's waits appear here: the queue, KV that came back, the prefill.</p>`}
+      <ol>${known.map((turn) => html`<${Bar} key=${turn.from} turn=${turn} longest=${longest} />`)}</ol>
+    </div>
+  `;
+}
+
+const MEANS = { queue: "queue", restore: "restore of KV", prefill: "prefill" };
+
+const total = ({ waits }) => waits.queue + waits.restore + waits.prefill;
+
+function Bar({ turn, longest }) {
+  const { waits, usage } = turn;
+  const said = PARTS.map((part) => `${MEANS[part]} ${milliseconds(waits[part])}`).join(", ");
+  return html`
+    <li>
+      <span class="clock">${turn.from === null ? "before" : clock(turn.from)}</span>
+      <span class="bar" role="img" aria-label=${said} title=${said}>
+        ${PARTS.map((part) => html`<span key=${part} class=${part} style=${{ width: `${(100 * waits[part]) / longest}%` }} />`)}
+      </span>
+      <span class="number">${milliseconds(total(turn))}</span>
+      <span class="parts dim">${said}${usage && ` · ${counted(usage.completion_tokens, "token")} generated`}</span>
+    </li>
+  `;
+}
+
+/** A time of day, to the second. */
+const clock = (time) => new Date(time * 1000).toLocaleTimeString("en-GB");

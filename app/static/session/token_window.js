@@ -1,12 +1,10 @@
 // A window of a session's tokens: the last ones, or those around a position. The arrow keys choose a token.
-import { useSignal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
+import { useSignal } from "@preact/signals";
+import { number } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Chunk, CHUNK } from "./chunk.js";
-import { Streamed } from "./streamed.js";
-import { isOfToken, stepOf, tokenAt } from "./token_keys.js";
+import { Chunk, CHUNK, Streamed } from "./chunk.js";
 import { turnOf } from "./turn.js";
-import { Earlier, Later } from "./window_ends.js";
 
 /** Most tokens that are drawn at once. */
 const WINDOW = 10 * CHUNK;
@@ -83,4 +81,53 @@ function useInSight(box, chosen) {
   useLayoutEffect(() => {
     if (chosen?.pinned) box.current.querySelector(".chosen")?.scrollIntoView({ block: "nearest" });
   }, [chosen]);
+}
+
+const Earlier = ({ first, size, show }) => html`
+  <p class="beyond">
+    <button onClick=${() => show(Math.max(0, first - size / 2))}>Earlier tokens</button>
+    <button onClick=${() => show(0)}>From the first</button>
+    <span class="dim">${number(first)} before these</span>
+  </p>
+`;
+
+const Later = ({ end, length, size, show }) => html`
+  <p class="beyond">
+    <button onClick=${() => show(end - size / 2)}>Later tokens</button>
+    <button onClick=${() => show(length)}>To the last</button>
+    <span class="dim">${number(length - end)} after these</span>
+  </p>
+`;
+
+const FAR = 10;
+
+/** The position of the token of an event, or null. */
+function tokenAt(event) {
+  const token = event.target.closest("[data-position]");
+  return token === null ? null : Number(token.dataset.position);
+}
+
+const isOfToken = (event) => tokenAt(event) !== null;
+
+/** Where a key leads from a position (null: none is chosen): a position, `use`, `leave`, or null for any other key. */
+function stepOf(event, position, length) {
+  if (length === 0 || event.ctrlKey || event.metaKey || event.altKey || event.target !== event.currentTarget) return null;
+  const step = event.shiftKey ? FAR : 1;
+  const clamp = (to) => Math.min(Math.max(to, 0), length - 1);
+  switch (event.key) {
+    case "ArrowLeft":
+      return clamp((position ?? length) - step);
+    case "ArrowRight":
+      return clamp((position ?? length - 2) + step);
+    case "Home":
+      return 0;
+    case "End":
+      return length - 1;
+    case "Enter":
+      return position === null ? null : "use";
+    case "Escape":
+      return position === null ? null : "leave";
+    default:
+      return null;
+  }
 }

@@ -25,11 +25,10 @@ export const cancel = (id) => call("POST", `/v1/sessions/${id}/cancel`);
 async function run(id, action, body, sent) {
   const turn = turnOf(id);
   turn.value = { ...AT_REST, running: true, sent };
+  const heard = hearing(turn);
   try {
-    let ended = false;
-    const onEvent = (event) => (ended = take(turn, event));
-    await stream("POST", `/v1/sessions/${id}/${action}`, { body: { ...body, stream: true }, onEvent });
-    if (!ended) throw new ApiError(0, { message: "The server went away during the turn." });
+    await stream("POST", `/v1/sessions/${id}/${action}`, { body: { ...body, stream: true }, onEvent: heard.take });
+    if (!heard.ended) throw new ApiError(0, { message: "The server went away during the turn." });
     await loadHistory(id);
     turn.value = AT_REST;
     return true;
@@ -40,11 +39,22 @@ async function run(id, action, body, sent) {
   }
 }
 
-/** Whether an event is the last one. */
-function take(turn, { name, data }) {
-  if (name === "error") throw new ApiError(200, data.error);
-  if (name !== "token") return true;
-  const { pieces } = turn.value;
-  turn.value = { ...turn.value, pieces: [...pieces, { ids: data.token_ids, text: data.text }] };
-  return false;
+/** Takes the events of a turn. The tokens of one frame are drawn together. */
+function hearing(turn) {
+  let fresh = [];
+  const show = () => {
+    if (turn.value.running) turn.value = { ...turn.value, pieces: [...turn.value.pieces, ...fresh] };
+    fresh = [];
+  };
+  const heard = {
+    ended: false,
+    take: ({ name, data }) => {
+      if (name === "error") throw new ApiError(200, data.error);
+      heard.ended = name !== "token";
+      if (heard.ended) return;
+      if (fresh.length === 0) requestAnimationFrame(show);
+      fresh.push({ ids: data.token_ids, text: data.text });
+    },
+  };
+  return heard;
 }

@@ -8,7 +8,11 @@ import { useAction } from "./use_action.js";
 export function Confirm({ title, children, action, run, onClose }) {
   const dialog = useRef(null);
   const { busy, error, act } = useAction();
-  useEffect(() => dialog.current.showModal(), []);
+  useEffect(() => {
+    const asked = document.activeElement;
+    dialog.current.showModal();
+    return () => (asked.isConnected && !asked.disabled ? asked : document.getElementById("main")).focus();
+  }, []);
   const confirm = async () => {
     const { done } = await act(run);
     if (done) onClose();

@@ -58,7 +58,8 @@ def test_the_keyboard_walks_and_rewinds(on: OnSession) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_hidden()
     assert on.history()["token_ids"] == before
-    page.get_by_role("button", name="Rewind to here").press("Enter")
+    expect(page.get_by_role("button", name="Rewind to here")).to_be_focused()
+    page.keyboard.press("Enter")
     page.get_by_role("button", name="Drop 4 tokens").press("Enter")
     on.wait_until(tokens=2)
     expect(page.locator(".token")).to_have_count(2)

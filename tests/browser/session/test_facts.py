@@ -66,12 +66,13 @@ def test_the_tree_of_forks_leads_to_each(on: OnSession) -> None:
     assert [link.get_attribute("href") for link in tree.get_by_role("link").all()] == [
         f"#/sessions/{each}" for each in (on.id, child, grandchild)
     ]
-    expect(tree.locator("li li li")).to_contain_text(re.compile(r"idle\s*3 tokens, from \w{8} at 3"))
+    expect(tree.locator("li li li")).to_contain_text(re.compile(r"idle\s*3 tokens · forked at 3"))
     tree.get_by_role("link").last.click()
     expect(page).to_have_url(re.compile(grandchild))
     expect(tree.locator("[aria-current=true]")).to_have_attribute("href", f"#/sessions/{grandchild}")
     on.api.delete(f"/v1/sessions/{child}")
     expect(tree.get_by_role("link")).to_have_count(1)
+    expect(tree).to_contain_text("which is closed, at 3")
 
 
 def test_the_timeline_tells_what_a_turn_waited_for(on: OnSession) -> None:
