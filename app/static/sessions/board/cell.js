@@ -14,23 +14,25 @@ const NAME_WIDTH = 68;
 export function Cell({ id }) {
   const passes = useComputed(() => passing.value === null || passing.value.has(id));
   const view = sessionOf(id).value;
-  const places = placesOf(id).value;
+  const { spots, glides } = placesOf(id).value;
   if (view === null) return null;
-  const held = TIERS.filter((tier) => places[tier]);
+  const held = TIERS.filter((tier) => spots[tier]);
   // The fastest tier's button is the session itself: it glides when KV moves. The others are copies of it.
   return held.map(
     (tier, index) => html`<${Spot}
-      key=${index === 0 ? "itself" : tier} view=${view} tier=${tier} place=${places[tier]} isCopy=${index > 0}
+      key=${index === 0 ? "itself" : tier} view=${view} tier=${tier} place=${spots[tier]} isCopy=${index > 0}
+      glides=${glides && index === 0}
       passes=${passes.value}
     />`,
   );
 }
 
-function Spot({ view, tier, place, isCopy, passes }) {
+function Spot({ view, tier, place, isCopy, glides, passes }) {
   const look = lookOf(view);
   const moves = view.kv.tier?.startsWith("to_") && !isCopy;
+  const marks = `${isCopy ? "copy" : ""} ${moves ? "moves" : ""} ${glides ? "glides" : ""}`;
   return html`<button
-    class="cell ${look.key} ${isCopy ? "copy" : ""} ${moves ? "moves" : ""}"
+    class="cell ${look.key} ${marks}"
     style=${{
       transform: `translate(${place.x}px, ${place.y + tops.value[tier]}px)`,
       width: `${place.width}px`,
