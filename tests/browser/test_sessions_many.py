@@ -24,11 +24,8 @@ pytestmark = pytest.mark.browser
 SESSIONS = 1000
 CHANGES_PER_S = 100
 CLIENTS = 4
-WINDOW_S = 3
-WINDOWS = 8
-"""In one of these windows the page must be smooth: in others, something else may have had the processor."""
 MOST_FRAME_MS = 33
-"""Of the processor's time on the page's main thread: others may have the processor meanwhile, so the clock tells less."""
+"""Of the processor's time on the page's main thread: on the clock, others may have the processor meanwhile."""
 SECONDS = 5
 FRAME, TASK = "FireAnimationFrame", "ThreadControllerImpl::RunTask"
 ANIMATE = """
