@@ -26,6 +26,7 @@ from app.metrics.turns import Metrics
 from app.model_store.resolve import ResolvedModel
 from app.openai.responses.store import ResponseStore
 from app.routers import (
+    activation_maps,
     breakpoints,
     checkpoint,
     events,
@@ -71,6 +72,7 @@ ROUTERS = (
     generate,
     breakpoints,
     checkpoint,
+    activation_maps,
     resume,
     vectors,
     phase,
@@ -188,6 +190,8 @@ def create_app(
         version=version("djinn"),
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # the framework's pages load a CDN; `routers/page.py` has one
+        redoc_url=None,
         dependencies=[Depends(refuse_unread)],
         middleware=_middleware(settings, tenancy),
     )

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client.answer import Listing
-from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Dtype, Lens, Positions, VectorInfo
+from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Dtype, Lens, LensMap, Norms, Positions, VectorInfo
 from client.calls import Call, nothing, path_part, session_path
 from client.captures import Captures, parse_captures
 from client.edits import EditOptions, Until, edit_body, until_body
@@ -67,6 +67,18 @@ def read_lens(session: str, top_k: int, positions: Positions) -> Call[Lens]:
     return Call("GET", path, Lens.model_validate_json, params={"top_k": top_k, "positions": _text(positions)})
 
 
+def read_lens_map(session: str, positions: Positions, layers: Sequence[int] | None, top_k: int) -> Call[LensMap]:
+    """`GET /v1/sessions/{id}/lens`."""
+    params = _map_params(positions, layers) | {"top_k": top_k}
+    return Call("GET", session_path(session, "lens"), LensMap.model_validate_json, params=params)
+
+
+def read_norms(session: str, positions: Positions, layers: Sequence[int] | None, vector: str | None) -> Call[Norms]:
+    """`GET /v1/sessions/{id}/norms`."""
+    params = _map_params(positions, layers) | ({} if vector is None else {"vector": vector})
+    return Call("GET", session_path(session, "norms"), Norms.model_validate_json, params=params)
+
+
 def read_captures(session: str) -> Call[Captures]:
     """`GET /v1/sessions/{id}/captures`."""
     return Call("GET", session_path(session, "captures"), parse_captures)
@@ -114,6 +126,11 @@ def _only(body: bytes, name: str | None = None) -> FloatArray:
         raise ValueError(f"tensors {', '.join(tensors) or 'none'} instead of one {name or ''}".rstrip())
     (array,) = tensors.values()
     return array
+
+
+def _map_params(positions: Positions, layers: Sequence[int] | None) -> dict[str, str | int]:
+    chosen = {} if layers is None else {"layers": ",".join(map(str, layers))}
+    return {"positions": _text(positions), **chosen}
 
 
 def _text(positions: Positions) -> str:

@@ -101,6 +101,48 @@ class Lens(Answer):
     positions: tuple[LensPosition, ...]
 
 
+class LensMapLayer(Answer):
+    """The lens after one layer, with a tuple for each position, best first: empty where nothing is kept."""
+
+    layer: int
+    token_ids: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float | None, ...], ...]
+
+
+class LensMap(Answer):
+    """The logit lens over layers and positions `[first, end)`, where `token_ids` stand. `texts` is by token id.
+
+    The server keeps residual streams of positions from `kept_first` to before `kept_end`.
+    """
+
+    first: int
+    end: int
+    kept_first: int
+    kept_end: int
+    token_ids: tuple[int, ...]
+    layers: tuple[LensMapLayer, ...]
+    texts: dict[int, str]
+
+
+class NormsLayer(Answer):
+    """L2 lengths after one layer, and cosines to the vector that was named; None where there is none."""
+
+    layer: int
+    norms: tuple[float | None, ...]
+    cosines: tuple[float | None, ...] | None
+
+
+class Norms(Answer):
+    """How long residual streams are, over the same map as `LensMap`, and how they lie to a vector."""
+
+    first: int
+    end: int
+    kept_first: int
+    kept_end: int
+    token_ids: tuple[int, ...]
+    layers: tuple[NormsLayer, ...]
+
+
 class VectorInfo(Answer):
     """A vector on the server: its name, how many numbers it has, their type, and its length (L2)."""
 

@@ -77,6 +77,60 @@ class LensPosition:
     top: tuple[tuple[int, float], ...]
 
 
+MAX_MAP_POSITIONS = 64
+"""Of a map in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapLayer:
+    """The `positions`, in order, whose residual stream after `layer` is kept."""
+
+    layer: int
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationMap:
+    """Which residual streams of a session are kept at positions `[first, end)`: those that were captured, and the
+    checkpoint of a paused turn. `layers` go upward; one without such a position is left out.
+
+    `kept_first` and `kept_end` are the first and the end of all positions that have any; both are 0 if none has.
+    """
+
+    first: int
+    end: int
+    kept_first: int
+    kept_end: int
+    token_ids: tuple[int, ...]
+    """Those that stand at `[first, end)`."""
+    layers: tuple[MapLayer, ...]
+
+    @property
+    def count(self) -> int:
+        """How many residual streams the map has."""
+        return sum(len(each.positions) for each in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class LensRows:
+    """The lens of some residual streams of a map: for each, token ids with natural-log probabilities, best first.
+
+    `seconds` of the engine's thread went into it.
+    """
+
+    rows: tuple[tuple[tuple[int, float], ...], ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationNorms:
+    """The L2 length of each residual stream of `map`, layer by layer, and its cosine to a vector, if there was one."""
+
+    map: ActivationMap
+    norms: tuple[tuple[float, ...], ...]
+    cosines: tuple[tuple[float, ...], ...] | None
+
+
 @dataclass(frozen=True, slots=True)
 class PausedTurn:
     """A paused turn as it travels with an exported session. What it has generated is in the history."""

@@ -8,7 +8,15 @@ from typing import Any, get_args
 
 import msgspec
 
-from app.domain.activations import Activation, Captures, LensPosition, PausedTurn
+from app.domain.activations import (
+    Activation,
+    ActivationMap,
+    ActivationNorms,
+    Captures,
+    LensPosition,
+    LensRows,
+    PausedTurn,
+)
 from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Ticket
@@ -22,9 +30,12 @@ VALUES: dict[str, Any] = {
     "NoneType": None,
     "int": int,
     "tuple": tuple[LensPosition, ...],
-    **{each.__name__: each for each in (Activation, Captures, ExportedKV, ImportedKV, MemoryMap, PausedTurn)},
+    **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
+    **{each.__name__: each for each in (LensRows, MemoryMap, PausedTurn)},
 }
 """What a `Done` may carry, by the name of its type."""
+MADE_LATER = ("ActivationNorms", "Captures")
+"""Those that a function returns."""
 
 Plain = Any
 """Numbers, strings, bytes, lists and dictionaries."""
@@ -68,7 +79,7 @@ def _unpack(packed: list[Plain]) -> Event:
     if name == "Done":
         ticket, kind, plain = fields
         value = msgspec.convert(plain, VALUES[kind])
-        return Done(ticket, (lambda: value) if kind == "Captures" else value)
+        return Done(ticket, (lambda: value) if kind in MADE_LATER else value)
     if name == "Failed":
         ticket, error = fields
         return Failed(ticket, _error(error))

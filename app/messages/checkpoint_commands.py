@@ -91,6 +91,53 @@ class Lens:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenMap:
+    """Hold on to the residual streams of now at some positions and layers (None: all) for `MapLens`, until `CloseMap`.
+
+    Answered by `Done(ActivationMap)`; `FieldOutOfRange` for positions that are not in the history, or too many.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    positions: Positions
+    layers: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class MapLens:
+    """Apply the final norm and the head to residual streams `[first, end)` of the session's map, counted through its
+    layers. Answered by `Done(LensRows)`; `WrongState` if none is open.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    first: int
+    end: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseMap:
+    """Let go of the session's map, if it has one. Answered by `Done(None)`."""
+
+    ticket: Ticket
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNorms:
+    """Answered by `Done(Callable[[], ActivationNorms])`, as `ReadCaptures` is. Fails as `OpenMap` does. `vector` is
+    `[hidden_size]`, and not zero.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    positions: Positions
+    layers: tuple[int, ...] | None
+    vector: TensorData | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReadPaused:
     """Read a paused turn, to continue it elsewhere. Answered by `Done(PausedTurn)`; `WrongState` unless paused."""
 
@@ -113,5 +160,5 @@ class Reinstate:
     turn: Ticket | None = None
 
 
-BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | Reinstate
+BreakpointCommand = Arm | Disarm | ReadCaptures | ClearCaptures | ReadNorms | OpenMap | MapLens | CloseMap | Reinstate
 CheckpointCommand = ReadCheckpoint | EditCheckpoint | WriteCheckpoint | Lens | ReadPaused

@@ -186,6 +186,11 @@ class SessionTable:
         return any(each.under_way and each.owner != owner for each in self._open.values())
 
     @property
+    def any_runs(self) -> bool:
+        """Whether anybody has turns in the queue or in the engine."""
+        return any(each.under_way for each in self._open.values())
+
+    @property
     def expired(self) -> list[Session]:
         """Sessions whose `ttl_s` has run out."""
         return [session for session in self._open.values() if has_expired(session)]

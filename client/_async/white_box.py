@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from client import breakpoint_calls as calls
 from client._async.breakpoints import AsyncBreakpoint, AsyncCheckpoint
 from client._async.turn import AsyncTurnStream, stream_turn
+from client.breakpoint_models import LensMap, Norms, Positions
 from client.captures import Captures
 from client.edits import (
     EditOptions,
@@ -77,6 +78,21 @@ class AsyncWhiteBox:
     async def step(self, *, layer: int | None = None) -> Turn:
         """Go on to after `layer` of this pass, or without one to the same layer of the next token, and pause there."""
         return await self.resume(until="next_token" if layer is None else layer)
+
+    async def lens_map(
+        self, *, positions: Positions = "last", layers: Sequence[int] | None = None, top_k: int = 1
+    ) -> LensMap:
+        """The logit lens at every layer that `capture_at` has recorded, and where the session is paused.
+
+        At most 64 positions. While turns run, it takes its time: it gives way to their tokens.
+        """
+        return await self._transport.send(calls.read_lens_map(self.id, positions, layers, top_k))
+
+    async def norms(
+        self, *, positions: Positions = "last", layers: Sequence[int] | None = None, vector: str | None = None
+    ) -> Norms:
+        """How long the same residual streams are, and the cosine of each to a named vector."""
+        return await self._transport.send(calls.read_norms(self.id, positions, layers, vector))
 
     async def captures(self) -> Captures:
         """What `capture_at` has recorded so far."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.domain.activations import Captures
+from app.domain.activations import ActivationNorms, Captures
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, SessionLimit
 from app.domain.values import Ticket, TokenLogprobs
-from app.engine_process.codec import FRAMES, VALUES, Frame, decode, encode, encode_events
+from app.engine_process.codec import FRAMES, MADE_LATER, VALUES, Frame, decode, encode, encode_events
 from app.messages import Done, Event, Failed, Token
 from tests.engine_process.any_value import any_value
 
@@ -45,7 +45,7 @@ def test_the_events_of_a_step_come_in_their_order(data: st.DataObject) -> None:
     assert seen(decode(encode_events(events))) == seen(events)
 
 
-@pytest.mark.parametrize("kind", [each for each in VALUES if each != "Captures"])
+@pytest.mark.parametrize("kind", [each for each in VALUES if each not in MADE_LATER])
 @FEW
 @given(data=st.data())
 def test_an_answer_keeps_its_value(kind: str, data: st.DataObject) -> None:
@@ -53,12 +53,12 @@ def test_an_answer_keeps_its_value(kind: str, data: st.DataObject) -> None:
     assert seen(decode(encode_events([Done(Ticket(3), value)]))) == seen([Done(Ticket(3), value)])
 
 
-@given(captures=any_value(Captures))
-def test_captures_are_copied_by_who_sends_them(captures: Captures) -> None:
-    [answer] = decode(encode_events([Done(Ticket(3), lambda: captures)]))  # type: ignore[misc]
+@given(value=any_value(Captures) | any_value(ActivationNorms))
+def test_what_takes_long_is_made_by_who_sends_it(value: Captures | ActivationNorms) -> None:
+    [answer] = decode(encode_events([Done(Ticket(3), lambda: value)]))  # type: ignore[misc]
     assert isinstance(answer, Done)
     assert callable(answer.value)
-    assert answer.value() == captures
+    assert answer.value() == value
 
 
 @pytest.mark.parametrize("error", [FieldOutOfRange("no", param="layers"), SessionLimit(3, retry_after_s=60)])

@@ -2,21 +2,18 @@
 
 from collections.abc import Callable
 
-from app.domain.activations import LensPosition
+from app.domain.activations import LensPosition, LensRows
 from app.domain.breakpoints import Action, TensorData
 from app.domain.errors import WrongState
+from app.gpu.commands.activation_maps import Predict, map_lens
 from app.gpu.commands.checkpoint_reads import checkpoint_of, chosen_span
 from app.gpu.kv_tiers.placement import Placement
-from app.gpu.passes.conditions import Span
 from app.gpu.planning.turns import Match
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
-from app.messages import Arm, Disarm, Lens, Reinstate
-
-Predict = Callable[[StoredTensor, Span, int], list[list[tuple[int, float]]]]
-"""For each row of a span of a residual stream, the most likely tokens after the final norm and the head."""
+from app.messages import Arm, Disarm, Lens, MapLens, Reinstate
 
 
 class CheckpointHandler:
@@ -34,11 +31,16 @@ class CheckpointHandler:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
         checkpoint = checkpoint_of(sequence)
         first, end = chosen_span(checkpoint, command.positions)
-        rows = self._predict(checkpoint.hidden, (first - checkpoint.first, end - checkpoint.first), command.top_k)
+        chosen = (checkpoint.hidden, first - checkpoint.first, end - checkpoint.first)
+        rows = self._predict([chosen], command.top_k)
         return tuple(
             LensPosition(position, sequence.tokens[position], tuple(top))
             for position, top in zip(range(first, end), rows, strict=True)
         )
+
+    def map_lens(self, sequence: TokenSequence, command: MapLens) -> LensRows:
+        """The same for a slice of the session's map. Raises `WrongState`."""
+        return map_lens(sequence, command, self._predict)
 
     def reinstate(self, sequence: TokenSequence, command: Reinstate) -> None:
         """Give a session that has just been imported what it had when it was exported. Raises `FieldOutOfRange` if what

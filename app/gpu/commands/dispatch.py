@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import assert_never
 
+from app.gpu.commands.activation_maps import open_map, read_norms
 from app.gpu.commands.checkpoint_reads import read_activation, read_captures, read_paused
 from app.gpu.commands.checkpoint_writes import edit_checkpoint, write_checkpoint
 from app.gpu.commands.checkpoints import CheckpointHandler, arm, disarm
@@ -21,6 +22,7 @@ from app.messages import (
     Cancel,
     ClearCaptures,
     Close,
+    CloseMap,
     Command,
     Disarm,
     Done,
@@ -33,10 +35,13 @@ from app.messages import (
     Import,
     Inspect,
     Lens,
+    MapLens,
     Open,
+    OpenMap,
     Placed,
     ReadCaptures,
     ReadCheckpoint,
+    ReadNorms,
     ReadPaused,
     Reinstate,
     Restored,
@@ -112,6 +117,14 @@ class CommandHandler:
                 value = read_captures(sessions.find(command.session))
             case ClearCaptures():
                 sessions.find(command.session).captures.clear()
+            case ReadNorms():
+                value = read_norms(sessions.find(command.session), command)
+            case OpenMap():
+                value = open_map(sessions.find(command.session), command)
+            case MapLens():
+                value = self._checkpoints.map_lens(sessions.find(command.session), command)
+            case CloseMap():
+                sessions.find(command.session).map = None
             case ReadCheckpoint():
                 value = read_activation(sessions.find(command.session), command.positions)
             case EditCheckpoint():

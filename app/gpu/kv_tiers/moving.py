@@ -106,6 +106,7 @@ class KVTiers:
         del sequence.tokens[length:]
         sequence.reached = min(sequence.reached, length)
         sequence.interventions.truncate(length)
+        sequence.captures.cut(length)
 
     def forget_half_pass(self, sequence: TokenSequence) -> None:
         """Free the blocks that only a paused pass has written to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +26,14 @@ class StoredTensor(Protocol):
 
     def edited(self, first: int, end: int, edit: Edit) -> StoredTensor:
         """The same with `edit` applied to rows `[first, end)`."""
+        ...
+
+    def norms(self, first: int, end: int) -> list[float]:
+        """The L2 length of rows `[first, end)`."""
+        ...
+
+    def cosines(self, first: int, end: int, vector: TensorData) -> list[float]:
+        """The cosine of rows `[first, end)` to a vector `[hidden_size]`; NaN for a row of zeros."""
         ...
 
     def is_finite(self) -> bool:
@@ -78,15 +87,19 @@ class Checkpoint:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Captured:
-    """The residual stream that one `capture` breakpoint has recorded in one pass."""
+    """The residual stream that one `capture` breakpoint has recorded in one pass, at `positions` in their order.
+
+    Those from `current_to` on are not of the history any more: it has been cut since.
+    """
 
     breakpoint: str
     layer: int
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     hidden: StoredTensor
+    current_to: int = sys.maxsize
 
 
 MAX_CAPTURE_BYTES = 64 << 20
@@ -109,6 +122,11 @@ class CaptureLog:
             return
         self.records.append(captured)
         self.nbytes += captured.hidden.nbytes
+
+    def cut(self, length: int) -> None:
+        """The history has been cut to `length` tokens. What was recorded beyond stays, as a record of what has been."""
+        for captured in self.records:
+            captured.current_to = min(captured.current_to, length)
 
     def clear(self) -> None:
         """Forget all."""

@@ -7,6 +7,7 @@ from app.domain.breakpoints import Breakpoint
 from app.domain.values import Phase, SessionId, Ticket, Tier
 from app.gpu.kv.blocks import BlockHash, BlockId
 from app.gpu.kv.moves import Move
+from app.gpu.state.activation_map import Cell
 from app.gpu.state.checkpoints import CaptureLog, Checkpoint
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.turn import TurnState
@@ -72,6 +73,8 @@ class TokenSequence:
     interventions: InterventionLog = field(default_factory=InterventionLog)
     """Edits that the positions before `reached`, and those of a paused pass, have been computed with."""
     captures: CaptureLog = field(default_factory=CaptureLog)
+    map: tuple[Cell, ...] | None = None
+    """What a client is reading of the captures and the checkpoint, as it was when it began to."""
     checkpoint: Checkpoint | None = None
     """Where the turn has paused, until its pass has ended."""
     turn: TurnState | None = None

@@ -75,6 +75,17 @@ class HostTensor:
         apply_edit(changed[first:end], edit)
         return HostTensor(changed, self._streams, save_ms=self.save_ms)
 
+    def norms(self, first: int, end: int) -> list[float]:
+        """See `StoredTensor.norms`. In float64, as squares of large numbers would overflow."""
+        found: list[float] = torch.linalg.vector_norm(self.tensor[first:end].double(), dim=1).tolist()
+        return found
+
+    def cosines(self, first: int, end: int, vector: TensorData) -> list[float]:
+        """See `StoredTensor.cosines`."""
+        rows, wanted = self.tensor[first:end].double(), as_tensor(vector).double()
+        found: list[float] = (rows @ wanted / torch.linalg.vector_norm(rows, dim=1) / wanted.norm()).tolist()
+        return found
+
     def is_finite(self) -> bool:
         """Whether it has neither NaN nor infinity."""
         return bool(torch.isfinite(self.tensor).all())

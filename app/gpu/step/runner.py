@@ -23,7 +23,7 @@ from app.gpu.programs.run import RunLayers
 from app.gpu.sampling.logprobs import log_probabilities
 from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import SampleRequest
-from app.gpu.state.checkpoints import StoredTensor
+from app.gpu.state.activation_map import Rows
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.edits import DeviceVectors
 from app.gpu.step.launched import LaunchedStep, SplitStep, WholeStep
@@ -69,13 +69,16 @@ class Runner:
         return StepCounts(self._replayed, self._eager, self._followed, self._tokens)
 
     @torch.inference_mode()
-    def predict(self, stored: StoredTensor, rows: tuple[int, int], top_k: int) -> list[list[tuple[int, float]]]:
-        """Final norm and head on some rows of a residual stream: token ids with natural-log probabilities, best first
-        (the logit lens; nostalgebraist, 2020). Waits for the device.
+    def predict(self, parts: Sequence[Rows], top_k: int) -> list[list[tuple[int, float]]]:
+        """Final norm and head on rows of residual streams: token ids with natural-log probabilities, best first (the
+        logit lens; nostalgebraist, 2020). Waits for the device.
         """
-        assert isinstance(stored, HostTensor)
-        hidden = torch.empty((rows[1] - rows[0], stored.shape[1]), dtype=self.stack.dtype, device=self.stack.device)
-        stored.load(hidden, rows[0])
+        shape = (sum(end - first for _, first, end in parts), self.stack.hidden_size)
+        hidden, begin = torch.empty(shape, dtype=self.stack.dtype, device=self.stack.device), 0
+        for stored, first, end in parts:
+            assert isinstance(stored, HostTensor)
+            stored.load(hidden[begin : begin + end - first], first)
+            begin += end - first
         best, download = log_probabilities(self.stack.head(hidden)).topk(top_k), Download(self._streams)
         values, ids = download.fetch(best.values), download.fetch(best.indices)
         download.finish().synchronize()

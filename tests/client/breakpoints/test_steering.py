@@ -38,6 +38,26 @@ def test_a_capture_is_what_a_pause_shows(djinn: Djinn) -> None:
         np.testing.assert_array_equal(record.activation, session.checkpoint().read())
 
 
+def test_maps_show_each_layer_that_was_captured(djinn: Djinn) -> None:
+    with djinn.sessions.create() as session:
+        session.capture_at(layers=[0, 1, 2])
+        session.break_at(layer=3)
+        session.generate(**GREEDY)
+        found = session.lens_map(positions=(4, 7), layers=[1, 3], top_k=2)
+        assert (found.first, found.end, found.kept_first, found.kept_end) == (4, 7, 0, len(PROMPT))
+        assert found.token_ids == tuple(PROMPT[4:7])
+        assert [layer.layer for layer in found.layers] == [1, 3]
+        single = session.checkpoint().lens(positions=(4, 7), top_k=2).positions
+        assert found.layers[1].token_ids == tuple(tuple(guess.token_id for guess in each.top) for each in single)
+        assert [found.texts[token] for token in found.layers[1].token_ids[0]] == [each.text for each in single[0].top]
+        kept = {record.layer: record.activation for record in session.captures().records}
+        djinn.vectors.put("compass", kept[0][5])
+        lengths = session.norms(positions=(5, 6), vector="compass")
+        assert lengths.layers[1].norms[0] == pytest.approx(float(np.linalg.norm(kept[1][5])), rel=1e-5)
+        assert lengths.layers[0].cosines == pytest.approx((1.0,))
+        djinn.vectors.delete("compass")
+
+
 def test_steering_stays_until_it_is_removed(djinn: Djinn, expected: tuple[int, ...]) -> None:
     with djinn.sessions.create() as session:
         steering = session.steer(layer=1, scale=0.1)
