@@ -1,5 +1,6 @@
 // A session on the board: a button in each lane where it has KV, as large as its bytes there.
 import { useComputed } from "@preact/signals";
+import { now } from "../../lib/clock.js";
 import { bytes, counted, seconds, shortId } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { sessionOf } from "../../state/sessions.js";
@@ -56,11 +57,18 @@ export function linesOf(view, tier) {
     ...(view.tenant === null ? [] : [["Tenant", view.tenant]]),
     ...(tagsOf(view).length ? [["Metadata", tagsOf(view).join(", ")]] : []),
     ["Doing", `${lookOf(view).word}: ${lookOf(view).means}`],
+    ...(view.returns_at === null ? [] : [["Returns", returnOf(view)]]),
     ["Tokens", counted(view.tokens, "token")],
     [tierWords(view), `${bytes(bytesIn(view, tier))} on the ${tier}`],
     ...copies.map((each) => ["Copy", `${bytes(bytesIn(view, each))} on the ${each}`]),
     ["Last resume", `queue ${ms(queue)}, restore ${ms(restore)}, prefill ${ms(prefill)}`],
   ];
+}
+
+/** When its client will be back, by its own word. */
+function returnOf({ returns_at: at }) {
+  const left = at - now.value;
+  return left > 0 ? `in ${seconds(left)}` : `${seconds(-left)} late`;
 }
 
 const ms = (count) => seconds(count / 1000);
@@ -71,6 +79,6 @@ const sayAll = (view, tier, isCopy) =>
   [
     `${nameOf(view)}, ${lookOf(view).word}`,
     `${counted(view.tokens, "token")}, ${isCopy ? "copy of " : ""}${bytes(bytesIn(view, tier))} on the ${tier}`,
-    `phase ${view.phase}, session ${view.id}`,
+    `phase ${view.phase}${view.returns_at === null ? "" : `, returns ${returnOf(view)}`}; session ${view.id}`,
     ...tagsOf(view),
   ].join("; ");
