@@ -124,6 +124,7 @@ class SessionInfo(Answer):
     forked_from: ForkPoint | None
     metadata: dict[str, str]
     created_at: float
+    returns_at: float | None
     expires_at: float | None
 
 

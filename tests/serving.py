@@ -34,15 +34,15 @@ def tiny_settings(**changed: Any) -> Settings:
 
 
 @contextmanager
-def serve(*, clock: Callable[[], float] = time.time, **changed: Any) -> Iterator[str]:
+def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: Any) -> Iterator[str]:
     """A server on a free port; yields its base URL. In-process ASGI clients buffer streams and cannot disconnect.
 
-    `clock` is that of tenants.
+    `clock` is that of tenants. `port` is for a server that comes after another.
     """
     app = load_app(tiny_settings(**changed), clock=clock)
     config = uvicorn.Config(
         app,
-        port=0,
+        port=port,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=5,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 
 from app.bridge.executor import EngineExecutor
@@ -188,7 +189,7 @@ class SessionRegistry:
         """
         with self.metrics.signal.time():
             session.require(SessionState.IDLE, SessionState.PAUSED, to=f"set the phase to {phase}")
-            session.signal(phase)
+            session.signal(phase, None if resume_in_ms is None else time.time() + resume_in_ms / 1000)
             self.executor.post(lambda ticket: SetPhase(ticket, session.id, phase, resume_in_ms))
             self.keeper.note(session)
 

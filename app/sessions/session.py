@@ -53,6 +53,8 @@ class Session:
     """None: it was opened empty, or imported."""
     phase: Phase = Phase.COMPUTE
     """What was last signalled; a turn makes it `compute`."""
+    returns_at: float | None = None
+    """When its client said that it would go on; None after a restart too."""
     kv: SessionMemory = field(default_factory=SessionMemory)
     """Where its KV is, by the engine's last word."""
     requests: int = 0
@@ -156,9 +158,9 @@ class Session:
         self.on_move(self)
         self.watcher.changed(self)
 
-    def signal(self, phase: Phase) -> None:
-        """Note what it is doing."""
-        self.phase = phase
+    def signal(self, phase: Phase, returns_at: float | None = None) -> None:
+        """Note what it is doing, and when its client will be back by its own word."""
+        self.phase, self.returns_at = phase, returns_at
         self.watcher.changed(self)
 
     def place(self, kv: SessionMemory) -> None:
@@ -169,7 +171,7 @@ class Session:
     def begin(self, turn: Turn, history: array[int], max_tokens: int) -> None:
         """Enter the queue with a turn whose context is `history`, and that generates at most `max_tokens`."""
         self.move(SessionState.QUEUED)
-        self.phase = Phase.COMPUTE
+        self.phase, self.returns_at = Phase.COMPUTE, None
         self.turn = turn
         self.pause_limit = DEFAULT_LIMIT
         self.spent.clear()
@@ -185,7 +187,7 @@ class Session:
     def resume(self) -> None:
         """Enter the queue with the turn that is paused."""
         self.move(SessionState.QUEUED)
-        self.phase = Phase.COMPUTE
+        self.phase, self.returns_at = Phase.COMPUTE, None
         self.spent.clear()
 
     def end(self, turn: Turn) -> None:

@@ -174,6 +174,7 @@ class SessionView(BaseModel):
     forked_from: ForkView | None
     metadata: dict[str, str]
     created_at: float
+    returns_at: float | None
     expires_at: float | None
 
     @classmethod
@@ -193,6 +194,7 @@ class SessionView(BaseModel):
             forked_from=origin and ForkView(session_id=origin.session, tokens=origin.tokens),
             metadata=session.metadata,
             created_at=session.created_at,
+            returns_at=session.returns_at,
             expires_at=session.expires_at,
         )
 

@@ -13,7 +13,6 @@ from playwright.sync_api import Locator, Page, expect
 import app
 from tests.browser.conftest import WAIT_MS, OpenPage
 from tests.browser.filling import open_session, signal
-from tests.processes import serve_process
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
 
@@ -50,19 +49,17 @@ def status(page: Page) -> Locator:
 
 
 def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPage, tmp_path: Path) -> None:
-    with serve_process(tmp_path / "state") as server:
-        with httpx.Client(base_url=server.url, timeout=30) as http:
+    with serve(state_dir=tmp_path / "state") as url:
+        with httpx.Client(base_url=url, timeout=30) as http:
             kept, closed = open_session(http, tokens=20, name="kept"), open_session(http, name="closed")
-        page = open_page(server.url, refusals=True)
+        page = open_page(url, refusals=True)
         table = page.get_by_role("region", name="Table of sessions")
         expect(table).to_contain_text("closed")
-        server.kill()
-        expect(status(page)).to_contain_text("away")
-        page.get_by_role("button", name="Park kept").click()
-        expect(table.get_by_role("alert")).to_have_text("The server is away.")
-    port = server.url.rpartition(":")[2]
-    with serve_process(tmp_path / "state", "--port", port) as server:
-        with httpx.Client(base_url=server.url, timeout=30) as http:
+    expect(status(page)).to_contain_text("away")
+    page.get_by_role("button", name="Park kept").click()
+    expect(table.get_by_role("alert")).to_have_text("The server is away.")
+    with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
+        with httpx.Client(base_url=url, timeout=30) as http:
             http.delete(f"/v1/sessions/{closed}").raise_for_status()
             open_session(http, name="new")
         expect(status(page)).to_have_text("Live", timeout=WAIT_MS)

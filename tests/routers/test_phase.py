@@ -46,8 +46,16 @@ def test_a_session_says_what_it_does(http: httpx.Client, session: str, phase: st
         {"phase": "ready", "resume_in_ms": None},
     ],
 )
-def test_times_of_return_that_are_taken(http: httpx.Client, session: str, body: dict[str, object]) -> None:
+def test_times_of_return_that_are_taken(http: httpx.Client, session: str, body: dict[str, Any]) -> None:
     assert http.post(f"{session}/phase", json=body).json()["phase"] == body["phase"]
+    wait_ms, returns_at = body["resume_in_ms"], http.get(session).json()["returns_at"]
+    assert returns_at is None if wait_ms is None else abs(returns_at - time.time() - wait_ms / 1000) < 10
+
+
+def test_a_turn_ends_the_wait(http: httpx.Client, session: str) -> None:
+    http.post(f"{session}/phase", json={"phase": "io_wait", "resume_in_ms": 60_000})
+    http.post(f"{session}/generate", json={**GREEDY, "token_ids": [5], "max_tokens": 0}).raise_for_status()
+    assert http.get(session).json()["returns_at"] is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,13 @@ def test_a_new_session_is_idle_and_empty(http: httpx.Client) -> None:
     assert session["residency"] == "best_effort"
     assert session["tokens"] == 0
     assert session["kv"] == {"tier": None, "blocks": 0, "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0}
-    assert session["checkpoint"] is session["forked_from"] is session["usage"]["last_turn"] is None
+    assert (
+        session["returns_at"]
+        is session["checkpoint"]
+        is session["forked_from"]
+        is session["usage"]["last_turn"]
+        is None
+    )
     assert session["metadata"] == {"task": "42"}
     assert before <= session["created_at"] <= time.time()
     assert session["expires_at"] == pytest.approx(session["created_at"] + 60, abs=1)

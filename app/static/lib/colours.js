@@ -4,7 +4,8 @@ import { theme } from "../shell/theme.js";
 
 /** Counts changes of the theme, for those who must draw anew. */
 export const themeChanges = signal(0);
-const changed = () => (themeChanges.value = themeChanges.peek() + 1);
+const known = new Map();
+const changed = () => (known.clear(), (themeChanges.value = themeChanges.peek() + 1));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
 effect(() => (void theme.value, changed()));
 
@@ -12,8 +13,11 @@ const probe = document.createElement("i");
 probe.hidden = true;
 document.documentElement.append(probe);
 
-/** A token such as "--device" as a colour of the theme that is on. */
+/** A token such as "--device" as a colour of the theme that is on. To ask the browser costs a look at all styles. */
 export function colour(token) {
-  probe.style.color = `var(${token})`;
-  return getComputedStyle(probe).color;
+  if (!known.has(token)) {
+    probe.style.color = `var(${token})`;
+    known.set(token, getComputedStyle(probe).color);
+  }
+  return known.get(token);
 }

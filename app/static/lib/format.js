@@ -1,5 +1,6 @@
 // Numbers as people read them, always with units.
 
+const ENGLISH = new Intl.NumberFormat("en-US");
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 /** 1536 is "1.5 KiB". */
@@ -31,7 +32,7 @@ export function coarse(count) {
 export const milliseconds = (count) => seconds(count / 1000);
 
 /** 12345 is "12,345". */
-export const number = (count) => count.toLocaleString("en-US");
+export const number = (count) => ENGLISH.format(count);
 
 /** "3 tokens", "1 token". */
 export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;

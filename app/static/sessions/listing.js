@@ -3,7 +3,7 @@ import { batch, effect, signal, untracked } from "@preact/signals";
 import { all, revision } from "../state/sessions.js";
 import { FACETS, ORDERS, chosen, hasText, isFiltered, order, text, wordsOf } from "./filters.js";
 
-const INTERVAL_MS = 250;
+const INTERVAL_MS = 400;
 
 /** Ids in the table's order. */
 export const listed = signal([]);
@@ -42,15 +42,16 @@ function refresh() {
 }
 
 function sift(views) {
-  const words = wordsOf(text.value);
+  const [words, asked] = [wordsOf(text.value), chosen.value];
   const tally = Object.fromEntries(FACETS.map(({ key, values }) => [key, Object.fromEntries(values.map((each) => [each, 0]))]));
   const found = [];
   for (const view of views) {
     if (!hasText(view, words)) continue;
-    const failed = FACETS.filter(({ key, of }) => chosen.value[key].length > 0 && !chosen.value[key].includes(of(view)));
-    for (const facet of FACETS) {
-      if (failed.every((each) => each === facet)) tally[facet.key][facet.of(view)] += 1;
-    }
+    const values = FACETS.map(({ of }) => of(view));
+    const failed = FACETS.filter(({ key }, index) => asked[key].length > 0 && !asked[key].includes(values[index]));
+    FACETS.forEach((facet, index) => {
+      if (failed.length === 0 || (failed.length === 1 && failed[0] === facet)) tally[facet.key][values[index]] += 1;
+    });
     if (failed.length === 0) found.push(view);
   }
   return { found, tally };

@@ -16,6 +16,7 @@ const BY_KEY = new Map(LOOKS.map((look) => [look.key, look]));
 export const lookOf = ({ state, phase }) => BY_KEY.get(state === "idle" ? phase : state);
 
 export const TIERS = ["device", "host", "disk"];
+const FIELDS = { device: "device_bytes", host: "host_bytes", disk: "disk_bytes" };
 export const tierName = { device: "Device", host: "Host", disk: "Disk" };
 
 /** What a filter calls the place of a session's KV. */
@@ -27,7 +28,7 @@ export function placeOf({ kv, state }) {
 
 /** Bytes of KV in one tier. The server counts those of a turn when it ends; while it runs they follow from its tokens. */
 export function bytesIn({ kv, state, tokens }, tier) {
-  const told = kv[`${tier}_bytes`];
+  const told = kv[FIELDS[tier]];
   return tier === "device" && state === "running" ? Math.max(told, bytesOfTokens(tokens)) : told;
 }
 

@@ -7,7 +7,7 @@ import { LOOKS, TIERS } from "../looks.js";
 import { Cell } from "./cell.js";
 import { walk } from "./keys.js";
 import { Lanes, tops } from "./lanes.js";
-import { crowded, drawn, isFresh, keepPlan, resize, without } from "./plan.js";
+import { crowded, drawn, keepPlan, resize, without } from "./plan.js";
 import { Tip, pointAt } from "./tip.js";
 
 export function Board() {
@@ -31,7 +31,7 @@ export function Board() {
   </div>`;
 }
 
-const Cells = () => html`<div class="cells ${isFresh.value ? "fresh" : ""}">
+const Cells = () => html`<div class="cells">
   ${drawn.value.map((id) => html`<${Cell} key=${id} id=${id} />`)}
 </div>`;
 

@@ -1,5 +1,6 @@
 // A session on the board: a button in each lane where it has KV, as large as its bytes there.
 import { useComputed } from "@preact/signals";
+import { now } from "../../lib/clock.js";
 import { bytes, counted, seconds, shortId } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { sessionOf } from "../../state/sessions.js";
@@ -14,23 +15,25 @@ const NAME_WIDTH = 68;
 export function Cell({ id }) {
   const passes = useComputed(() => passing.value === null || passing.value.has(id));
   const view = sessionOf(id).value;
-  const places = placesOf(id).value;
+  const { spots, glides } = placesOf(id).value;
   if (view === null) return null;
-  const held = TIERS.filter((tier) => places[tier]);
+  const held = TIERS.filter((tier) => spots[tier]);
   // The fastest tier's button is the session itself: it glides when KV moves. The others are copies of it.
   return held.map(
     (tier, index) => html`<${Spot}
-      key=${index === 0 ? "itself" : tier} view=${view} tier=${tier} place=${places[tier]} isCopy=${index > 0}
+      key=${index === 0 ? "itself" : tier} view=${view} tier=${tier} place=${spots[tier]} isCopy=${index > 0}
+      glides=${glides && index === 0}
       passes=${passes.value}
     />`,
   );
 }
 
-function Spot({ view, tier, place, isCopy, passes }) {
+function Spot({ view, tier, place, isCopy, glides, passes }) {
   const look = lookOf(view);
   const moves = view.kv.tier?.startsWith("to_") && !isCopy;
+  const marks = `${isCopy ? "copy" : ""} ${moves ? "moves" : ""} ${glides ? "glides" : ""}`;
   return html`<button
-    class="cell ${look.key} ${isCopy ? "copy" : ""} ${moves ? "moves" : ""}"
+    class="cell ${look.key} ${marks}"
     style=${{
       transform: `translate(${place.x}px, ${place.y + tops.value[tier]}px)`,
       width: `${place.width}px`,
@@ -54,11 +57,18 @@ export function linesOf(view, tier) {
     ...(view.tenant === null ? [] : [["Tenant", view.tenant]]),
     ...(tagsOf(view).length ? [["Metadata", tagsOf(view).join(", ")]] : []),
     ["Doing", `${lookOf(view).word}: ${lookOf(view).means}`],
+    ...(view.returns_at === null ? [] : [["Returns", returnOf(view)]]),
     ["Tokens", counted(view.tokens, "token")],
     [tierWords(view), `${bytes(bytesIn(view, tier))} on the ${tier}`],
     ...copies.map((each) => ["Copy", `${bytes(bytesIn(view, each))} on the ${each}`]),
     ["Last resume", `queue ${ms(queue)}, restore ${ms(restore)}, prefill ${ms(prefill)}`],
   ];
+}
+
+/** When its client will be back, by its own word. */
+function returnOf({ returns_at: at }) {
+  const left = at - now.value;
+  return left > 0 ? `in ${seconds(left)}` : `${seconds(-left)} late`;
 }
 
 const ms = (count) => seconds(count / 1000);
@@ -69,6 +79,6 @@ const sayAll = (view, tier, isCopy) =>
   [
     `${nameOf(view)}, ${lookOf(view).word}`,
     `${counted(view.tokens, "token")}, ${isCopy ? "copy of " : ""}${bytes(bytesIn(view, tier))} on the ${tier}`,
-    `phase ${view.phase}, session ${view.id}`,
+    `phase ${view.phase}${view.returns_at === null ? "" : `, returns ${returnOf(view)}`}; session ${view.id}`,
     ...tagsOf(view),
   ].join("; ");

@@ -10,18 +10,24 @@ export const drawn = signal([]);
 export const crowded = signal(0);
 /** How many sessions hold no KV. */
 export const without = signal(0);
-/** Whether everything has just been placed anew: then cells jump instead of gliding. */
-export const isFresh = signal(true);
+
+/** Most cells that glide at once, and for how long: each one is a layer for the browser. Others jump. */
+const MOST_GLIDES = 16;
+const GLIDE_MS = 450;
+const LOOK_MS = 1000;
 
 const layout = new Layout();
 const places = new Map();
 let placed = new Map();
 let size = { width: 0, height: 0 };
 let frame = null;
+let glides = 0;
+let lookedAt = 0;
 
-/** The signal of a session's rectangles by tier: `{device: {x, y, width, height}}`, without the tiers that hold none. */
+/** The signal of where a session is: `spots` has its rectangles by tier, `{device: {x, y, width, height}}`, without the
+ * tiers that hold none. While it `glides` it is on its way there. */
 export function placesOf(id) {
-  if (!places.has(id)) places.set(id, signal({}));
+  if (!places.has(id)) places.set(id, signal({ spots: {}, glides: false }));
   return places.get(id);
 }
 
@@ -50,26 +56,33 @@ function update() {
 
 /** Place what has changed; false if all must be placed anew. */
 function follow(views) {
-  if (layout.isOutgrown(views, size.width, size.height)) return false;
+  if (isTimeToLook() && layout.isOutgrown(views, size.width, size.height)) return false;
   for (const id of [...placed.keys()]) if (sessionOf(id).value === null) drop(id);
   let hasRoom = true;
   for (const view of views) {
     if (placed.get(view.id) === view) continue;
     hasRoom = layout.place(view) && hasRoom;
     placed.set(view.id, view);
-    publish(view.id);
+    publish(view.id, true);
   }
   if (!hasRoom && crowded.value === 0) return false;
-  tell(views, false);
+  tell(views);
   return true;
+}
+
+/** Whether the scale fits is looked at once a second: a session that finds no room says so at once. */
+function isTimeToLook() {
+  const isTime = performance.now() - lookedAt > LOOK_MS;
+  if (isTime) lookedAt = performance.now();
+  return isTime;
 }
 
 function arrange(views) {
   layout.arrange(views, size.width, size.height);
   placed = new Map(views.map((view) => [view.id, view]));
   for (const id of [...places.keys()]) if (!placed.has(id)) places.delete(id);
-  for (const view of views) publish(view.id);
-  tell(views, true);
+  for (const view of views) publish(view.id, false);
+  tell(views);
 }
 
 function drop(id) {
@@ -78,19 +91,30 @@ function drop(id) {
   places.delete(id);
 }
 
-function publish(id) {
-  const found = {};
+function publish(id, mayGlide) {
+  const spots = {};
   for (const tier of TIERS) {
     const spot = layout.spot(id, tier);
-    if (spot) found[tier] = spot;
+    if (spot) spots[tier] = spot;
   }
   const place = placesOf(id);
-  if (JSON.stringify(place.value) !== JSON.stringify(found)) place.value = found;
+  const before = place.value.spots;
+  if (JSON.stringify(before) === JSON.stringify(spots)) return;
+  const isNew = Object.keys(before).length === 0;
+  place.value = { spots, glides: mayGlide && !isNew && glides < MOST_GLIDES };
+  if (place.value.glides) arriveLater(place);
 }
 
-function tell(views, fresh) {
+function arriveLater(place) {
+  glides += 1;
+  setTimeout(() => {
+    glides -= 1;
+    place.value = { ...place.value, glides: false };
+  }, GLIDE_MS);
+}
+
+function tell(views) {
   if (drawn.value !== ids.value) drawn.value = ids.value;
   without.value = views.filter((view) => bytesOf(view) === 0).length;
   crowded.value = layout.crowded.size;
-  isFresh.value = fresh;
 }

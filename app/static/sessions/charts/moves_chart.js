@@ -1,6 +1,7 @@
 // How fast KV moves between the tiers, beside what copies have been measured at.
 import { computed } from "@preact/signals";
 import { useMemo } from "preact/hooks";
+import { number } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { memory, samples } from "../../state/memory.js";
 import { BINARY, Chart } from "./chart.js";
@@ -40,5 +41,5 @@ const axisRate = (count) => `${inMib(count)} MiB`;
 function inMib(count) {
   const mib = count / MIB;
   if (mib === 0) return "0";
-  return mib < 10 ? mib.toFixed(mib < 0.1 ? 2 : 1) : Math.round(mib).toLocaleString("en-US");
+  return mib < 10 ? mib.toFixed(mib < 0.1 ? 2 : 1) : number(Math.round(mib));
 }
