@@ -1,5 +1,5 @@
 // Which positions of the heatmap are in sight.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 /** Sizes in CSS pixels: those of model.css. */
 export const CELL_WIDTH = 66;
@@ -23,7 +23,7 @@ export function useWindow(desk) {
     const end = Math.min(total, STEP * Math.ceil((scrollLeft + clientWidth) / CELL_WIDTH / STEP + 0.5));
     setRange((before) => (before.first === first && before.end === end ? before : { first, end }));
   };
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (atEnd.current) box.current.scrollLeft = box.current.scrollWidth;
     measure();
     const observer = new ResizeObserver(measure);
