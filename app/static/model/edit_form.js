@@ -23,6 +23,7 @@ export function EditForm({ desk }) {
   };
   const unpaused = state === "paused" ? null : "Only a paused session can be edited: choose a layer, and start a turn.";
   const why = unpaused ?? (working ? "The last edit is still being made." : null) ?? noVector(desk.edit.value);
+  const unedited = preview ? null : "Nothing is edited here.";
   const layer = checkpoint?.layer;
   const steer = async () => {
     await arm(desk, { layer, action: "edit", edits: [editOf(desk.edit.peek())] });
@@ -35,8 +36,10 @@ export function EditForm({ desk }) {
       <${EditFields} desk=${desk} error=${error} onChange=${() => preview && run(() => tryEdit(desk))} />
       <div class="row">
         <${Button} class="primary" why=${why} onClick=${() => run(() => tryEdit(desk))}>Preview<//>
-        <${Button} why=${unpaused ?? (preview ? null : "Nothing is edited here.")} onClick=${() => run(() => undo(desk))}>Undo<//>
-        <${Button} why=${why} onClick=${() => run(steer)} title="Make this edit in every pass from now on">Steer from here on<//>
+        <${Button} why=${unpaused ?? unedited} onClick=${() => run(() => undo(desk))}>Undo<//>
+        <${Button} why=${why} onClick=${() => run(steer)} title="Make this edit in every pass from now on">
+          Steer from here on
+        <//>
       </div>
       ${errorElse(error, PARAMS) && html`<p class="wrong" role="alert">${error.message}</p>`}
       <${EditPreview} preview=${preview} />

@@ -7,10 +7,12 @@ export const OPS = {
   add: { does: "h + factor × v", takes: ["vector", "factor"], slider: [-8, 8, 0.1], first: "1" },
   replace: { does: "v", takes: ["vector"] },
   project_out: { does: "h without its part along v", takes: ["vector"] },
-  clamp: { does: "h with its part along v set to factor", takes: ["vector", "factor"], slider: [-50, 50, 0.5], first: "0" },
+  clamp: { does: "h, along v set to factor", takes: ["vector", "factor"], slider: [-50, 50, 0.5], first: "0" },
   ablate: { does: "0", takes: [] },
 };
-export const FIRST_EDIT = { op: "scale", factor: "0.9", vector: "", positions: "last", first: "", end: "", max_norm: "" };
+export const FIRST_EDIT = {
+  op: "scale", factor: "0.9", vector: "", positions: "last", first: "", end: "", max_norm: "",
+};
 
 /** The API's form of an edit. What is no number is left for the server to refuse. */
 export function editOf({ op, factor, vector, positions, first, end, max_norm }) {

@@ -17,7 +17,9 @@ export function LineChart({ label, values, from = null, format }) {
     <svg class="chart" viewBox="0 0 ${WIDTH} ${HEIGHT}" role="img" aria-label=${said}>
       ${[low, high].map((value) => html`<line class="rule" x1=${LEFT} x2=${WIDTH} y1=${y(value)} y2=${y(value)} />
         <text x=${LEFT - 6} y=${y(value) + 4} text-anchor="end">${format(value)}</text>`)}
-      ${ticks(values.length).map((layer) => html`<text x=${x(layer)} y=${HEIGHT - 4} text-anchor="middle">${layer}</text>`)}
+      ${ticks(values.length).map(
+        (layer) => html`<text x=${x(layer)} y=${HEIGHT - 4} text-anchor="middle">${layer}</text>`,
+      )}
       <path class="line" d=${pathOf(values, x, y)} />
       ${known.map(({ layer, value }) => html`<circle class="dot" cx=${x(layer)} cy=${y(value)} r="2.5">
         <title>layer ${layer}: ${format(value)}</title></circle>`)}

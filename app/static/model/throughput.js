@@ -18,7 +18,11 @@ export function Throughput({ id }) {
     <section class="panel throughput" aria-labelledby="others-title">
       <h2 id="others-title">Others meanwhile</h2>
       <p><b>${counted(others, "turn")}</b> running</p>
-      <p title="Computed by the whole server, prompts included">${rate === null ? html`<span class="dim">tokens per second: not shown to this key</span>` : html`<b>${number(Math.round(rate))}</b> tokens/s`}</p>
+      <p title="Computed by the whole server, prompts included">
+        ${rate === null
+          ? html`<span class="dim">tokens per second: not for this key</span>`
+          : html`<b>${number(Math.round(rate))}</b> tokens/s`}
+      </p>
       <${Sparkline} values=${shown.map((each) => each.view.turns_running)} />
     </section>
   `;
@@ -45,5 +49,7 @@ function Sparkline({ values }) {
   const high = Math.max(1, ...values);
   const points = values.map((value, at) => `${SHOWN - values.length + at},${30 - (28 * value) / high}`).join(" ");
   return html`<svg class="sparkline" viewBox="0 0 ${SHOWN} 32" preserveAspectRatio="none" role="img"
-    aria-label="Turns running over the last minute, at most ${Math.max(0, ...values)}"><polyline points=${points} /></svg>`;
+    aria-label="Turns running over the last minute, at most ${Math.max(0, ...values)}">
+    <polyline points=${points} />
+  </svg>`;
 }

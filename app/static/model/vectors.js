@@ -17,11 +17,15 @@ export function Vectors() {
 }
 
 function List({ known }) {
-  if (!known.length) return html`<p class="dim">There are none. Make one from two prompts, or add a safetensors file.</p>`;
+  if (!known.length) return html`<p class="dim">There are none. Make one from two prompts, or add a file.</p>`;
   return html`<table>
-    <thead><tr><th>name</th><th class="number">size</th><th>type</th><th class="number">norm</th><th><span class="hidden">what to do</span></th></tr></thead>
+    <thead><tr>
+      <th>name</th><th class="number">size</th><th>type</th><th class="number">norm</th>
+      <th><span class="hidden">what to do</span></th>
+    </tr></thead>
     <tbody>${known.map(({ name, size, dtype, norm }) => html`<tr key=${name}>
-      <td class="mono">${name}</td><td class="number">${size}</td><td>${dtype}</td><td class="number">${norm.toFixed(2)}</td>
+      <td class="mono">${name}</td><td class="number">${size}</td><td>${dtype}</td>
+      <td class="number">${norm.toFixed(2)}</td>
       <td class="number"><button class="danger" aria-label="Delete ${name}"
         onClick=${() => attempt(`Delete ${name}`, () => deleteVector(name))}>Delete</button></td>
     </tr>`)}</tbody>
