@@ -26,7 +26,7 @@ function summary(cell, column, top) {
   const where = `Layer ${cell.layer}, position ${cell.position}`;
   if (!top) return html`${where}: <span class="dim">nothing is captured here.</span>`;
   const [best] = top;
-  return html`${where}, after ${code(column.text)}: ${code(best.text)} ${percent(best.p)}`;
+  return html`${where}, after ${code(column.text)}: ${code(best.text)} <b>${percent(best.p)}</b>`;
 }
 
 const code = (text) => html`<code>${visible(text)}</code>`;

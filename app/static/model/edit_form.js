@@ -1,5 +1,5 @@
 // A form for an edit at the pause: tried, taken back, or armed for the tokens to come.
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { say } from "../state/notices.js";
 import { arm } from "./arming.js";
@@ -10,17 +10,9 @@ import { editOf, noVector, tryEdit, undo } from "./edits.js";
 import { errorElse } from "./field.js";
 
 export function EditForm({ desk }) {
-  const [error, setError] = useState(null);
-  const [working, setWorking] = useState(false);
+  const { run, working, error } = useActions();
   const { checkpoint, state } = desk.session.value;
   const preview = desk.preview.value;
-  const run = async (action) => {
-    if (working) return;
-    setWorking(true);
-    setError(null);
-    await action().catch(setError);
-    setWorking(false);
-  };
   const unpaused = state === "paused" ? null : "Only a paused session can be edited: choose a layer, and start a turn.";
   const why = unpaused ?? (working ? "The last edit is still being made." : null) ?? noVector(desk.edit.value);
   const unedited = preview ? null : "Nothing is edited here.";
@@ -45,4 +37,27 @@ export function EditForm({ desk }) {
       <${EditPreview} preview=${preview} />
     </section>
   `;
+}
+
+/** `run` does one action after the other. Of those that come while one is under way only the last is done, so that a
+ * slider does not lag behind. */
+function useActions() {
+  const [error, setError] = useState(null);
+  const [working, setWorking] = useState(false);
+  const queue = useRef({ busy: false, next: null });
+  const run = async (action) => {
+    queue.current.next = action;
+    if (queue.current.busy) return;
+    queue.current.busy = true;
+    setWorking(true);
+    while (queue.current.next) {
+      const next = queue.current.next;
+      queue.current.next = null;
+      setError(null);
+      await next().catch(setError);
+    }
+    queue.current.busy = false;
+    setWorking(false);
+  };
+  return { run, working, error };
 }

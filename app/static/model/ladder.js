@@ -26,7 +26,7 @@ export function Ladder({ desk, how }) {
   };
   return html`
     <div class="ladder">
-      <div class="corner dim" aria-hidden="true">layer</div>
+      <div class="corner dim" aria-hidden="true">${desk.lens.loading.value ? "computing" : "layer"}</div>
       <ol ref=${list} aria-label="Layers: choose one to pause after it" onKeyDown=${move}>
         ${Array.from({ length: count }, (_, layer) => html`<${Rung} key=${layer} layer=${layer} standing=${standing}
           marks=${marksOf(desk.breakpoints.value, layer)} tab=${layer === current} arm=${arm} />`)}

@@ -60,7 +60,7 @@ function Tools({ desk, how, setHow }) {
         <i class="mark pause"></i>pauses <i class="mark capture"></i>captures <i class="mark edit"></i>edits
       </p>
       <p class="scale dim">0 % <i></i> 100 %</p>
-      <p class="dim status" role="status">${desk.lens.loading.value ? "Computing the lens" : ""}</p>
+      <p class="hidden" role="status">${desk.lens.loading.value ? "Computing the lens" : ""}</p>
     </div>
   `;
 }

@@ -5,7 +5,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 export const CELL_WIDTH = 66;
 export const CELL_HEIGHT = 22;
 export const HEAD_HEIGHT = 40;
-export const LADDER_WIDTH = 128;
+export const LADDER_WIDTH = 136;
 /** Cells are drawn in steps of so many positions, so that most scrolling draws nothing. */
 const STEP = 16;
 

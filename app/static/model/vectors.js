@@ -1,16 +1,19 @@
 // The list of named vectors: add one from a file, delete one.
 import { useState } from "preact/hooks";
 import { html } from "../lib/html.js";
+import { Failure, Loading } from "../shell/states.js";
 import { attempt } from "../state/notices.js";
 import { errorElse, errorOf, Field } from "./field.js";
-import { deleteVector, keepVector, vectors } from "./vector_list.js";
+import { deleteVector, keepVector, refreshVectors, vectors, vectorsError } from "./vector_list.js";
 
 export function Vectors() {
   const known = vectors.value;
+  const error = vectorsError.value;
   return html`
     <section class="panel vectors stack" aria-labelledby="vectors-title">
       <h2 id="vectors-title">Vectors</h2>
-      ${known === null ? html`<p class="loading" role="status">Loading vectors</p>` : html`<${List} known=${known} />`}
+      ${error && html`<${Failure} error=${error} retry=${refreshVectors} />`}
+      ${known === null ? !error && html`<${Loading} what="vectors" />` : html`<${List} known=${known} />`}
       <${FromFile} />
     </section>
   `;
