@@ -49,7 +49,7 @@ function Charts({ position, name, layers }) {
   const byLayer = (field) => Array.from({ length: server.value.num_layers }, (_, layer) => at(layer, field));
   return html`<div class="sides">
     <div><h3>Norm at position ${position}</h3>
-      <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${(norm) => norm.toPrecision(3)} />
+      <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${(l2) => l2.toPrecision(3)} />
     </div>
     <div><h3>${name ? `Cosine to ${name}` : "Cosine"}</h3>${name
       ? html`<${LineChart} label="Cosine by layer" values=${byLayer("cosines")} format=${(cos) => cos.toFixed(3)} />`
