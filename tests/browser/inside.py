@@ -10,7 +10,9 @@ import httpx
 from playwright.sync_api import Locator, Page, expect
 
 WAIT_S = 15.0
-PROMPT = "The capital of France is the city of"
+JSON = {"accept": "application/json"}
+PROMPT = "Paris is"
+"""Few enough tokens for all of them to be in sight."""
 
 
 class Inside:
@@ -82,8 +84,9 @@ class Inside:
         assert self.view["state"] == "idle"
         return self.view
 
-    def activation(self) -> bytes:
-        return self.call("GET", f"{self.path}/checkpoint/activation").content
+    def activation(self) -> list[list[float]]:
+        """The checkpoint's residual stream."""
+        return self.call("GET", f"{self.path}/checkpoint/activation", headers=JSON).json()["values"]
 
 
 def eventually(found: Callable[[], Any], wanted: object) -> None:

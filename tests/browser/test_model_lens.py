@@ -15,12 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from app.model_store.export import export_model
 from app.settings import Settings
 from tests.browser.conftest import OpenPage
-from tests.browser.inside import PROMPT, Inside
+from tests.browser.inside import Inside
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
 
 SMOLLM = "smollm2-135m-instruct"
+QUESTION = "The capital of France is the city of"
 CLEAR = 0.1
 """A lead in probability that rounding does not take away."""
 
@@ -28,6 +29,7 @@ CLEAR = 0.1
 def visible(text: str) -> str:
     """As the page shows a token: lib/tokens.js."""
     shown = re.sub(r"\r\n|\r|\n", "↵", text).replace("\t", "⇥")
+    shown = re.sub(r"[\x00-\x1f]", lambda found: chr(0x2400 + ord(found[0])), shown).replace("\x7f", "␡")
     return re.sub(r"^ +| +$", lambda found: "·" * len(found[0]), shown) or "∅"
 
 
@@ -43,28 +45,6 @@ def test_the_last_layer_says_what_the_turn_then_says(open_page: OpenPage, page_s
     inside.expect_idle()
     said = inside.get(f"{inside.path}/history")["token_ids"][position + 1]
     assert shown == visible(inside.post("/detokenize", {"tokens": [said]})["prompt"])
-
-
-def test_a_cell_tells_its_tokens_and_draws_the_path_of_one(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
-    inside.pause_at(inside.layers - 1)
-    inside.cell(1, 5).click()
-    tops = inside.page.locator(".tops button")
-    expect(tops).to_have_count(5)
-    lens = inside.get(f"{inside.path}/lens?positions=5:6&top_k=5")
-    layer = lens["layers"][1]
-    for at, (token_id, logprob) in enumerate(zip(layer["token_ids"][0], layer["logprobs"][0], strict=True)):
-        expect(tops.nth(at)).to_contain_text(visible(lens["texts"][str(token_id)]))
-        expect(tops.nth(at)).to_contain_text(
-            re.compile(rf"{100 * math.exp(logprob):.0f}|{100 * math.exp(logprob):.1f}")
-        )
-    tops.first.click()
-    pinned = layer["token_ids"][0][0]
-    among = [each for each in lens["layers"] if pinned in each["token_ids"][0]]
-    chart = inside.page.get_by_role("img", name=re.compile("Probability of .* by layer"))
-    expect(chart.locator("circle")).to_have_count(len(among))
-    tops.first.click()
-    expect(chart).to_have_count(0)
 
 
 def test_arrow_keys_move_the_cell_and_tell_of_it(open_page: OpenPage, page_server: str) -> None:
@@ -132,10 +112,39 @@ def real_server() -> Iterator[str]:
         yield url
 
 
+def ask(inside: Inside) -> Inside:
+    """A turn about France that stands after the last layer."""
+    inside.arm(inside.layers - 1)
+    inside.start(QUESTION)
+    inside.expect_pause(inside.layers - 1)
+    return inside
+
+
+@pytest.mark.model
+def test_a_cell_tells_its_tokens_and_draws_the_path_of_one(open_page: OpenPage, real_server: str) -> None:
+    inside = ask(Inside(real_server, open_page))
+    last = inside.view["checkpoint"]["end"] - 1
+    inside.cell(inside.layers - 1, last).click()
+    tops = inside.page.locator(".tops button")
+    expect(tops).to_have_count(5)
+    lens = inside.get(f"{inside.path}/lens?positions={last}:{last + 1}&top_k=5")
+    layer = lens["layers"][-1]
+    for at in range(2):
+        share = 100 * math.exp(layer["logprobs"][0][at])
+        expect(tops.nth(at)).to_contain_text(visible(lens["texts"][str(layer["token_ids"][0][at])]))
+        expect(tops.nth(at)).to_contain_text(f"{share:.0f} %" if share >= 10 else f"{share:.1f} %")
+    tops.first.click()
+    pinned = layer["token_ids"][0][0]
+    among = [each for each in lens["layers"] if pinned in each["token_ids"][0]]
+    chart = inside.page.get_by_role("img", name=re.compile("Probability of ·Paris by layer"))
+    expect(chart.locator("circle")).to_have_count(len(among))
+    tops.first.click()
+    expect(chart).to_have_count(0)
+
+
 @pytest.mark.model
 def test_the_map_agrees_with_transformers(open_page: OpenPage, real_server: str) -> None:
-    inside = Inside(real_server, open_page)
-    inside.pause_at(inside.layers - 1)
+    inside = ask(Inside(real_server, open_page))
     tops, texts = reference()
     compared = 0
     for layer, row in enumerate(tops):
@@ -155,7 +164,7 @@ def reference() -> tuple[list[list[tuple[float, float, int]]], Any]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        output = model(tokenizer(PROMPT, return_tensors="pt")["input_ids"], output_hidden_states=True)
+        output = model(tokenizer(QUESTION, return_tensors="pt")["input_ids"], output_hidden_states=True)
         logits = [model.lm_head(model.model.norm(hidden)) for hidden in output.hidden_states[1:-1]] + [output.logits]
     rows = []
     for each in logits:

@@ -13,7 +13,9 @@ export function Cell({ desk }) {
   return html`
     <aside class="details stack" aria-label="The chosen cell">
       <p role="status">${summary(cell, column, top)}</p>
-      <ol class="tops">${(top ?? []).map((token) => html`<${Top} key=${token.tokenId} desk=${desk} token=${token} />`)}</ol>
+      <ol class="tops">
+        ${(top ?? []).map((token) => html`<${Top} key=${token.tokenId} desk=${desk} token=${token} />`)}
+      </ol>
       <${Path} desk=${desk} />
     </aside>
   `;
@@ -23,8 +25,11 @@ function summary(cell, column, top) {
   if (!cell) return html`<span class="dim">Choose a cell to see its tokens. Arrow keys move the choice.</span>`;
   const where = `Layer ${cell.layer}, position ${cell.position}`;
   if (!top) return html`${where}: <span class="dim">nothing is captured here.</span>`;
-  return html`${where}, after <code>${visible(column.text)}</code>: <code>${visible(top[0].text)}</code> ${percent(top[0].p)}`;
+  const [best] = top;
+  return html`${where}, after ${code(column.text)}: ${code(best.text)} <b>${percent(best.p)}</b>`;
 }
+
+const code = (text) => html`<code>${visible(text)}</code>`;
 
 function Top({ desk, token }) {
   const { position } = desk.cell.value;
@@ -49,7 +54,8 @@ function Path({ desk }) {
   return html`
     <div class="path stack">
       <h3><code>${visible(pinned.text)}</code> at position ${pinned.position}, by layer</h3>
-      <${LineChart} label="Probability of ${visible(pinned.text)} by layer" values=${values} from=${0} format=${percent} />
+      <${LineChart} label="Probability of ${visible(pinned.text)} by layer" values=${values} from=${0}
+        format=${percent} />
       <p class="dim">A layer has no point where the token is not among the five best.</p>
     </div>
   `;

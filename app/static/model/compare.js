@@ -12,7 +12,8 @@ export function Compare({ desk }) {
   const [error, setError] = useState(null);
   const [working, setWorking] = useState(false);
   const paused = desk.session.value.state === "paused";
-  const why = working ? "Both replies are on their way." : paused ? noVector(desk.edit.value) : "Only a paused session can be compared.";
+  const unpaused = paused ? null : "Only a paused session can be compared.";
+  const why = working ? "Both replies are on their way." : (unpaused ?? noVector(desk.edit.value));
   const run = async () => {
     setError(null);
     setWorking(true);
@@ -25,7 +26,9 @@ export function Compare({ desk }) {
       <p class="dim">Forks the session here, makes the edit in the fork only, and lets both run to the end.</p>
       <div class="row"><${Button} class="primary" why=${why} onClick=${run}>Fork and compare<//></div>
       ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
-      ${desk.sides.value ? html`<${Sides} sides=${desk.sides.value} />` : html`<p class="dim">Both replies appear here, side by side.</p>`}
+      ${desk.sides.value
+        ? html`<${Sides} sides=${desk.sides.value} />`
+        : html`<p class="dim">Both replies appear here, side by side.</p>`}
     </section>
   `;
 }
@@ -34,17 +37,21 @@ function Sides({ sides }) {
   const [mine, theirs] = sides;
   const marks = [firstDifference(mine.parts, theirs.parts), firstDifference(theirs.parts, mine.parts)];
   const over = sides.every((each) => each.done);
-  const same = over && marks.every((at) => at < 0);
+  const same = marks.every((at) => at < 0);
+  const outcome = same ? "Both replies are the same." : "The first token that differs is marked.";
   return html`
-    <div class="sides">${sides.map((each, at) => html`<${Reply} key=${each.id} side=${each} mark=${over ? marks[at] : -1} />`)}</div>
-    <p role="status">${over ? (same ? "Both replies are the same." : "The first token that differs is marked.") : "Both run."}</p>
+    <div class="sides">
+      ${sides.map((each, at) => html`<${Reply} key=${each.id} side=${each} mark=${over ? marks[at] : -1} />`)}
+    </div>
+    <p role="status">${over ? outcome : "Both run."}</p>
   `;
 }
 
 function Reply({ side: { id, name, before, parts, error }, mark }) {
+  const shown = (part, at) => (at === mark ? html`<mark>${visible(part.text)}</mark>` : part.text);
   return html`<article>
     <h3>${name} <a href=${linkTo(id)} class="mono">${shortId(id)}</a></h3>
-    <p class="reply mono"><span class="dim">${before}</span>${parts.map((part, at) => (at === mark ? html`<mark>${visible(part.text)}</mark>` : part.text))}</p>
+    <p class="reply mono"><span class="dim">${before}</span>${parts.map(shown)}</p>
     ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
   </article>`;
 }

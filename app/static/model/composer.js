@@ -10,32 +10,33 @@ const PARAMS = ["prompt", "max_tokens", "temperature", "seed"];
 
 export function Composer({ desk }) {
   const [form, setForm] = useState({ prompt: "", max_tokens: "16", temperature: "0", seed: "0" });
-  const { state } = desk.session.value;
+  const idle = desk.session.value.state === "idle";
   const { error } = desk.turn.value;
   const set = (event) => setForm({ ...form, [event.target.name]: event.target.value });
   const submit = (event) => {
     event.preventDefault();
-    if (state === "idle") start(desk, bodyOf(form));
+    if (idle) start(desk, bodyOf(form));
   };
   const number = (name, label) => html`<${Field} id=${name} label=${label} error=${errorOf(error, name)}
     control=${(told) => html`<input ...${told} type="number" step="any" value=${form[name]} onInput=${set} />`} />`;
   return html`
     <form class="composer" onSubmit=${submit} noValidate>
       <${Field} id="prompt" label="Prompt, added to the history" error=${errorOf(error, "prompt")}
-        control=${(told) => html`<textarea ...${told} rows="2" value=${form.prompt} onInput=${set} onKeyDown=${sendOnEnter} />`} />
+        control=${(told) => html`
+          <textarea ...${told} rows="2" value=${form.prompt} onInput=${set} onKeyDown=${sendOnEnter} />`} />
       <div class="row">
         ${number("max_tokens", "Most tokens")} ${number("temperature", "Temperature")} ${number("seed", "Seed")}
-        <button class="primary" type="submit" title=${state === "idle" ? null : WHY} aria-disabled=${state === "idle" ? null : "true"}>
-          Start the turn
-        </button>
-        <${Button} why=${state === "idle" ? "No turn runs." : null} onClick=${() => attempt("Cancel", () => cancel(desk))}>Cancel<//>
+        <${Button} class="primary" type="submit" why=${idle ? null : RUNS}>Start the turn<//>
+        <${Button} why=${idle ? "No turn runs." : null} onClick=${() => attempt("Cancel", () => cancel(desk))}>
+          Cancel
+        <//>
       </div>
       ${errorElse(error, PARAMS) && html`<p class="wrong" role="alert">${error.message}</p>`}
     </form>
   `;
 }
 
-const WHY = "A turn runs. Wait for its end, or cancel it.";
+const RUNS = "A turn runs. Wait for its end, or cancel it.";
 
 /** Control and Enter send, as in most composers. */
 function sendOnEnter(event) {

@@ -36,7 +36,8 @@ export function EditFields({ desk, error, onChange }) {
         </select>`} />
       <${Where} form=${form} error=${told("positions")} set=${set} settle=${settle} />
       <${Field} id="max_norm" label="Longest change (L2)" error=${told("max_norm")} control=${(tied) => html`
-        <input ...${tied} type="number" step="any" placeholder="no limit" value=${form.max_norm} onInput=${set} onChange=${settle} />`} />
+        <input ...${tied} type="number" step="any" placeholder="no limit" value=${form.max_norm}
+          onInput=${set} onChange=${settle} />`} />
     </div>
   `;
 }
@@ -51,8 +52,8 @@ function Factor({ used, slider: [min, max, step], value, error, set, settle }) {
 }
 
 function Where({ form, error, set, settle }) {
-  const end = (name, label) => html`<input type="number" name=${name} aria-label=${label} placeholder=${name} value=${form[name]}
-    onInput=${set} onChange=${settle} disabled=${form.positions !== "range"} />`;
+  const end = (name, label) => html`<input type="number" name=${name} aria-label=${label} placeholder=${name}
+    value=${form[name]} onInput=${set} onChange=${settle} disabled=${form.positions !== "range"} />`;
   return html`<${Field} wide id="positions" label="Positions" error=${error} control=${(tied) => html`
     <span class="row tight">
       <select ...${tied} value=${form.positions} onChange=${settle}>

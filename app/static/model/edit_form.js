@@ -1,5 +1,5 @@
 // A form for an edit at the pause: tried, taken back, or armed for the tokens to come.
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { say } from "../state/notices.js";
 import { arm } from "./arming.js";
@@ -10,19 +10,12 @@ import { editOf, noVector, tryEdit, undo } from "./edits.js";
 import { errorElse } from "./field.js";
 
 export function EditForm({ desk }) {
-  const [error, setError] = useState(null);
-  const [working, setWorking] = useState(false);
+  const { run, working, error } = useActions();
   const { checkpoint, state } = desk.session.value;
   const preview = desk.preview.value;
-  const run = async (action) => {
-    if (working) return;
-    setWorking(true);
-    setError(null);
-    await action().catch(setError);
-    setWorking(false);
-  };
   const unpaused = state === "paused" ? null : "Only a paused session can be edited: choose a layer, and start a turn.";
   const why = unpaused ?? (working ? "The last edit is still being made." : null) ?? noVector(desk.edit.value);
+  const unedited = preview ? null : "Nothing is edited here.";
   const layer = checkpoint?.layer;
   const steer = async () => {
     await arm(desk, { layer, action: "edit", edits: [editOf(desk.edit.peek())] });
@@ -35,11 +28,36 @@ export function EditForm({ desk }) {
       <${EditFields} desk=${desk} error=${error} onChange=${() => preview && run(() => tryEdit(desk))} />
       <div class="row">
         <${Button} class="primary" why=${why} onClick=${() => run(() => tryEdit(desk))}>Preview<//>
-        <${Button} why=${unpaused ?? (preview ? null : "Nothing is edited here.")} onClick=${() => run(() => undo(desk))}>Undo<//>
-        <${Button} why=${why} onClick=${() => run(steer)} title="Make this edit in every pass from now on">Steer from here on<//>
+        <${Button} why=${unpaused ?? unedited} onClick=${() => run(() => undo(desk))}>Undo<//>
+        <${Button} why=${why} onClick=${() => run(steer)} title="Make this edit in every pass from now on">
+          Steer from here on
+        <//>
       </div>
       ${errorElse(error, PARAMS) && html`<p class="wrong" role="alert">${error.message}</p>`}
       <${EditPreview} preview=${preview} />
     </section>
   `;
+}
+
+/** `run` does one action after the other. Of those that come while one is under way only the last is done, so that a
+ * slider does not lag behind. */
+function useActions() {
+  const [error, setError] = useState(null);
+  const [working, setWorking] = useState(false);
+  const queue = useRef({ busy: false, next: null });
+  const run = async (action) => {
+    queue.current.next = action;
+    if (queue.current.busy) return;
+    queue.current.busy = true;
+    setWorking(true);
+    while (queue.current.next) {
+      const next = queue.current.next;
+      queue.current.next = null;
+      setError(null);
+      await next().catch(setError);
+    }
+    queue.current.busy = false;
+    setWorking(false);
+  };
+  return { run, working, error };
 }

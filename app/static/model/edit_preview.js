@@ -4,7 +4,7 @@ import { percent } from "../lib/format.js";
 import { visible } from "../lib/tokens.js";
 
 export function EditPreview({ preview }) {
-  if (!preview) return html`<p class="dim empty-preview">A preview shows the lens at the pause before and after the edit.</p>`;
+  if (!preview) return html`<p class="dim empty-preview">A preview shows the lens before and after the edit.</p>`;
   const { position, before, after } = preview;
   return html`
     <div class="sides" role="status">

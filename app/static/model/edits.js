@@ -7,10 +7,12 @@ export const OPS = {
   add: { does: "h + factor × v", takes: ["vector", "factor"], slider: [-8, 8, 0.1], first: "1" },
   replace: { does: "v", takes: ["vector"] },
   project_out: { does: "h without its part along v", takes: ["vector"] },
-  clamp: { does: "h with its part along v set to factor", takes: ["vector", "factor"], slider: [-50, 50, 0.5], first: "0" },
+  clamp: { does: "h, along v set to factor", takes: ["vector", "factor"], slider: [-50, 50, 0.5], first: "0" },
   ablate: { does: "0", takes: [] },
 };
-export const FIRST_EDIT = { op: "scale", factor: "0.9", vector: "", positions: "last", first: "", end: "", max_norm: "" };
+export const FIRST_EDIT = {
+  op: "scale", factor: "0.9", vector: "", positions: "last", first: "", end: "", max_norm: "",
+};
 
 /** The API's form of an edit. What is no number is left for the server to refuse. */
 export function editOf({ op, factor, vector, positions, first, end, max_norm }) {
@@ -36,18 +38,32 @@ export async function tryEdit(desk) {
   const known = desk.preview.peek();
   const position = positionOf(desk);
   const original = known?.original ?? (await download(`${pathOf(desk)}/activation`)).bytes;
-  if (known) await undo(desk);
-  const before = await lensAt(desk, position);
-  await call("POST", `${pathOf(desk)}/edit`, { body: { edits: [editOf(desk.edit.peek())] } });
-  desk.preview.value = { original, position, before, after: await lensAt(desk, position) };
-  desk.lens.forget(desk.session.peek().checkpoint.layer);
+  if (known) await putBack(desk, original);
+  let preview = null;
+  try {
+    const before = await lensAt(desk, position);
+    await call("POST", `${pathOf(desk)}/edit`, { body: { edits: [editOf(desk.edit.peek())] } });
+    preview = { original, position, before, after: await lensAt(desk, position) };
+  } finally {
+    show(desk, preview);
+  }
 }
 
-/** Put back what was there before the edit. */
+/** Put back what was there before the edit, if there was one. */
 export async function undo(desk) {
-  await upload("PUT", `${pathOf(desk)}/activation`, desk.preview.peek().original);
-  desk.preview.value = null;
-  desk.lens.forget(desk.session.peek().checkpoint.layer);
+  if (desk.preview.peek() === null) return;
+  await putBack(desk, desk.preview.peek().original);
+  show(desk, null);
+}
+
+const putBack = (desk, original) => upload("PUT", `${pathOf(desk)}/activation`, original);
+
+/** The map shows the checkpoint as it is now. */
+function show(desk, preview) {
+  const checkpoint = desk.session.peek()?.checkpoint;
+  if (!checkpoint) return; // the turn has gone on meanwhile
+  desk.preview.value = preview;
+  desk.lens.forget(checkpoint.layer);
 }
 
 /** The chosen cell's position if the paused pass has it, or else its last one. */

@@ -12,7 +12,8 @@ export async function fetchLens(id, first, end, layers, count) {
   const textOf = (tokenId) => found.texts[tokenId];
   const columns = found.token_ids.map((tokenId, at) => {
     const kept = found.layers.filter((each) => each.token_ids[at].length);
-    return { position: first + at, tokenId, text: textOf(tokenId), rows: new Map(kept.map((each) => [each.layer, topOf(each, at, textOf)])) };
+    const rows = new Map(kept.map((each) => [each.layer, topOf(each, at, textOf)]));
+    return { position: first + at, tokenId, text: textOf(tokenId), rows };
   });
   return new Map(columns.map((each) => [each.position, each]));
 }

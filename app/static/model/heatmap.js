@@ -1,6 +1,5 @@
 // The lens as a heatmap, layers by tokens: the token that the model would say, with its probability as the colour.
 import { html } from "../lib/html.js";
-import { percent } from "../lib/format.js";
 import { visible } from "../lib/tokens.js";
 import { server } from "../state/connection.js";
 import { CELL_HEIGHT, CELL_WIDTH, HEAD_HEIGHT, reveal } from "./scrolling.js";
@@ -26,11 +25,12 @@ export function Heatmap({ desk, window }) {
       onKeyDown=${(event) => move(event, desk, window.box.current)} onFocus=${() => desk.cell.value ??= lastOf(desk)}
       onClick=${(event) => choose(event, desk)}>
       <div class="heads" role="row" style=${shown}>
-        ${positions.map((position) => html`<${Head} key=${position} position=${position} column=${desk.lens.column(position)} />`)}
+        ${positions.map((each) => html`<${Head} key=${each} position=${each} column=${desk.lens.column(each)} />`)}
       </div>
-      ${layers.map((layer) => html`<div key=${layer} class="cells" role="row" aria-label="layer ${layer}" style=${shown}>
-        ${positions.map((position) => drawn(layer, position, desk.lens.column(position)))}
-      </div>`)}
+      ${layers.map((layer) => html`
+        <div key=${layer} class="cells" role="row" aria-label="layer ${layer}" style=${shown}>
+          ${positions.map((position) => drawn(layer, position, desk.lens.column(position)))}
+        </div>`)}
       ${cell && cell.position < total && html`<div class="chosen" aria-hidden="true" style=${{
         left: `${cell.position * CELL_WIDTH}px`, top: `${HEAD_HEIGHT + cell.layer * CELL_HEIGHT}px` }} />`}
     </div>
@@ -52,11 +52,14 @@ function drawn(layer, position, column) {
   const best = column?.rows.get(layer)?.[0];
   const name = { key: position, id: idOf({ layer, position }), role: "gridcell", "aria-colindex": position + 1 };
   if (!best) return html`<div ...${name} class="cell bare" />`;
-  return html`<div ...${name} class="cell" style=${{ "--p": percent(best.p).replace(" ", "") }}>${visible(best.text)}</div>`;
+  return html`<div ...${name} class="cell" style=${{ "--p": `${100 * best.p}%` }}>${visible(best.text)}</div>`;
 }
 
 const idOf = ({ layer, position }) => `cell-${layer}-${position}`;
-const lastOf = (desk) => ({ layer: desk.session.peek().checkpoint?.layer ?? server.peek().num_layers - 1, position: desk.lens.end.peek() - 1 });
+const lastOf = (desk) => ({
+  layer: desk.session.peek().checkpoint?.layer ?? server.peek().num_layers - 1,
+  position: desk.lens.end.peek() - 1,
+});
 
 function choose(event, desk) {
   const [kind, layer, position] = (event.target.closest('[role="gridcell"]')?.id ?? "").split("-");
@@ -69,7 +72,10 @@ function move(event, desk, box) {
   event.preventDefault();
   const { layer, position } = desk.cell.value ?? lastOf(desk);
   const clip = (value, count) => Math.min(count - 1, Math.max(0, value));
-  const next = { layer: clip(layer + by[0], server.peek().num_layers), position: clip(position + by[1], desk.lens.end.peek()) };
+  const next = {
+    layer: clip(layer + by[0], server.peek().num_layers),
+    position: clip(position + by[1], desk.lens.end.peek()),
+  };
   desk.cell.value = next;
   reveal(box, next);
 }

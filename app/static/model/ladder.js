@@ -26,7 +26,7 @@ export function Ladder({ desk, how }) {
   };
   return html`
     <div class="ladder">
-      <div class="corner dim" aria-hidden="true">layer</div>
+      <div class="corner dim" aria-hidden="true">${desk.lens.loading.value ? "computing" : "layer"}</div>
       <ol ref=${list} aria-label="Layers: choose one to pause after it" onKeyDown=${move}>
         ${Array.from({ length: count }, (_, layer) => html`<${Rung} key=${layer} layer=${layer} standing=${standing}
           marks=${marksOf(desk.breakpoints.value, layer)} tab=${layer === current} arm=${arm} />`)}
@@ -39,7 +39,8 @@ function Rung({ layer, standing, marks, tab, arm }) {
   const { pauses, captures, edits } = marks;
   const place = standing === null ? "" : layer === standing ? "here" : layer < standing ? "passed" : "";
   return html`<li class=${place}>
-    <button type="button" tabindex=${tab ? 0 : -1} aria-pressed=${pauses.length > 0} aria-label=${spoken(layer, marks, place)}
+    <button type="button" tabindex=${tab ? 0 : -1} aria-pressed=${pauses.length > 0}
+      aria-label=${spoken(layer, marks, place)}
       title=${pauses.length ? `Remove the pause after layer ${layer}` : `Pause after layer ${layer}`}
       onClick=${() => arm(layer)}>
       <i class="mark pause ${pauses.length ? "" : "off"} ${pauses.every((each) => each.once) ? "" : "each"}"></i>

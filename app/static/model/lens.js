@@ -37,17 +37,22 @@ function Tools({ desk, how, setHow }) {
       <fieldset class="row tight">
         <legend class="hidden">A pause that a click on a layer arms</legend>
         <label>Pause
-          <select aria-label="How often to pause" value=${how.once ? "once" : "each"} onChange=${(event) => setHow({ ...how, once: event.target.value === "once" })}>
+          <select aria-label="How often to pause" value=${how.once ? "once" : "each"}
+            onChange=${(event) => setHow({ ...how, once: event.target.value === "once" })}>
             <option value="once">once</option><option value="each">each time</option>
           </select>
         </label>
         <label>in
-          <select aria-label="In which pass to pause" value=${how.pass} onChange=${(event) => setHow({ ...how, pass: event.target.value })}>
-            <option value="any">any pass</option><option value="prefill">prefill</option><option value="decode">decode</option>
+          <select aria-label="In which pass to pause" value=${how.pass}
+            onChange=${(event) => setHow({ ...how, pass: event.target.value })}>
+            <option value="any">any pass</option>
+            <option value="prefill">prefill</option>
+            <option value="decode">decode</option>
           </select>
         </label>
       </fieldset>
-      <label><input type="checkbox" checked=${watched} onChange=${() => attempt("Watch", () => toggleWatch(desk, layers))} />
+      <label>
+        <input type="checkbox" checked=${watched} onChange=${() => attempt("Watch", () => toggleWatch(desk, layers))} />
         Watch all layers</label>
       <button type="button" onClick=${() => attempt("Clear", () => clearCaptures(desk))}
         title="Forget what was captured, on the server too">Clear the map</button>
@@ -55,7 +60,7 @@ function Tools({ desk, how, setHow }) {
         <i class="mark pause"></i>pauses <i class="mark capture"></i>captures <i class="mark edit"></i>edits
       </p>
       <p class="scale dim">0 % <i></i> 100 %</p>
-      <p class="dim status" role="status">${desk.lens.loading.value ? "Computing the lens" : ""}</p>
+      <p class="hidden" role="status">${desk.lens.loading.value ? "Computing the lens" : ""}</p>
     </div>
   `;
 }

@@ -10,15 +10,16 @@ const MOST = 5;
 
 /** The map of a session. `version` changes with its content; read it, then `column`. */
 export function makeLensMap(id) {
-  const state = { id, columns: new Map(), round: 0, wanted: { first: 0, end: 0 }, detail: null, numLayers: 0, working: false };
+  const wanted = { first: 0, end: 0 };
+  const state = { id, columns: new Map(), round: 0, wanted, detail: null, numLayers: 0, working: false };
   const map = {
     version: signal(0),
     /** One more than the last position. */
     end: signal(0),
     loading: signal(false),
     error: signal(null),
-    /** What is known at a position: `{position, tokenId, text, rows, best}`, or undefined. `rows` is a Map from layers
-     * to tokens, best first: `{tokenId, text, p}`. They are all that the server tells where `best` is the map's round. */
+    /** What is known at a position: `{position, tokenId, text, rows}`, or undefined. `rows` is a Map from layers to
+     * tokens, best first: `{tokenId, text, p}`. */
     column: (position) => state.columns.get(position),
     /** The history has `end` positions now, and there may be more to know of them. */
     show: (end, numLayers) => {

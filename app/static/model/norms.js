@@ -16,7 +16,7 @@ export function Norms({ desk }) {
       <div class="row">
         <label>Cosine to <select value=${name} onChange=${(event) => setName(event.target.value)}>
           <option value="">no vector</option>
-          ${(vectors.value ?? []).map((each) => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}
+          ${(vectors.value ?? []).map((each) => html`<option key=${each.name}>${each.name}</option>`)}
         </select></label>
       </div>
       ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
@@ -43,14 +43,16 @@ function useNorms(desk, position, vector) {
 }
 
 function Charts({ position, name, layers }) {
-  if (!layers?.length) return html`<p class="dim charts" role="status">Two charts appear here, from the layers that are captured.</p>`;
+  if (!layers?.length) return html`<p class="dim" role="status">Two charts appear here, from what is captured.</p>`;
   const known = new Map(layers.map((each) => [each.layer, each]));
-  const byLayer = (field) => Array.from({ length: server.value.num_layers }, (_, layer) => known.get(layer)?.[field]?.[0] ?? null);
-  return html`<div class="sides charts">
+  const at = (layer, field) => known.get(layer)?.[field]?.[0] ?? null;
+  const byLayer = (field) => Array.from({ length: server.value.num_layers }, (_, layer) => at(layer, field));
+  return html`<div class="sides">
     <div><h3>Norm at position ${position}</h3>
-      <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${(value) => value.toPrecision(3)} /></div>
+      <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${(l2) => l2.toPrecision(3)} />
+    </div>
     <div><h3>${name ? `Cosine to ${name}` : "Cosine"}</h3>${name
-      ? html`<${LineChart} label="Cosine by layer" values=${byLayer("cosines")} format=${(value) => value.toFixed(3)} />`
+      ? html`<${LineChart} label="Cosine by layer" values=${byLayer("cosines")} format=${(cos) => cos.toFixed(3)} />`
       : html`<p class="dim">Choose a vector.</p>`}</div>
   </div>`;
 }

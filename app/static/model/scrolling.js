@@ -1,11 +1,11 @@
 // Which positions of the heatmap are in sight.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 /** Sizes in CSS pixels: those of model.css. */
 export const CELL_WIDTH = 66;
 export const CELL_HEIGHT = 22;
 export const HEAD_HEIGHT = 40;
-export const LADDER_WIDTH = 128;
+export const LADDER_WIDTH = 136;
 /** Cells are drawn in steps of so many positions, so that most scrolling draws nothing. */
 const STEP = 16;
 
@@ -23,7 +23,7 @@ export function useWindow(desk) {
     const end = Math.min(total, STEP * Math.ceil((scrollLeft + clientWidth) / CELL_WIDTH / STEP + 0.5));
     setRange((before) => (before.first === first && before.end === end ? before : { first, end }));
   };
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (atEnd.current) box.current.scrollLeft = box.current.scrollWidth;
     measure();
     const observer = new ResizeObserver(measure);

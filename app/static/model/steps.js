@@ -18,7 +18,7 @@ export function Steps({ desk }) {
     <div class="steps" role="group" aria-label="Go on">
       <${Button} class="primary" why=${busy ?? atEnd} onClick=${step({ layer: layer + 1 })}>Next layer<//>
       <${ToLayer} layer=${layer} last=${last} why=${busy ?? atEnd} go=${(k) => resume(desk, { layer: k })} />
-      <${Button} why=${busy} onClick=${step("next_token")} title="The same layer, in the pass of the next token">Next token<//>
+      <${Button} why=${busy} onClick=${step("next_token")} title="The same layer, for the next token">Next token<//>
       <${Button} why=${busy} onClick=${step(null)} title="Or the end, if there is none">Next breakpoint<//>
       <${Button} why=${busy} onClick=${step("end")} title="Past every breakpoint that pauses">To the end<//>
       <${Button} class="danger" onClick=${() => attempt("Cancel", () => cancel(desk))}>Cancel the turn<//>

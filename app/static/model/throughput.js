@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { connection } from "../state/connection.js";
 import { samples } from "../state/memory.js";
 import { sessionOf } from "../state/sessions.js";
 import { tokensComputed } from "./metrics.js";
@@ -10,34 +11,40 @@ const SHOWN = 60;
 const EVERY_MS = 2000;
 
 export function Throughput({ id }) {
-  const rate = useRate();
   const shown = samples.value.slice(-SHOWN);
+  const isOperator = Boolean(shown.at(-1)?.view.counts); // others are told of their own sessions only
+  const rate = useRate(isOperator && connection.value.state === "live");
   const isRunning = sessionOf(id).value.state === "running";
   const others = Math.max(0, (shown.at(-1)?.view.turns_running ?? 0) - (isRunning ? 1 : 0));
   return html`
     <section class="panel throughput" aria-labelledby="others-title">
       <h2 id="others-title">Others meanwhile</h2>
       <p><b>${counted(others, "turn")}</b> running</p>
-      <p title="Computed by the whole server, prompts included">${rate === null ? html`<span class="dim">tokens per second: not shown to this key</span>` : html`<b>${number(Math.round(rate))}</b> tokens/s`}</p>
+      <p title="Computed by the whole server, prompts included">
+        ${rate === null
+          ? html`<span class="dim">${isOperator ? "…" : "not shown to this key:"} tokens/s</span>`
+          : html`<b>${number(Math.round(rate))}</b> tokens/s`}
+      </p>
       <${Sparkline} values=${shown.map((each) => each.view.turns_running)} />
     </section>
   `;
 }
 
-/** Tokens per second of the whole server; null where the caller may not read them. */
-function useRate() {
-  const [rate, setRate] = useState(0);
+/** Tokens per second of the whole server; null where the caller may not read them, or the server is away. */
+function useRate(isAllowed) {
+  const [rate, setRate] = useState(null);
   useEffect(() => {
+    if (!isAllowed) return undefined;
     let before = null;
     const timer = setInterval(async () => {
       const tokens = await tokensComputed().catch(() => null);
       const now = performance.now();
-      if (tokens === null) setRate(null);
-      else if (before !== null) setRate(Math.max(0, (1000 * (tokens - before.tokens)) / (now - before.now)));
+      const known = tokens !== null && before !== null;
+      setRate(known ? Math.max(0, (1000 * (tokens - before.tokens)) / (now - before.now)) : null);
       before = tokens === null ? null : { tokens, now };
     }, EVERY_MS);
     return () => clearInterval(timer);
-  }, []);
+  }, [isAllowed]);
   return rate;
 }
 
@@ -45,5 +52,7 @@ function Sparkline({ values }) {
   const high = Math.max(1, ...values);
   const points = values.map((value, at) => `${SHOWN - values.length + at},${30 - (28 * value) / high}`).join(" ");
   return html`<svg class="sparkline" viewBox="0 0 ${SHOWN} 32" preserveAspectRatio="none" role="img"
-    aria-label="Turns running over the last minute, at most ${Math.max(0, ...values)}"><polyline points=${points} /></svg>`;
+    aria-label="Turns running over the last minute, at most ${Math.max(0, ...values)}">
+    <polyline points=${points} />
+  </svg>`;
 }

@@ -5,12 +5,14 @@ import { Steps } from "./steps.js";
 
 export function Turn({ desk }) {
   const { running, text, verb } = desk.turn.value;
-  const { state } = desk.session.value;
+  const isUnderWay = desk.session.value.state === "paused" || (running && verb === "resume");
   return html`
     <section class="panel turn" aria-labelledby="turn-title">
       <h2 id="turn-title">Turn</h2>
-      ${state === "paused" || (running && verb === "resume") ? html`<${Steps} desk=${desk} />` : html`<${Composer} desk=${desk} />`}
-      <p class="said mono" aria-live="polite">${text || html`<span class="dim">What the turn generates appears here.</span>`}</p>
+      ${isUnderWay ? html`<${Steps} desk=${desk} />` : html`<${Composer} desk=${desk} />`}
+      <p class="said mono" aria-live="polite">
+        ${text || html`<span class="dim">What the turn generates appears here.</span>`}
+      </p>
     </section>
   `;
 }

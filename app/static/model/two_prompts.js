@@ -11,7 +11,8 @@ import { keepVector } from "./vector_list.js";
 
 export function TwoPrompts({ desk }) {
   const count = server.value.num_layers;
-  const [form, setForm] = useState({ first: "", second: "", layer: String(desk.session.value.checkpoint?.layer ?? count >> 1), over: "last" });
+  const layer = String(desk.session.value.checkpoint?.layer ?? count >> 1);
+  const [form, setForm] = useState({ first: "", second: "", layer, over: "last" });
   const [found, setFound] = useState(null);
   const [error, setError] = useState(null);
   const [working, setWorking] = useState(false);
@@ -66,7 +67,9 @@ function Keep({ found, kept }) {
     }
   };
   return html`<form class="fields" onSubmit=${keep}>
-    <p role="status">${found ? `Its norm is ${norm(found).toFixed(3)}.` : html`<span class="dim">Its norm appears here.</span>`}</p>
+    <p role="status" class=${found ? null : "dim"}>
+      ${found ? `Its norm is ${norm(found).toFixed(3)}.` : "Its norm appears here."}
+    </p>
     <${Field} id="vector-name" label="Keep as" error=${error?.message ?? null} control=${(told) => html`
       <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`} />
     <${Button} type="submit" why=${found ? null : "Compute a difference first."}>Keep the vector<//>

@@ -6,8 +6,16 @@ import { writeVector } from "../lib/safetensors.js";
 /** `{name, size, dtype, norm}`, by name; null before the first answer. */
 export const vectors = signal(null);
 
+/** Why the last try to read them failed, or null. */
+export const vectorsError = signal(null);
+
 export async function refreshVectors() {
-  vectors.value = (await call("GET", "/v1/vectors")).data;
+  try {
+    vectors.value = (await call("GET", "/v1/vectors")).data;
+    vectorsError.value = null;
+  } catch (error) {
+    vectorsError.value = error;
+  }
 }
 
 /** Keep a vector under a name: a Float32Array, or the bytes of a safetensors file. */

@@ -1,27 +1,34 @@
 // The list of named vectors: add one from a file, delete one.
 import { useState } from "preact/hooks";
 import { html } from "../lib/html.js";
+import { Failure, Loading } from "../shell/states.js";
 import { attempt } from "../state/notices.js";
 import { errorElse, errorOf, Field } from "./field.js";
-import { deleteVector, keepVector, vectors } from "./vector_list.js";
+import { deleteVector, keepVector, refreshVectors, vectors, vectorsError } from "./vector_list.js";
 
 export function Vectors() {
   const known = vectors.value;
+  const error = vectorsError.value;
   return html`
     <section class="panel vectors stack" aria-labelledby="vectors-title">
       <h2 id="vectors-title">Vectors</h2>
-      ${known === null ? html`<p class="loading" role="status">Loading vectors</p>` : html`<${List} known=${known} />`}
+      ${error && html`<${Failure} error=${error} retry=${refreshVectors} />`}
+      ${known === null ? !error && html`<${Loading} what="vectors" />` : html`<${List} known=${known} />`}
       <${FromFile} />
     </section>
   `;
 }
 
 function List({ known }) {
-  if (!known.length) return html`<p class="dim">There are none. Make one from two prompts, or add a safetensors file.</p>`;
+  if (!known.length) return html`<p class="dim">There are none. Make one from two prompts, or add a file.</p>`;
   return html`<table>
-    <thead><tr><th>name</th><th class="number">size</th><th>type</th><th class="number">norm</th><th></th></tr></thead>
+    <thead><tr>
+      <th>name</th><th class="number">size</th><th>type</th><th class="number">norm</th>
+      <th><span class="hidden">what to do</span></th>
+    </tr></thead>
     <tbody>${known.map(({ name, size, dtype, norm }) => html`<tr key=${name}>
-      <td class="mono">${name}</td><td class="number">${size}</td><td>${dtype}</td><td class="number">${norm.toFixed(2)}</td>
+      <td class="mono">${name}</td><td class="number">${size}</td><td>${dtype}</td>
+      <td class="number">${norm.toFixed(2)}</td>
       <td class="number"><button class="danger" aria-label="Delete ${name}"
         onClick=${() => attempt(`Delete ${name}`, () => deleteVector(name))}>Delete</button></td>
     </tr>`)}</tbody>
