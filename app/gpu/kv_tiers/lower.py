@@ -1,8 +1,8 @@
 """Room in host memory and on disk: which sessions' KV goes one tier down, and which is lost."""
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 from app.domain.values import SessionId, Tier
@@ -54,9 +54,10 @@ class LowerTiers:
     ) -> bool:
         """Whether `needed` host blocks are available now. If not, this frees some, or begins to: ask again later.
 
-        First go the copies of sessions that are `on_device` too. Then sessions move to disk: the longest
-        away first, and last those whose turn waits for room on the device (`queued`). Sessions in `keep` lose nothing.
-        If all that would not be enough, no session loses anything.
+        First go the copies of sessions that are `on_device` too. Then sessions move to disk: those of the tenant that
+        holds the most host blocks first, and of a tenant the longest away first, and last those whose turn waits for
+        room on the device (`queued`). Sessions in `keep` lose nothing. If all that would not be enough, no session
+        loses anything.
         """
         host = self.tiers.cache.host
         saving = sum(len(s.host_blocks) for s in self.tiers.ledger.moving if s.moving is Tier.TO_DISK)
@@ -66,7 +67,7 @@ class LowerTiers:
             return (s for s in on_device if s.host_blocks and s.blocks and s.moving is None and s not in keep)
 
         def savable() -> Iterator[TokenSequence]:
-            held = away if self.disk_blocks else ()
+            held = _largest_tenant_first(away) if self.disk_blocks else ()
             return (s for s in held if s.tier is Tier.HOST and not s.guaranteed and s not in keep)
 
         if not _reaches(needed - host.available - saving, chain(copied(), savable())):
@@ -160,6 +161,16 @@ class LowerTiers:
                 self._note_placed(sequence)
                 del self._files[sequence.session]
         return files.used <= most
+
+
+def _largest_tenant_first(sequences: Sequence[TokenSequence]) -> Sequence[TokenSequence]:
+    """The same, those of the tenant with the most host blocks first; of a tenant in the order in which they are."""
+    held = Counter[str]()
+    for sequence in sequences:
+        held[sequence.tenant] += len(sequence.host_blocks)
+    if len(held) <= 1:
+        return sequences
+    return sorted(sequences, key=lambda each: -held[each.tenant])
 
 
 def _reaches(blocks: int, holders: Iterable[TokenSequence]) -> bool:

@@ -5,7 +5,7 @@ others need the room, longest idle first. `none` drops KV instead. Planning only
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from app.domain.memory_map import TierCounts
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
@@ -178,6 +178,14 @@ class Placement:
                 self.lower.drop(sequence)
         self.refile(sequence)
         return sequence.tier is not Tier.DEVICE
+
+    def evict_together(self, sequences: Sequence[TokenSequence], for_sequence: TokenSequence) -> None:
+        """`evict` all of them, with room on the host for all at once: else each would wait for the one before."""
+        if self.policy is not KVPolicy.NONE:
+            needed = sum(len(each.blocks) - len(each.host_blocks) for each in sequences)
+            self.make_host_room(needed, *sequences, for_sequence)
+        for sequence in sequences:
+            self.evict(sequence, for_sequence)
 
     def make_host_room(self, needed: int, *keep: TokenSequence) -> bool:
         """`LowerTiers.make_host_room`, with the sessions that may lose host blocks."""

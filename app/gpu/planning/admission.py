@@ -131,13 +131,15 @@ class Admission:
         if pool.available + self._tiers.freeing + self._cache.freed(givers) + spared < needed:
             return False
         self._promised = sequence, turn
+        coming, chosen = pool.available + self._tiers.freeing, list[TokenSequence]()
         for giver in givers:
-            if pool.available + self._tiers.freeing >= needed:
+            if coming >= needed:
                 break
+            coming += self._cache.freed([giver])
             needed -= self._room.claim(giver) - len(giver.blocks)
             self._queue.preempt(giver)
-            if not self._placement.evict(giver, sequence):
-                break
+            chosen.append(giver)
+        self._placement.evict_together(chosen, sequence)
         return pool.available >= needed
 
 
