@@ -2,7 +2,7 @@
 # Build the image for CPUs where no registry can be reached, and prove that it works: docs/container.md.
 #
 # It needs root, Debian's mmdebstrap and buildah, and python3. The base is a small Debian instead of python:3.12-slim.
-# From the environment:
+# `build` or `prove` as its argument does one of the two. From the environment:
 #   FOLDER       where base, image and volumes are kept (default: /var/tmp/djinn-image)
 #   TORCH_INDEX  where PyTorch's CPU build is (default: the Dockerfile's)
 #   WHEELS       a folder of wheels that pip looks into too, such as one with PyTorch's
@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 FOLDER=${FOLDER:-/var/tmp/djinn-image}
 export DJINN_PORT=${DJINN_PORT:-8000}
-export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
+export BUILDAH_ISOLATION=chroot
 storage=(--root "$FOLDER/storage" --runroot "$FOLDER/run")
 mkdir -p "$FOLDER"
 
@@ -25,6 +25,7 @@ make_base() {
 }
 
 build() {
+    buildah "${storage[@]}" images --quiet djinn-base > /dev/null 2>&1 || make_base
     # The certificates are those of this machine: of a proxy too, if there is one.
     local options=(--build-arg BASE=localhost/djinn-base --volume /etc/ssl/certs:/etc/ssl/certs:ro)
     if [ -n "${TORCH_INDEX:-}" ]; then options+=(--build-arg "TORCH_INDEX=$TORCH_INDEX"); fi
@@ -35,16 +36,20 @@ build() {
 prove() {
     local made root command
     made=$(buildah "${storage[@]}" from djinn)
+    # buildah would mount the image's own volumes over those that it is given below.
+    buildah "${storage[@]}" config --volume /var/lib/djinn- --volume /var/cache/djinn- "$made"
     root=$(buildah "${storage[@]}" mount "$made")
     echo "the image takes $(du --summarize --block-size=1M "$root" | cut -f1) MiB"
     install --directory --owner 10001 --group 10001 "$FOLDER/state" "$FOLDER/cache"
     command=(buildah "${storage[@]}" run --env "DJINN_PORT=$DJINN_PORT" --env DJINN_API_KEY=proof
         --volume "$FOLDER/state:/var/lib/djinn" --volume "$FOLDER/cache:/var/cache/djinn" "$made" --)
-    python3 docker/prove.py --image "$(buildah "${storage[@]}" inspect --type image --format '{{json .Docker.config}}' djinn)" \
-        --root "$root" -- "${command[@]}"
+    buildah "${storage[@]}" inspect --type image djinn > "$FOLDER/image.json"
+    python3 docker/prove.py --image "$FOLDER/image.json" --root "$root" -- "${command[@]}"
     buildah "${storage[@]}" rm "$made" > /dev/null
 }
 
-buildah "${storage[@]}" images --quiet djinn-base > /dev/null 2>&1 || make_base
-build
-prove
+case "${1:-all}" in
+    all) build; prove ;;
+    build | prove) "$1" ;;
+    *) echo "usage: docker/build-here.sh [build | prove]" >&2 && exit 2 ;;
+esac

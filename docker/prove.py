@@ -160,11 +160,12 @@ def prove(run: list[str], image: dict[str, Any], root: Path) -> None:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--image", type=json.loads, required=True, help="the image's configuration, as JSON")
+    parser.add_argument("--image", type=Path, required=True, help="what `buildah inspect` says of it")
     parser.add_argument("--root", type=Path, required=True, help="the container's root, as this machine sees it")
     parser.add_argument("run", nargs="+", help="the command that runs another one in a container")
     arguments = parser.parse_args()
-    prove(arguments.run, arguments.image, arguments.root)
+    image = json.loads(arguments.image.read_text())["Docker"]["config"]
+    prove(arguments.run, image, arguments.root)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Check that the dashboard's queries have data and the alerts are evaluated, with Prometheus beside a running server.
 
-    python docker/prometheus/check.py URL [--key KEY] -- COMMAND ...
+    python docker/prometheus/check.py URL [--key KEY] [--plots FILE.png] -- COMMAND ...
 
 Prometheus scrapes the server once a second while the command runs. The exit status is 1 if a query had no number then.
+`--plots` draws the panels; it needs matplotlib.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
@@ -33,6 +34,13 @@ SETTLE_S = 5
 INTERVAL_S = 1
 VARIABLES = {"$__rate_interval": "15s", "$instance": ".*"}
 """What Grafana would put in their place."""
+
+
+class Series(NamedTuple):
+    """One line of a panel: the values of its labels, and points of seconds since the start and value."""
+
+    name: str
+    points: list[tuple[float, float]]
 
 
 def configuration(folder: Path, url: str, key: str | None) -> Path:
@@ -91,29 +99,57 @@ def ask(base: str, path: str, **parameters: object) -> Any:
         return json.load(answer)["data"]
 
 
-def queries() -> Iterator[tuple[str, str]]:
-    """The title and the PromQL of each query of the dashboard."""
+def panels() -> Iterator[tuple[str, list[str]]]:
+    """The title of each panel of the dashboard, and its queries as PromQL."""
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
-        for target in panel.get("targets", []):
-            query = target["expr"]
-            for name, value in VARIABLES.items():
-                query = query.replace(name, value)
-            yield panel["title"], query
+        queries = [target["expr"] for target in panel.get("targets", [])]
+        for name, value in VARIABLES.items():
+            queries = [query.replace(name, value) for query in queries]
+        if queries:
+            yield panel["title"], queries
 
 
-def numbers(base: str, query: str, began: float) -> int:
-    """How many numbers the query gives from `began` until now."""
+def series_of(base: str, query: str, began: float) -> list[Series]:
+    """What the query gives from `began` until now, without what is no number."""
     found = ask(base, "query_range", query=query, start=began, end=time.time(), step=INTERVAL_S)["result"]
-    return sum(not math.isnan(float(value)) for series in found for _, value in series["values"])
+    return [
+        Series(
+            " ".join(each["metric"].values()),
+            [(at - began, float(value)) for at, value in each["values"] if not math.isnan(float(value))],
+        )
+        for each in found
+    ]
 
 
-def check(base: str, began: float) -> bool:
+def draw(found: dict[str, list[Series]], file: Path) -> None:
+    """All panels, in rows of three."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(found) // 3)
+    figure = Figure(figsize=(15, 2.6 * rows), layout="constrained")
+    for axes, (title, series) in zip(figure.subplots(rows, 3, squeeze=False).flat, found.items(), strict=False):
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=7)
+        for each in series:
+            axes.plot(*zip(*each.points, strict=True), label=each.name, linewidth=1)
+        if any(each.name for each in series):
+            axes.legend(fontsize=6)
+    figure.savefig(file, dpi=80)
+
+
+def check(base: str, began: float, plots: Path | None) -> bool:
     """Print a line for each query and alert; returns whether all is well."""
-    well = True
-    for title, query in queries():
-        count = numbers(base, query, began)
-        well = well and count > 0
-        print(f"{count:6} numbers  {title}: {query}")
+    well, drawn = True, dict[str, list[Series]]()
+    for title, queries in panels():
+        drawn[title] = []
+        for query in queries:
+            found = series_of(base, query, began)
+            count = sum(len(each.points) for each in found)
+            well = well and count > 0
+            print(f"{count:6} numbers  {title}: {query}")
+            drawn[title] += [each for each in found if each.points]
+    if plots is not None:
+        draw(drawn, plots)
     for group in ask(base, "rules")["groups"]:
         for rule in group["rules"]:
             well = well and rule["health"] == "ok"
@@ -126,13 +162,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="of the server, such as http://127.0.0.1:8000")
     parser.add_argument("--key", help="an operator's key, or one with the role metrics")
+    parser.add_argument("--plots", type=Path, metavar="FILE.png", help="draw what the queries gave")
     parser.add_argument("command", nargs="+", help="what gives the server something to do")
     arguments = parser.parse_args()
     began = time.time()
     with prometheus(arguments.url, arguments.key) as base:
         status = subprocess.run(arguments.command, check=False).returncode
         time.sleep(SETTLE_S)
-        well = check(base, began)
+        well = check(base, began, arguments.plots)
     if status:
         print(f"the command ended with {status}", file=sys.stderr)
     return 0 if well and status == 0 else 1
