@@ -30,6 +30,16 @@ def _fetch_add(typing: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+def _fetch_subtract(typing: Any, address: Any) -> Any:
+    """`fetch_subtract(address)`: take one from the int64 there, as `fetch_add` adds one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _INT64.as_pointer())
+        return builder.atomic_rmw("sub", pointer, ir.Constant(_INT64, 1), "acq_rel")
+
+    return types.int64(types.int64), generate
+
+
 def _load(typing: Any, address: Any) -> Any:
     """`load(address)`: the int64 there, as other threads have left it; what they wrote before is seen after it."""
 
@@ -37,6 +47,16 @@ def _load(typing: Any, address: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], _INT64.as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), generate
+
+
+def _store(typing: Any, address: Any, value: Any) -> Any:
+    """`store(address, value)`: an int64 for other threads; with it they see what was written before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store_atomic(arguments[1], builder.inttoptr(arguments[0], _INT64.as_pointer()), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 def _call(typing: Any, function: Any, argument: Any) -> Any:
@@ -48,16 +68,6 @@ def _call(typing: Any, function: Any, argument: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
-
-
-def _call_for_number(typing: Any, function: Any) -> Any:
-    """`call_for_number(function)`: what the C function `int f(void)` at that address returns."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.FunctionType(_INT32, []).as_pointer())
-        return builder.sext(builder.call(pointer, []), _INT64)
-
-    return types.int64(types.int64), generate
 
 
 def _relax(typing: Any) -> Any:
@@ -130,9 +140,10 @@ def _narrow(typing: Any, value: Any, like: Any) -> Any:
 
 pointer: Any = intrinsic(_pointer)
 fetch_add: Any = intrinsic(_fetch_add)
+fetch_subtract: Any = intrinsic(_fetch_subtract)
 load: Any = intrinsic(_load)
+store: Any = intrinsic(_store)
 call: Any = intrinsic(_call)
-call_for_number: Any = intrinsic(_call_for_number)
 relax: Any = intrinsic(_relax)
 prefetch: Any = intrinsic(_prefetch)
 widen: Any = intrinsic(_widen)

@@ -71,12 +71,3 @@ def run_on_torch_threads(function: int, arguments: ctypes.Structure) -> None:
         _Function(function)(ctypes.addressof(arguments))
     else:
         _parallel(function, ctypes.addressof(arguments), torch.get_num_threads(), 0)
-
-
-def team_size_function() -> int:
-    """The address of a C function `int f(void)` that tells a thread of a launch how many there are; 0: there is one."""
-    if _parallel is None:
-        return 0
-    address = ctypes.cast(ctypes.CDLL(None).omp_get_num_threads, ctypes.c_void_p).value
-    assert address is not None
-    return address

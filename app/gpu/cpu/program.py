@@ -1,7 +1,8 @@
-"""Kernels that are launched together, with one call: the threads stay between them and meet at barriers that spin.
+"""Kernels that are launched together, with one call: the threads stay between them, and spin where they wait.
 
-To wake PyTorch's threads and to come back to Python costs more than a kernel that works on one token. A thread that has
-nothing to do in a kernel, because the others have drawn it all, waits at its end.
+To wake PyTorch's threads and to come back to Python costs more than a kernel that works on one token. At the end of a
+kernel a thread waits for those that have drawn a part of it, but for no others: one whose core does something else is
+not missed, and finds its way when it comes back.
 """
 
 import ctypes
@@ -15,8 +16,8 @@ from numba import types
 from numba.np.numpy_support import carray
 
 from app.gpu.cpu.compile import c_function, inlined
-from app.gpu.cpu.intrinsics import call, call_for_number, fetch_add, load, pointer, relax
-from app.gpu.cpu.openmp import run_on_torch_threads, team_size_function
+from app.gpu.cpu.intrinsics import call, fetch_add, fetch_subtract, load, pointer, relax, store
+from app.gpu.cpu.openmp import run_on_torch_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +29,19 @@ class Launch:
 
 
 class _Arguments(ctypes.Structure):
-    """What the kernel reads. `operations` is `[count, 2]` int64: addresses of a function and of its arguments.
-    `arrived` counts how often a thread has come to a barrier. `team_size` is as of `team_size_function`.
+    """What the kernel reads. `operations` is `[count, 2]` int64: addresses of a function and of its arguments. `inside`
+    is `[count, 8]` int64, a cache line each, whose first number says how many threads are in the operation. `done` is
+    at most the number of operations that are.
     """
 
-    _fields_: ClassVar = [(name, ctypes.c_int64) for name in ("arrived", "operations", "count", "team_size")]
+    _fields_: ClassVar = [(name, ctypes.c_int64) for name in ("done", "operations", "inside", "count")]
 
 
 _ARGUMENTS = np.dtype(_Arguments)
 _ALIGNMENT = 64
 """Bytes: arguments of two kernels share no cache line."""
 _SPINS = 2048
-"""Looks at a barrier, some 50 us, until a thread offers its core to others: there may be more threads than cores."""
+"""Looks at another thread, some 50 us, until a thread offers it the core: there may be more threads than cores."""
 _sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 """POSIX `sched_yield`."""
 
@@ -58,13 +60,16 @@ class Program:
         places = self._used.ctypes.data + self._starts[:-1]
         functions = np.array([each.function for each in launches], np.int64)
         self._operations = np.ascontiguousarray(np.stack((functions, places), axis=1))
+        self._inside = np.zeros((len(launches), _ALIGNMENT // 8), np.int64)
 
     def run(self, first: int, end: int) -> None:
-        """Run launches `[first, end)`, each on all of PyTorch's threads, each when the one before it is done."""
+        """Run launches `[first, end)` on PyTorch's threads, each when the one before it is done. A thread may come to a
+        launch of which nothing is left, or not at all.
+        """
         span = slice(self._starts[first], self._starts[end])
         self._used[span] = self._fresh[span]
         arguments = _Arguments(
-            operations=self._operations[first:].ctypes.data, count=end - first, team_size=team_size_function()
+            operations=self._operations[first:].ctypes.data, inside=self._inside[first:].ctypes.data, count=end - first
         )
         run_on_torch_threads(_compiled().address, arguments)
 
@@ -77,20 +82,26 @@ def _compiled() -> Any:
 
 def _run_operations(address: int) -> None:
     a = carray(pointer(address), 1, _ARGUMENTS)[0]
-    team = 1
-    if a.team_size != 0:
-        team = call_for_number(a.team_size)
     operations = carray(pointer(a.operations), (a.count, 2), np.int64)
-    for index in range(a.count):
-        call(operations[index, 0], operations[index, 1])
-        fetch_add(address)
-        _wait_for(address, (index + 1) * team)
+    index = 0
+    while index < a.count:
+        inside = a.inside + index * _ALIGNMENT
+        fetch_add(inside)
+        call(operations[index, 0], operations[index, 1])  # all that is to be done has been drawn when it returns
+        fetch_subtract(inside)
+        _wait_until_left(inside)
+        index += 1
+        done = load(address)
+        if done > index:
+            index = done
+        else:
+            store(address, index)  # another thread may have stored more: then the next to look goes a longer way
 
 
 @inlined
-def _wait_for(arrived: Any, count: Any) -> None:
+def _wait_until_left(inside: Any) -> None:
     spins = 0
-    while load(arrived) < count:
+    while load(inside) > 0:
         relax()
         spins += 1
         if spins == _SPINS:
