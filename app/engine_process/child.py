@@ -12,6 +12,10 @@ from app.engine_process.channel import Channel
 
 PRIVATE = "DJINN_"
 """Variables of the environment that begin so are settings of the server, keys among them."""
+LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Has PyTorch ask for pages of 2 MiB for large tensors: in a prompt, each layer writes its results to new memory.
+Measured for 1,000 tokens of a 135M Llama on one thread, busy cores: 0.90 and 0.94 of the CPU time of all kernels.
+"""
 END_TIMEOUT_S = 10.0
 
 
@@ -21,7 +25,7 @@ class Child:
     def __init__(self) -> None:
         """Start the process. Raises `OSError` if the machine has no room for one."""
         ours, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+        environment = LARGE_PAGES | {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
         with theirs:
             try:
                 self._process = subprocess.Popen(

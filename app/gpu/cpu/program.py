@@ -1,4 +1,4 @@
-"""Kernels that are launched together, with one call: the threads stay between them, and wait for each other by spinning.
+"""Kernels that are launched together, with one call: the threads stay between them, and spin where they wait.
 
 To wake PyTorch's threads and to come back to Python costs more than a kernel that works on one token. At the end of a
 kernel a thread waits for those that have drawn a part of it, but for no others: one whose core does something else is
