@@ -78,7 +78,7 @@ def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, page_server: str
     row(page, session).get_by_role("button", name="Close worker").click()
     asks = page.get_by_role("dialog", name="Close session worker?")
     expect(asks).to_contain_text("40 tokens")
-    asks.get_by_role("button", name="Keep it").click()
+    asks.get_by_role("button", name="Leave it").click()
     expect(asks).to_be_hidden()
     assert http.get(f"/v1/sessions/{session}").status_code == 200
     row(page, session).get_by_role("button", name="Close worker").click()

@@ -22,12 +22,11 @@ export const whyNoCall = (view) =>
 export const park = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "io_wait" } }));
 export const callBack = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "ready" } }));
 
-/** Close it for good. True when it is gone. */
-export const close = (id) =>
-  tell(id, async () => {
-    await call("DELETE", `/v1/sessions/${id}`);
-    remove(id);
-  });
+/** Close it for good. */
+export async function close(id) {
+  await call("DELETE", `/v1/sessions/${id}`);
+  remove(id);
+}
 
 export function forgive(id) {
   const { [id]: _gone, ...rest } = refusals.value;
@@ -38,10 +37,8 @@ async function tell(id, action) {
   forgive(id);
   try {
     await action();
-    return true;
   } catch (error) {
     const message = error.status === 404 ? "It is closed, or another tenant's: an operator may only close it." : error.message;
     refusals.value = { ...refusals.value, [id]: message };
-    return false;
   }
 }
