@@ -35,7 +35,7 @@ def test_agents_come_and_go_with_the_server(demo: subprocess.Popen[str]) -> None
     while not any(each["tokens"] for each in httpx.get(f"{shown[1]}/v1/sessions", timeout=30).json()["data"]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert httpx.get(shown[1]).status_code == 200
+    assert httpx.get(shown[1], timeout=30).status_code == 200
     started = psutil.Process(demo.pid).children(recursive=True)
     assert len(started) >= 2
     demo.send_signal(signal.SIGINT)
