@@ -17,7 +17,8 @@ export function Conversation({ view }) {
   const chosen = useSignal(null);
   const boundaries = useSignal(false);
   useFreshHistory(view, tokens);
-  const marks = marksOf(happeningsOf(view.id).value, view.usage.last_turn, tokens?.length ?? 0);
+  const paused = view.state === "paused" ? turnOf(view.id).value.usage : null;
+  const marks = marksOf(happeningsOf(view.id).value, view.usage.last_turn, paused, tokens?.length ?? 0);
   return html`
     <section class="panel conversation" aria-labelledby="conversation">
       <div class="row">

@@ -32,16 +32,18 @@ const SPECIAL = /^<[^<>\s]+>$/;
 const tokensOf = ({ token_ids, pieces }) =>
   token_ids.map((id, position) => ({ id, text: pieces[position], special: SPECIAL.test(pieces[position]) }));
 
-/** `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of `lastTurn`, the usage of
- * the last turn that is over, or null. What earlier turns generated is known of those that happened before the eyes of
- * the page. `length` is how many tokens the history has now. */
-export function marksOf(happenings, lastTurn, length) {
+/** `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of `paused`, the usage of a
+ * turn that this page has begun and that is paused, else of `lastTurn`, that of the last turn that is over; both may be
+ * null. What earlier turns generated is known of those that happened before the eyes of the page. `length` is how many
+ * tokens the history has now. */
+export function marksOf(happenings, lastTurn, paused, length) {
   const marks = { generated: [], cached: [], recomputed: [] };
   if (lastTurn !== null && !happenings.some(isFinished)) addTurn(marks, lastTurn);
   for (const { name, data } of happenings) {
     if (name === "session") cut(marks.generated, data.session.tokens);
     else if (isFinished({ name, data })) addTurn(marks, data.usage);
   }
+  if (paused !== null) addTurn(marks, paused);
   for (const runs of Object.values(marks)) cut(runs, length);
   return marks;
 }

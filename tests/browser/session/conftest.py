@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.browser.conftest import OpenPage
 from tests.browser.session.on_session import OnSession
+from tests.serving import serve
 
 TIMEOUT_S = 60
 
@@ -24,3 +26,19 @@ def api(page_server: str) -> Iterator[httpx.Client]:
 def on(api: httpx.Client, open_page: OpenPage) -> OnSession:
     """A session without a token."""
     return OnSession(api, open_page, metadata={"agent": "tester"})
+
+
+@pytest.fixture(scope="package")
+def roomy_server(roomy_model: Path) -> Iterator[str]:
+    """Base URL of a server with room for long histories, and for turns that do not end while a test looks at them."""
+    with serve(model=str(roomy_model), max_model_len=8192, kv_device=64 << 20) as url:
+        yield url
+
+
+@pytest.fixture
+def on_roomy(roomy_server: str, open_page: OpenPage) -> Iterator[OnSession]:
+    """A session of that server; it is closed in the end."""
+    with httpx.Client(base_url=roomy_server, timeout=TIMEOUT_S) as api:
+        on = OnSession(api, open_page)
+        yield on
+        api.delete(f"/v1/sessions/{on.id}")

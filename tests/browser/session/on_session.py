@@ -11,8 +11,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.browser.conftest import WAIT_MS, OpenPage
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
-LONG = 900
-"""Tokens of a turn that is still running when a test looks at it."""
+LONG = 8000
+"""Tokens of a turn of the roomy server that is still running when a test looks at it."""
 
 
 class OnSession:

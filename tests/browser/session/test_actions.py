@@ -123,8 +123,8 @@ def test_closing_asks_first(on: OnSession) -> None:
     assert on.id not in sessions(on)
 
 
-def test_buttons_say_why_they_do_nothing_during_a_turn(on: OnSession) -> None:
-    page = on.open()
+def test_buttons_say_why_they_do_nothing_during_a_turn(on_roomy: OnSession) -> None:
+    page = on_roomy.open()
     page.get_by_label("Most tokens").fill(str(LONG))
     page.get_by_text("More", exact=True).click()
     page.get_by_label("Ignore the end token").check()

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import OpenPage
-from tests.browser.session.on_session import LONG, OnSession, panel
-from tests.serving import serve
+from tests.browser.session.on_session import OnSession, panel
 
 pytestmark = pytest.mark.browser
 
@@ -88,8 +83,8 @@ def test_a_turn_of_another_client_appears_at_its_end(on: OnSession) -> None:
 
 def test_tokens_that_were_cached_are_marked(on: OnSession) -> None:
     page = on.open()
-    on.generate("Hello", tokens=LONG // 20)
-    expect(page.locator(".token.generated")).to_have_count(LONG // 20)
+    on.generate("Hello", tokens=45)
+    expect(page.locator(".token.generated")).to_have_count(45)
     usage = on.generate(" and", tokens=2)["usage"]
     expect(page.locator(".token.cached")).to_have_count(usage["cached_tokens"])
     expect(panel(page, "Conversation").get_by_role("list")).to_contain_text("cached in the last turn")
@@ -103,27 +98,21 @@ def test_a_rewind_of_another_client_is_seen(on: OnSession) -> None:
     expect(page.locator(".token")).to_have_count(3)
 
 
-def test_a_long_history_is_drawn_in_part(open_page: OpenPage, roomy_model: Path) -> None:
+def test_a_long_history_is_drawn_in_part(on_roomy: OnSession) -> None:
     length = 7000
-    with (
-        serve(model=str(roomy_model), max_model_len=8192, kv_device=64 << 20) as url,
-        httpx.Client(base_url=url, timeout=60) as api,
-    ):
-        on = OnSession(api, open_page)
-        on.post("generate", token_ids=[100 + n % 20 for n in range(length)], max_tokens=0)
-        page = on.open()
-        drawn = page.locator(".token")
-        expect(drawn.last).to_have_attribute("data-position", str(length - 1))
-        assert drawn.count() <= MOST_DRAWN
-        page.get_by_role("button", name="Earlier tokens").click()
-        expect(page.locator(".token[data-position='4500']")).to_have_count(1)
-        page.get_by_role("button", name="From the first").click()
-        expect(drawn.first).to_have_attribute("data-position", "0")
-        page.get_by_role("button", name="Later tokens").click()
-        expect(page.locator(".token[data-position='2500']")).to_have_count(1)
-        page.get_by_role("button", name="To the last").click()
-        expect(drawn.last).to_have_attribute("data-position", str(length - 1))
-        panel(page, "Conversation").get_by_role("group").press("Home")
-        expect(page.locator(".token.chosen")).to_have_attribute("data-position", "0")
-        assert drawn.count() <= MOST_DRAWN
-        page.close()
+    on_roomy.post("generate", token_ids=[100 + n % 20 for n in range(length)], max_tokens=0)
+    page = on_roomy.open()
+    drawn = page.locator(".token")
+    expect(drawn.last).to_have_attribute("data-position", str(length - 1))
+    assert drawn.count() <= MOST_DRAWN
+    page.get_by_role("button", name="Earlier tokens").click()
+    expect(page.locator(".token[data-position='4500']")).to_have_count(1)
+    page.get_by_role("button", name="From the first").click()
+    expect(drawn.first).to_have_attribute("data-position", "0")
+    page.get_by_role("button", name="Later tokens").click()
+    expect(page.locator(".token[data-position='2500']")).to_have_count(1)
+    page.get_by_role("button", name="To the last").click()
+    expect(drawn.last).to_have_attribute("data-position", str(length - 1))
+    panel(page, "Conversation").get_by_role("group").press("Home")
+    expect(page.locator(".token.chosen")).to_have_attribute("data-position", "0")
+    assert drawn.count() <= MOST_DRAWN

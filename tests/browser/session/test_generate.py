@@ -36,15 +36,15 @@ def test_a_prompt_is_sent_and_its_tokens_appear(on: OnSession) -> None:
     expect(page.get_by_label("Text")).to_have_value("")
 
 
-def test_tokens_appear_while_the_turn_runs(on: OnSession) -> None:
-    page = on.open()
+def test_tokens_appear_while_the_turn_runs(on_roomy: OnSession) -> None:
+    page = on_roomy.open()
     write(page, "Hello", **{"Most tokens": str(LONG)})
     ignore_the_end(page)
     page.get_by_label("Text").press("Control+Enter")
     expect(page.locator(".token.generated").nth(5)).to_be_visible()
-    assert on.view()["state"] == "running"
+    assert on_roomy.view()["state"] == "running"
     page.get_by_role("button", name="Cancel the turn").click()
-    view = on.wait_until(state="idle")
+    view = on_roomy.wait_until(state="idle")
     expect(page.locator(".token")).to_have_count(view["tokens"])
     assert view["tokens"] < LONG
 
@@ -131,6 +131,7 @@ def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_disabled()
     page.get_by_role("button", name="Resume to the next breakpoint").click()
     expect(banner).to_contain_text("at position 7")
+    expect(page.locator(".token.generated")).to_have_count(2)
     assert on.view()["checkpoint"]["first"] == 7
     page.get_by_role("button", name="Resume to the end").click()
     on.wait_until(state="idle", tokens=11)
@@ -154,3 +155,13 @@ def test_a_draft_outlives_a_look_at_another_screen(on: OnSession) -> None:
     page.go_back()
     expect(page.get_by_label("Text")).to_have_value("Half a thought")
     expect(page.get_by_label("Seed")).to_have_value("7")
+
+
+def test_a_session_that_is_closed_during_a_turn_is_gone(on_roomy: OnSession) -> None:
+    page = on_roomy.open(refusals=True)
+    write(page, "Hello", **{"Most tokens": str(LONG)})
+    ignore_the_end(page)
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".token.generated").nth(5)).to_be_visible()
+    on_roomy.api.delete(f"/v1/sessions/{on_roomy.id}").raise_for_status()
+    expect(page.get_by_role("heading", name="There is no such session")).to_be_visible()
