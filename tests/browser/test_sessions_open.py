@@ -7,7 +7,7 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import open_session
@@ -81,10 +81,10 @@ def test_an_exported_file_is_dropped_into_another_servers_page(
 
 def test_a_file_that_is_no_session_says_so(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
     page = open_page(page_server, refusals=True)
-    files = {"name": "holiday.safetensors", "mimeType": "image/jpeg", "buffer": b"not a session at all"}
+    file = FilePayload(name="holiday.safetensors", mimeType="image/jpeg", buffer=b"not a session at all")
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import a file").click()
-    chooser.value.set_files([files])  # type: ignore[list-item]
+    chooser.value.set_files(file)
     imports = page.get_by_role("list", name="Imports")
     expect(imports).to_contain_text("holiday.safetensors (20 B)")
     expect(imports.get_by_role("alert")).not_to_be_empty()

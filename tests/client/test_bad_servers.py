@@ -23,9 +23,10 @@ SESSION = SessionInfo.model_validate_json("""{
     "kv": {"tier": null, "blocks": 0, "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0},
     "usage": {
         "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0, "tokens_recomputed": 0,
-        "bytes_out": 0, "bytes_in": 0, "restores": 0, "resume_ms": {"queue": 0, "restore": 0, "prefill": 0}
+        "bytes_out": 0, "bytes_in": 0, "restores": 0, "resume_ms": {"queue": 0, "restore": 0, "prefill": 0},
+        "last_turn": null
     },
-    "checkpoint": null, "metadata": {}, "created_at": 0, "expires_at": null
+    "checkpoint": null, "forked_from": null, "metadata": {}, "created_at": 0, "returns_at": null, "expires_at": null
 }""")
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Request-Id: req_1\r\nConnection: close\r\n\r\n"
 TOKEN = b'event: token\ndata: {"text": "a", "token_ids": [1]}\n\n'
