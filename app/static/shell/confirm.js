@@ -18,7 +18,7 @@ export function Confirm({ title, children, action, run, onClose }) {
     if (done) onClose();
   };
   return html`
-    <dialog ref=${dialog} class="confirm" aria-labelledby="confirm-title" onClose=${onClose}>
+    <dialog ref=${dialog} aria-labelledby="confirm-title" onClose=${onClose}>
       <div class="stack">
         <h2 id="confirm-title">${title}</h2>
         <p>${children}</p>
