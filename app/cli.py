@@ -1,4 +1,4 @@
-"""The command line: `djinn serve`, `djinn doctor`, `djinn keys new`, `djinn models pull`, `list` and `export`."""
+"""The command line: `djinn serve`, `demo`, `doctor`, `keys new`, `models pull`, `models list` and `models export`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 from pydantic import ValidationError
 
+from app.demo import demo
 from app.domain.errors import DjinnError
 from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_of
 from app.machine.descriptors import raise_descriptor_limit
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _serve(settings_of(arguments))
         elif arguments.command == "doctor":
             return _doctor(arguments)
+        elif arguments.command == "demo":
+            return demo(arguments.model, opens=arguments.open)
         elif arguments.command == "keys":
             _new_key()
         else:
@@ -71,6 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     serve = _add_command(commands, "serve", "load a model and serve it over HTTP")
     serve.epilog = "DJINN_<NAME> sets the same from the environment, for example DJINN_PORT; a flag wins."
     add_flags(serve)
+    showing = _add_command(commands, "demo", "serve a model to a dozen agents, and show them in the browser")
+    showing.add_argument(
+        "--model",
+        metavar="MODEL",
+        default=Settings.model_fields["model"].default,
+        help="as `djinn serve` has it (default: %(default)s)",
+    )
+    showing.add_argument("--open", action="store_true", help="open the page in the browser")
     doctor = _add_command(commands, "doctor", "examine this machine before anything is measured on it")
     for setting, metavar in (("device", "NAME"), ("state-dir", "FOLDER")):
         doctor.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")

@@ -190,6 +190,8 @@ def create_app(
         version=version("djinn"),
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # the framework's pages load a CDN; `routers/page.py` has one
+        redoc_url=None,
         dependencies=[Depends(refuse_unread)],
         middleware=_middleware(settings, tenancy),
     )

@@ -88,9 +88,10 @@ def get_session(session: str) -> Call[SessionInfo]:
     return Call("GET", session_path(session), SessionInfo.model_validate_json)
 
 
-def get_history(session: str) -> Call[History]:
+def get_history(session: str, *, pieces: bool) -> Call[History]:
     """`GET /v1/sessions/{id}/history`."""
-    return Call("GET", session_path(session, "history"), History.model_validate_json)
+    params = {"pieces": "true"} if pieces else {}
+    return Call("GET", session_path(session, "history"), History.model_validate_json, params=params)
 
 
 def list_sessions(state: SessionState | None, tier: Tier | None, after: str | None) -> Call[SessionPage]:

@@ -87,12 +87,23 @@ class ResumeTimes(Answer):
 
 
 class SessionUsage(Usage):
-    """Totals over a session's turns, in tokens and in bytes moved out of the device and back."""
+    """Totals over a session's turns, in tokens and in bytes moved out of the device and back.
+
+    `last_turn` is the usage of the last turn alone.
+    """
 
     bytes_out: int
     bytes_in: int
     restores: int
     resume_ms: ResumeTimes
+    last_turn: Usage | None
+
+
+class ForkPoint(Answer):
+    """The session that another one was forked from, and the length of its history then."""
+
+    session_id: str
+    tokens: int
 
 
 class SessionInfo(Answer):
@@ -110,17 +121,22 @@ class SessionInfo(Answer):
     kv: KV
     checkpoint: CheckpointInfo | None
     usage: SessionUsage
+    forked_from: ForkPoint | None
     metadata: dict[str, str]
     created_at: float
     expires_at: float | None
 
 
 class History(Answer):
-    """Every token of a session: `token_ids[i]` stands at position i. `text` shows special tokens too."""
+    """Every token of a session: `token_ids[i]` stands at position i. `text` shows special tokens too.
+
+    `pieces` are parts of `text`: `pieces[i]` is what token i completes. None unless asked for.
+    """
 
     tokens: int
     token_ids: tuple[int, ...]
     text: str
+    pieces: tuple[str, ...] | None
 
 
 class SessionPage(Listing[SessionInfo]):

@@ -156,6 +156,14 @@ class TurnUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """Where a session began: as a fork of another one, whose history had `tokens` tokens then."""
+
+    session: SessionId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What the rest of the server needs to know about the loaded model. Sizes in tokens, elements and bytes."""
 

@@ -14,7 +14,10 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """A session without its history. `metadata` and `usage` are JSON; `name` is what `X-Session-ID` calls it."""
+    """A session without its history. `metadata` and `usage` are JSON; `name` is what `X-Session-ID` calls it.
+
+    `forked_from` had `forked_tokens` tokens when this session was made of it.
+    """
 
     id: SessionId
     owner: str | None
@@ -26,6 +29,8 @@ class SessionRecord:
     created_at: float
     used_at: float
     usage: str
+    forked_from: SessionId | None = None
+    forked_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

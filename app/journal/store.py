@@ -18,13 +18,14 @@ from app.journal.steering import Steering
 from app.journal.writing import COLUMNS, Refused, write_batch
 from app.machine.disk import free_bytes
 
-FORMAT = 4
+FORMAT = 5
 TABLES = f"""
 CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
 STRICT;
 CREATE TABLE session (
     id TEXT PRIMARY KEY, owner TEXT, name TEXT, metadata TEXT NOT NULL, ttl_s INTEGER, residency TEXT NOT NULL,
-    phase TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL, usage TEXT NOT NULL
+    phase TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL, usage TEXT NOT NULL,
+    forked_from TEXT, forked_tokens INTEGER
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE tokens (
     session TEXT NOT NULL, position INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (session, position)

@@ -19,6 +19,13 @@ async def get_page(request: Request) -> Response:
     return _file(request, "index.html")
 
 
+@router.head("/docs")
+@router.get("/docs")
+async def get_docs(request: Request) -> Response:
+    """All routes, to read and to try."""
+    return _file(request, "docs.html")
+
+
 @router.head("/static/{name:path}")
 @router.get("/static/{name:path}")
 async def get_static(request: Request, name: str) -> Response:

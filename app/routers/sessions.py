@@ -6,10 +6,12 @@ from fastapi import APIRouter, Query, Request
 
 from app.domain.values import Residency, SessionId, SessionState
 from app.routers.dependencies import AnySessionDep, OperatorDep, OwnerDep, ServicesDep, SessionDep, errors, note_session
+from app.text.detokenizer import whole_pieces
 from app.web.json_body import JsonRoute
 from app.wire.sessions import (
     MAX_TTL_S,
     CreateSessionBody,
+    HistoryQuery,
     HistoryView,
     ListSessionsQuery,
     RewindBody,
@@ -57,11 +59,16 @@ async def get_session(session: AnySessionDep, owner: OwnerDep) -> SessionView:
 
 
 @router.get("/{session_id}/history", operation_id="getHistory", responses=errors(404))
-async def get_history(session: SessionDep, services: ServicesDep) -> HistoryView:
+async def get_history(
+    session: SessionDep, query: Annotated[HistoryQuery, Query()], services: ServicesDep
+) -> HistoryView:
     """Every token that the session holds, in order: `token_ids[i]` stands at the position i that `rewind` means."""
     token_ids = session.history.tolist()
+    if query.pieces:
+        pieces = await services.side_work.run(session.owner, whole_pieces, services.tokens, token_ids)
+        return HistoryView(tokens=len(token_ids), token_ids=token_ids, text="".join(pieces), pieces=pieces)
     text = await services.side_work.run(session.owner, services.tokens.decode, token_ids, skip_special_tokens=False)
-    return HistoryView(tokens=len(token_ids), token_ids=token_ids, text=text)
+    return HistoryView(tokens=len(token_ids), token_ids=token_ids, text=text, pieces=None)
 
 
 @router.delete("/{session_id}", operation_id="closeSession", status_code=204, responses=errors(404))

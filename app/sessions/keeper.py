@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from array import array
 from dataclasses import asdict
+from typing import Any
 
 from app.domain.breakpoints import Breakpoint
 from app.domain.histories import common_prefix
 from app.domain.journal_state import NO_JOURNAL, JournalState
-from app.domain.values import ModelInfo, SessionId, SessionState
+from app.domain.values import ForkPoint, ModelInfo, SessionId, SessionState, TurnUsage
 from app.journal.journal import Journal
 from app.journal.records import Change, SessionRecord
 from app.journal.steering import NO_STEERING, InterventionChange, Steering
@@ -86,6 +87,7 @@ class SessionKeeper:
 
 
 def _record(session: Session) -> SessionRecord:
+    origin = session.forked_from
     return SessionRecord(
         id=session.id,
         owner=session.owner,
@@ -97,6 +99,8 @@ def _record(session: Session) -> SessionRecord:
         created_at=session.created_at,
         used_at=session.used_at,
         usage=json.dumps(asdict(session.usage)),
+        forked_from=None if origin is None else origin.session,
+        forked_tokens=None if origin is None else origin.tokens,
     )
 
 
@@ -111,8 +115,20 @@ def _session(record: SessionRecord, history: array[int], steering: Steering) -> 
         phase=record.phase,
         created_at=record.created_at,
         used_at=record.used_at,
-        usage=SessionUsage(**json.loads(record.usage)),
+        forked_from=_origin(record),
+        usage=_usage(json.loads(record.usage)),
         history=history,
         breakpoints={each.id: each for each in steering.breakpoints},
         interventions=steering.interventions,
     )
+
+
+def _origin(record: SessionRecord) -> ForkPoint | None:
+    if record.forked_from is None or record.forked_tokens is None:
+        return None
+    return ForkPoint(record.forked_from, record.forked_tokens)
+
+
+def _usage(fields: dict[str, Any]) -> SessionUsage:
+    last = fields.pop("last")
+    return SessionUsage(**fields, last=None if last is None else TurnUsage(**last))

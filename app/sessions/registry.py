@@ -8,7 +8,7 @@ from app.bridge.executor import EngineExecutor
 from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavailable, NotDurable
 from app.domain.limits import Quotas
 from app.domain.memory_map import MemoryMap
-from app.domain.values import Phase, Residency, SessionState
+from app.domain.values import ForkPoint, Phase, Residency, SessionState
 from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
 from app.metrics.turns import Metrics
 from app.sessions.activation_maps import ActivationMaps
@@ -57,7 +57,7 @@ class SessionRegistry:
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
         self.side_work = SideWork(table.others_run)
-        self.maps = ActivationMaps(executor, lambda: table.any_runs)
+        self.maps = ActivationMaps(executor, table.any_runs)
         self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,
@@ -154,7 +154,8 @@ class SessionRegistry:
         Raises `WrongState` unless idle or paused, `Busy`, `Draining`, `JournalUnavailable`.
         """
         session.require(SessionState.IDLE, SessionState.PAUSED, to="fork")
-        child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s)
+        origin = ForkPoint(session.id, len(session.history))
+        child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s, forked_from=origin)
         child.history, child.uncounted = session.history[:], session.uncounted
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         place = self.paused_copies.place(session)

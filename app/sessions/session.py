@@ -10,7 +10,7 @@ from app.bridge.turn import Turn
 from app.domain.breakpoints import Action, Breakpoint, Intervention
 from app.domain.errors import WrongState
 from app.domain.memory_map import SessionMemory
-from app.domain.values import Phase, Residency, SessionId, SessionState
+from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLimit
 from app.sessions.usage import SessionUsage
@@ -48,6 +48,8 @@ class Session:
     """What `X-Session-ID` calls it, `UNNAMED` or `OF_RESPONSES`; None: no such call opened it."""
     ephemeral: bool = False
     """Whether it lives for one call only: it is not journaled."""
+    forked_from: ForkPoint | None = None
+    """None: it was opened empty, or imported."""
     phase: Phase = Phase.COMPUTE
     """What was last signalled; a turn makes it `compute`."""
     kv: SessionMemory = field(default_factory=SessionMemory)
@@ -229,7 +231,7 @@ class Session:
         """Keep the first `keep` tokens that the last turn generated, in the history and in the count."""
         self.truncate(self.prompt_tokens + keep)
         kept = min(self._generated, keep)
-        self.usage.completion_tokens -= self._generated - kept
+        self.usage.take_back(self._generated - kept)
         self._generated = kept
 
 

@@ -185,7 +185,6 @@ class SessionTable:
         """Whether other owners have turns in the queue or in the engine."""
         return any(each.under_way and each.owner != owner for each in self._open.values())
 
-    @property
     def any_runs(self) -> bool:
         """Whether anybody has turns in the queue or in the engine."""
         return any(each.under_way for each in self._open.values())

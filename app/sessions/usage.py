@@ -1,6 +1,8 @@
 """What a session has cost."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from app.domain.values import TurnUsage
 
@@ -19,6 +21,8 @@ class SessionUsage:
     queue_ms: float = 0.0
     restore_ms: float = 0.0
     prefill_ms: float = 0.0
+    last: TurnUsage | None = None
+    """Of the last turn that has ended."""
 
     def add(self, turn: TurnUsage) -> None:
         """Count one more turn."""
@@ -26,3 +30,10 @@ class SessionUsage:
         self.cached_tokens += turn.cached_tokens
         self.completion_tokens += turn.completion_tokens
         self.tokens_recomputed += turn.tokens_recomputed
+        self.last = turn
+
+    def take_back(self, tokens: int) -> None:
+        """Do not count the last `tokens` tokens that the last turn has generated."""
+        self.completion_tokens -= tokens
+        if self.last is not None:
+            self.last = replace(self.last, completion_tokens=self.last.completion_tokens - tokens)

@@ -39,3 +39,14 @@ class Detokenizer:
             self._drop_space = False
             return text.removeprefix(" ")
         return text
+
+
+def whole_pieces(tokens: Tokens, token_ids: Sequence[int]) -> list[str]:
+    """The text of a history, cut at its tokens, special ones included: what each completes. A character belongs to the
+    token that has its last byte.
+    """
+    reading = Detokenizer(tokens, after_text=False, shown=tokens.special_ids)
+    pieces = [reading.push([token_id]) for token_id in token_ids]
+    if pieces:
+        pieces[-1] += reading.flush()
+    return pieces

@@ -107,6 +107,18 @@ class ResumeTimes(BaseModel):
     prefill: float
 
 
+class LastTurn(View):
+    """What the last turn cost, in tokens: of its context `[0, prompt_tokens)` the first `cached_tokens` had their KV.
+
+    `tokens_recomputed` of the rest had lost it. Then it generated `completion_tokens`.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    tokens_recomputed: int
+    completion_tokens: int
+
+
 class SessionUsageView(BaseModel):
     """Totals over a session's turns in tokens, and the bytes of KV that left the device and came back."""
 
@@ -118,6 +130,7 @@ class SessionUsageView(BaseModel):
     bytes_in: int
     restores: int
     resume_ms: ResumeTimes
+    last_turn: LastTurn | None = Field(description="null before the first turn has ended")
 
     @classmethod
     def of(cls, session: Session) -> Self:
@@ -132,7 +145,15 @@ class SessionUsageView(BaseModel):
             bytes_in=memory.bytes_in,
             restores=memory.restores,
             resume_ms=ResumeTimes(queue=usage.queue_ms, restore=usage.restore_ms, prefill=usage.prefill_ms),
+            last_turn=usage.last and LastTurn.model_validate(usage.last),
         )
+
+
+class ForkView(BaseModel):
+    """Which session this one was forked from, and how many tokens that had then. It may be closed by now."""
+
+    session_id: str
+    tokens: int
 
 
 class SessionView(BaseModel):
@@ -150,6 +171,7 @@ class SessionView(BaseModel):
     kv: KVView
     checkpoint: CheckpointView | None
     usage: SessionUsageView
+    forked_from: ForkView | None
     metadata: dict[str, str]
     created_at: float
     expires_at: float | None
@@ -157,6 +179,7 @@ class SessionView(BaseModel):
     @classmethod
     def of(cls, session: Session) -> Self:
         """The session as it is now."""
+        origin = session.forked_from
         return cls(
             id=session.id,
             tenant=session.owner,
@@ -167,6 +190,7 @@ class SessionView(BaseModel):
             kv=session.kv,
             checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
             usage=SessionUsageView.of(session),
+            forked_from=origin and ForkView(session_id=origin.session, tokens=origin.tokens),
             metadata=session.metadata,
             created_at=session.created_at,
             expires_at=session.expires_at,
@@ -213,9 +237,22 @@ class PhaseView(BaseModel):
         return cls(phase=session.phase, tier=kv.tier, moving=moving)
 
 
+class HistoryQuery(WireModel):
+    """How much to tell of a history."""
+
+    model_config = ConfigDict(strict=False)
+
+    pieces: bool = Field(False, description="also the text of each token")
+
+
 class HistoryView(BaseModel):
-    """Every token of a session, its prompts and what was generated. `text` shows special tokens too."""
+    """Every token of a session, its prompts and what was generated. `text` shows special tokens too.
+
+    `pieces`, null unless asked for, are parts of `text`: `pieces[i]` is what token i completes. One that only begins a
+    character completes nothing.
+    """
 
     tokens: int
     token_ids: list[int]
     text: str
+    pieces: list[str] | None

@@ -46,9 +46,9 @@ class AsyncSession(AsyncWhiteBox):
         self.info = await self._transport.send(calls.rewind_session(self.id, to_token))
         return self.info
 
-    async def history(self) -> History:
+    async def history(self, *, pieces: bool = False) -> History:
         """Every token of the session, and their text."""
-        return await self._transport.send(calls.get_history(self.id))
+        return await self._transport.send(calls.get_history(self.id, pieces=pieces))
 
     async def set_phase(self, phase: Phase, *, resume_in_ms: float | None = None) -> PhaseChange:
         """Say what the session is doing; with `io_wait` and `idle`, also when it will go on. Raises `Conflict`.

@@ -47,9 +47,9 @@ class Session(WhiteBox):
         self.info = self._transport.send(calls.rewind_session(self.id, to_token))
         return self.info
 
-    def history(self) -> History:
+    def history(self, *, pieces: bool = False) -> History:
         """Every token of the session, and their text."""
-        return self._transport.send(calls.get_history(self.id))
+        return self._transport.send(calls.get_history(self.id, pieces=pieces))
 
     def set_phase(self, phase: Phase, *, resume_in_ms: float | None = None) -> PhaseChange:
         """Say what the session is doing; with `io_wait` and `idle`, also when it will go on. Raises `Conflict`.

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from tests.anthropic.conftest import MODEL, prompt_of, text_of
+from tests.openai.tools.asking import ENDS
 from tests.tool_schemas import SCHEMAS
 
 CALL: Any = {
@@ -18,7 +19,7 @@ CALL: Any = {
     "messages": [{"role": "user", "content": "Which?"}],
     "tools": [{"name": name, "description": "of use", "input_schema": schema} for name, schema in SCHEMAS.items()],
     "max_tokens": 400,
-    "extra_body": {"seed": 5},
+    "extra_body": {"seed": 5, "logit_bias": ENDS},
 }
 ANY: Any = {"type": "any"}
 

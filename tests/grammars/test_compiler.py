@@ -153,9 +153,9 @@ def test_a_full_queue_refuses_and_a_cancelled_compilation_leaves_it(grammars: Gr
 
 def test_a_refused_grammar_is_refused_again_at_once_and_names_the_field_of_now(grammars: Grammars) -> None:
     first = grammars.compile(slow("again")).exception()
-    began = time.monotonic()
-    again = grammars.compile(Grammar(GrammarKind.REGEX, slow("again").text, "other")).exception()
-    assert time.monotonic() - began < 0.1
+    answer = grammars.compile(Grammar(GrammarKind.REGEX, slow("again").text, "other"))
+    assert answer.done()
+    again = answer.exception()
     assert isinstance(first, FieldOutOfRange)
     assert isinstance(again, FieldOutOfRange)
     assert again.param == "other"

@@ -33,6 +33,8 @@ def record(session: str, **changed: Any) -> SessionRecord:
         created_at=1.5,
         used_at=2.5,
         usage='{"prompt_tokens": 1}',
+        forked_from=SessionId("ses_other"),
+        forked_tokens=7,
     )
     return replace(whole, **changed)
 

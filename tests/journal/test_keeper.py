@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.bridge.turn import Turn
-from app.domain.values import Phase, Residency, SessionId, SessionState, Ticket
+from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState, Ticket, TurnUsage
 from app.journal.journal import Journal
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
@@ -51,14 +51,15 @@ async def test_every_field_comes_back(keeper: SessionKeeper, tmp_path: Path) -> 
         name="conversation 7",
         phase=Phase.IO_WAIT,
         history=array("I", [5, 6]),
-        usage=SessionUsage(1, 2, 3, 4, queue_ms=0.5),
+        forked_from=ForkPoint(SessionId("ses_0"), 2),
+        usage=SessionUsage(1, 2, 3, 4, queue_ms=0.5, last=TurnUsage(1, 2, 3, 4)),
         created_at=1.25,
         used_at=2.25,
     )
     keeper.note(kept)
     [back] = await restarted(keeper, tmp_path)
     assert back.state is SessionState.IDLE
-    for field in ("id", "owner", "metadata", "ttl_s", "residency", "name", "phase", "history", "usage"):
+    for field in ("id", "owner", "metadata", "ttl_s", "residency", "name", "phase", "history", "forked_from", "usage"):
         assert getattr(back, field) == getattr(kept, field)
     assert (back.created_at, back.used_at) == (1.25, 2.25)
 

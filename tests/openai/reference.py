@@ -57,12 +57,35 @@ class Reference:
         return torch.log_softmax(logits, dim=-1)
 
 
-def save_tiny_model(folder: Path, *, max_model_len: int = 1024) -> None:
-    """A small Llama of random weights with a byte-level tokenizer, as Transformers saves them."""
+def save_tiny_model(folder: Path, *, max_model_len: int = 1024, may_end: bool = False) -> None:
+    """A small Llama of random weights with a byte-level tokenizer, as Transformers saves them.
+
+    Unless it `may_end` its turns like any other model, it ends one only where a grammar allows nothing else, or
+    `logit_bias` asks for it: no length is left to chance.
+    """
     config = shape_config("tiny-llama")
     config.max_position_embeddings = max_model_len
     config.initializer_range = 0.2  # at the default, all tokens are nearly equally likely
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        _MODELS.from_config(config).save_pretrained(folder)
+        model = _MODELS.from_config(config)
+    if not may_end:
+        with torch.no_grad():
+            _keep_from_ending(model)
+    model.save_pretrained(folder)
     byte_tokenizer(config.vocab_size).save_pretrained(folder)
+
+
+def _keep_from_ending(model: Any) -> None:
+    """Give the end tokens logits of about -50, where all others have less than 10 either way.
+
+    The first number of a hidden state is the same for all tokens, no layer changes it, and only end tokens look at it.
+    """
+    model.model.embed_tokens.weight[:, 0] = 4.0
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight[0] = 0.0
+        layer.mlp.down_proj.weight[0] = 0.0
+    head, ends = model.lm_head.weight, model.config.eos_token_id
+    head[:, 0] = 0.0
+    head[ends] = 0.0
+    head[ends, 0] = -100.0

@@ -26,7 +26,7 @@ def test_a_new_session_is_idle_and_empty(http: httpx.Client) -> None:
     assert session["residency"] == "best_effort"
     assert session["tokens"] == 0
     assert session["kv"] == {"tier": None, "blocks": 0, "device_bytes": 0, "host_bytes": 0, "disk_bytes": 0}
-    assert session["checkpoint"] is None
+    assert session["checkpoint"] is session["forked_from"] is session["usage"]["last_turn"] is None
     assert session["metadata"] == {"task": "42"}
     assert before <= session["created_at"] <= time.time()
     assert session["expires_at"] == pytest.approx(session["created_at"] + 60, abs=1)
@@ -104,6 +104,9 @@ def test_usage_and_kv_add_up_over_turns(http: httpx.Client) -> None:
     assert session["usage"]["prompt_tokens"] == 20 + 44
     assert session["usage"]["completion_tokens"] == 8
     assert session["usage"]["cached_tokens"] >= 23
+    last = session["usage"]["last_turn"]
+    assert (last["prompt_tokens"], last["completion_tokens"], last["tokens_recomputed"]) == (44, 4, 0)
+    assert 23 <= last["cached_tokens"] < 44
     assert session["kv"]["tier"] == "device"
     assert session["kv"]["blocks"] == 3
     assert session["kv"]["device_bytes"] > 0
@@ -111,7 +114,7 @@ def test_usage_and_kv_add_up_over_turns(http: httpx.Client) -> None:
 
 def test_the_history_can_be_read_back(http: httpx.Client, serve_with: ServeWith) -> None:
     path = f"/v1/sessions/{create(http)}"
-    assert http.get(f"{path}/history").json() == {"tokens": 0, "token_ids": [], "text": ""}
+    assert http.get(f"{path}/history").json() == {"tokens": 0, "token_ids": [], "text": "", "pieces": None}
     asked = {"messages": [{"role": "user", "content": "Grüße"}], "max_tokens": 8, "ignore_eos": True}
     turn = http.post(f"{path}/generate", json=asked).json()
     history = http.get(f"{path}/history").json()
@@ -119,6 +122,11 @@ def test_the_history_can_be_read_back(http: httpx.Client, serve_with: ServeWith)
     assert history["token_ids"] == prompt + turn["token_ids"]
     assert history["tokens"] == len(history["token_ids"]) == http.get(path).json()["tokens"]
     assert history["text"].startswith("<|im_start|>user\nGrüße<|im_end|>\n<|im_start|>assistant\n")
+    assert history["pieces"] is None
+    pieces = http.get(f"{path}/history", params={"pieces": True}).json()
+    assert (pieces["token_ids"], pieces["text"]) == (history["token_ids"], history["text"])
+    assert len(pieces["pieces"]) == history["tokens"]
+    assert "".join(pieces["pieces"]) == history["text"]
     http.post(f"{path}/rewind", json={"to_token": 3})
     assert http.get(f"{path}/history").json()["token_ids"] == prompt[:3]
     guarded = serve_with(api_keys=("one", "two"))
@@ -144,6 +152,8 @@ def test_fork_then_rewind_leaves_the_parent_alone(http: httpx.Client) -> None:
     assert child["tokens"] == 7
     assert child["metadata"] == {"a": "b"}
     assert child["usage"]["completion_tokens"] == 0
+    assert child["forked_from"] == {"session_id": http.get(parent).json()["id"], "tokens": 7}
+    assert http.get(parent).json()["forked_from"] is None
     rewound = http.post(f"/v1/sessions/{child['id']}/rewind", json={"to_token": 3})
     assert rewound.json()["tokens"] == 3
     assert http.get(parent).json()["tokens"] == 7

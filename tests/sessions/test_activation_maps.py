@@ -117,10 +117,10 @@ async def test_a_paused_turn_does_not_count_as_one_under_way(services: Services)
     """A session that is looked at while it is paused, alone on its server, is answered as fast as can be."""
     registry = services.sessions
     one = registry.create()
-    assert not registry.table.any_runs
+    assert not registry.table.any_runs()
     reader = start(registry, one, tokens=3)
-    assert registry.table.any_runs
+    assert registry.table.any_runs()
     await reader.read()
-    assert not registry.table.any_runs
+    assert not registry.table.any_runs()
     assert (await registry.maps.lens(one, ALL, None, 1)).map.count == 0
     assert len(one.history) == len(PROMPT) + 3

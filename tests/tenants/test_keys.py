@@ -11,7 +11,6 @@ PATHS = [
     "/ready",
     "/metrics",
     "/version",
-    "/docs",
     "/openapi.json",
     "/v1/sessions",
     "/v1/models",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.text.detokenizer import Detokenizer
+from app.text.detokenizer import Detokenizer, whole_pieces
 from app.text.tokenizer import Tokens
 from tests.text.vocabularies import BYTE_FALLBACK, MERGING, RANDOM
 
@@ -83,3 +83,17 @@ def test_flush_shows_what_is_left_of_a_character() -> None:
 def test_streamed_text_of_any_tokens_of_smollm_is_the_decoded_text(smollm: Tokens, data: st.DataObject) -> None:
     token_ids = data.draw(st.lists(st.integers(0, 49_151), max_size=40))
     assert _stream(smollm, _cut(data, token_ids)) == smollm.decode(token_ids)
+
+
+@pytest.mark.parametrize("tokens", [RANDOM, MERGING], ids=["bytes", "merges"])
+@given(data=st.data())
+def test_the_pieces_of_a_history_make_up_its_text(tokens: Tokens, data: st.DataObject) -> None:
+    token_ids = data.draw(st.lists(st.integers(0, tokens.vocab_size + 1), max_size=40))
+    pieces = whole_pieces(tokens, token_ids)
+    assert len(pieces) == len(token_ids)
+    assert "".join(pieces) == tokens.decode(token_ids, skip_special_tokens=False)
+
+
+def test_a_character_belongs_to_the_token_that_completes_it() -> None:
+    assert whole_pieces(RANDOM, list("aé".encode())) == ["a", "", "é"]
+    assert whole_pieces(RANDOM, [*b"a", 0xC3]) == ["a", "\N{REPLACEMENT CHARACTER}"]

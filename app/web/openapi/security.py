@@ -2,7 +2,7 @@
 
 from typing import Any
 
-OPEN_PATHS = frozenset({"/health", "/"})
+OPEN_PATHS = frozenset({"/health", "/", "/docs"})
 """Those that need no key on any server."""
 OPEN_FOLDER = "/static/"
 """What is under it needs none either: the page's files hold no data."""

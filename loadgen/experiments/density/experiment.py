@@ -38,7 +38,7 @@ async def run_density(targets: Sequence[Access], plan: Plan, console: Console) -
     with watching(console, tuple(attempts), plan.trace, plan.measurement.repeats) as view:
         for repeat, target in _schedule(targets, plan.measurement.repeats):
             watched = view.begin(target.name, repeat)
-            attempts[target.name].append(await _attempt(target, plan, repeat, watched, attempts))
+            attempts[target.name].append(await _attempt(target, plan, repeat, watched, attempts, console))
             if attempts[target.name][-1].run.interrupted:
                 break
     return DensityReport(
@@ -58,12 +58,16 @@ def _schedule(targets: Sequence[Access], repeats: int) -> Iterator[tuple[int, Ac
             yield repeat, target
 
 
-async def _attempt(target: Access, plan: Plan, repeat: int, watched: Watched, so_far: Attempts) -> Attempt:
+async def _attempt(
+    target: Access, plan: Plan, repeat: int, watched: Watched, so_far: Attempts, console: Console
+) -> Attempt:
     """One run. What stands in its way is raised while there is nothing to lose, and else becomes the run's failure."""
     attempt = Attempt(target.running)
     try:
         async with target.reach() as spec:
             attempt.spec = spec
+            if spec.model is None:  # it is a Djinn, which has a page
+                console.print(f"{target.name} shows its sessions at {spec.url}", markup=False)
             watched.says = WARMS_UP
             await measure(attempt, spec, plan, repeat, watched.changed)
         await asyncio.sleep(0)  # to stop a server blocks the event loop: a Ctrl-C meanwhile is heard here

@@ -38,9 +38,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The tiny model, each byte of which is a token, with room for tools."""
+    """The tiny model, each byte of which is a token, with room for tools. Its calls end as agents expect."""
     folder = tmp_path_factory.mktemp("server")
-    save_tiny_model(folder / TINY, max_model_len=16384)
+    save_tiny_model(folder / TINY, max_model_len=16384, may_end=True)
     flags = ("--model", str(folder / TINY), "--kv-device", "64MiB")
     with serve_process(folder / "state", *flags) as server:
         yield Served(server.url, TINY)

@@ -87,7 +87,7 @@ def test_a_paused_layer_is_read_as_it_was_edited(driver: BreakDriver) -> None:
     driver.do(EditCheckpoint(driver.ticket(), session, (Edit(EditOp.SCALE, factor=-2.0),)))
     found = open_map(driver, session, Positions(4, 11))
     assert [each.layer for each in found.layers] == [3, 5]
-    single = driver.do(Lens(driver.ticket(), session, Positions(4, 11), 2))
+    single: Any = driver.do(Lens(driver.ticket(), session, Positions(4, 11), 2))
     assert list(lens(driver, session, 7, 14, 2).rows) == [each.top for each in single]
 
 
@@ -153,6 +153,7 @@ def test_norms_and_cosines_are_those_of_the_captures(driver: BreakDriver) -> Non
         assert found.cosines is not None
         wanted = torch.nn.functional.cosine_similarity(tensors[layer], tensors[2][3:4])
         assert found.cosines[index] == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert found.cosines is not None
     assert found.cosines[0][3] == pytest.approx(1)
     plain: Any = driver.do(ReadNorms(driver.ticket(), session, ALL, (7,), None))
     assert (plain().norms, plain().cosines) == (found.norms[1:], None)

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 from openai.types.chat import ChatCompletionMessage
 
+from app.model_store.byte_tokenizer import EOS_ID
 from tests.openai.conftest import MODEL
 from tests.tool_schemas import SCHEMAS
 
@@ -23,7 +24,9 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "description": "of use", "parameters": schema}}
     for name, schema in SCHEMAS.items()
 ]
-CALL: Any = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "max_tokens": 400, "seed": 5}
+ENDS: Any = {str(EOS_ID): 50}
+"""What makes the end as likely as any other token: the model never draws it by itself, and would call on and on."""
+CALL: Any = {"model": MODEL, "messages": CHAT, "tools": TOOLS, "max_tokens": 400, "seed": 5, "logit_bias": ENDS}
 
 
 def check_calls(message: ChatCompletionMessage) -> list[str]:
