@@ -86,7 +86,8 @@ class Inside:
 
     def activation(self) -> list[list[float]]:
         """The checkpoint's residual stream."""
-        return self.call("GET", f"{self.path}/checkpoint/activation", headers=JSON).json()["values"]
+        found = self.call("GET", f"{self.path}/checkpoint/activation", headers=JSON).json()
+        return [list(map(float, row)) for row in found["values"]]
 
 
 def eventually(found: Callable[[], Any], wanted: object) -> None:

@@ -68,7 +68,9 @@ function placeOf(view) {
 function follow(desk, place) {
   if (place === null || place === "busy") return;
   const { checkpoint, tokens } = desk.session.peek();
+  const end = checkpoint ? checkpoint.end : tokens;
   desk.preview.value = null;
+  if (desk.cell.peek()?.position >= end) desk.cell.value = null; // the history has been cut
   desk.refreshBreakpoints().catch(() => {}); // a session that has just gone: the frame says so
-  desk.lens.show(checkpoint ? checkpoint.end : tokens, server.peek()?.num_layers ?? 0);
+  desk.lens.show(end, server.peek()?.num_layers ?? 0);
 }

@@ -8,7 +8,7 @@ import { vectors } from "./vector_list.js";
 
 export function Norms({ desk }) {
   const [name, setName] = useState("");
-  const position = desk.cell.value?.position ?? desk.lens.end.value - 1;
+  const position = desk.cell.value?.position;
   const { found, error } = useNorms(desk, position, name);
   return html`
     <section class="panel norms stack" aria-labelledby="norms-title">
@@ -20,35 +20,36 @@ export function Norms({ desk }) {
         </select></label>
       </div>
       ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
-      <${Charts} position=${position} name=${name} layers=${found} />
+      <${Charts} name=${name} found=${found} />
     </section>
   `;
 }
 
-/** The server's answer for a position, anew wherever the turn comes to: its layers, or null. */
+/** The server's answer for a position, anew wherever the turn comes to; without one, for the last that is kept. */
 function useNorms(desk, position, vector) {
   const [answer, setAnswer] = useState({ found: null, error: null });
   const place = desk.place.value;
   const preview = desk.preview.value;
   useEffect(() => {
-    if (position < 0 || place === "busy") return undefined;
+    if (place === "busy") return undefined;
     const leaving = new AbortController();
-    const query = { positions: `${position}:${position + 1}`, vector: vector || null };
+    const positions = position === undefined ? "last" : `${position}:${position + 1}`;
+    const query = { positions, vector: vector || null };
     call("GET", `/v1/sessions/${desk.id}/norms`, { query, signal: leaving.signal })
-      .then((found) => setAnswer({ found: found.layers, error: null }))
+      .then((found) => setAnswer({ found, error: null }))
       .catch((error) => error.name !== "AbortError" && setAnswer({ found: null, error }));
     return () => leaving.abort();
   }, [desk, position, vector, place, preview]);
   return answer;
 }
 
-function Charts({ position, name, layers }) {
-  if (!layers?.length) return html`<p class="dim" role="status">Two charts appear here, from what is captured.</p>`;
-  const known = new Map(layers.map((each) => [each.layer, each]));
+function Charts({ name, found }) {
+  if (!found?.layers.length) return html`<p class="dim" role="status">Two charts appear here, from what is captured.</p>`;
+  const known = new Map(found.layers.map((each) => [each.layer, each]));
   const at = (layer, field) => known.get(layer)?.[field]?.[0] ?? null;
   const byLayer = (field) => Array.from({ length: server.value.num_layers }, (_, layer) => at(layer, field));
   return html`<div class="sides">
-    <div><h3>Norm at position ${position}</h3>
+    <div><h3>Norm at position ${found.first}</h3>
       <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${(l2) => l2.toPrecision(3)} />
     </div>
     <div><h3>${name ? `Cosine to ${name}` : "Cosine"}</h3>${name
