@@ -37,6 +37,7 @@ class Tokens:
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._lengths = TokenLengths(self._backend)
+        self._known_bytes: dict[int, bytes] = {}
         self._byte_level = self._decodes(["a", "Ġb"], "a b")
         if not self._byte_level and not self._decodes(["a", "▁b"], "a b"):
             raise BrokenModel("the tokenizer is neither byte-level nor of the SentencePiece kind")
@@ -121,9 +122,15 @@ class Tokens:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, which may be part of a character; b"" outside the vocabulary."""
-        token = self._backend.id_to_token(token_id)
-        if token is None:
-            return b""
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            token = self._backend.id_to_token(token_id)
+            if token is None:
+                return b""
+            known = self._known_bytes[token_id] = self._bytes_of(token)
+        return known
+
+    def _bytes_of(self, token: str) -> bytes:
         if self._byte_level:
             known = all(character in _BYTE_OF for character in token)
             return bytes(_BYTE_OF[character] for character in token) if known else token.encode()
