@@ -1,5 +1,5 @@
 // A chart over the last minutes, drawn by uPlot. It follows the theme and the width of its place.
-import uPlot from "uplot";
+import { uPlot } from "../../lib/uplot.js";
 import { useEffect, useRef } from "preact/hooks";
 import { useSignalEffect } from "@preact/signals";
 import { colour, themeChanges } from "../../lib/colours.js";
