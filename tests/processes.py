@@ -48,7 +48,7 @@ def hear_interrupts() -> None:
 def _serve(output: str, flags: Sequence[str], descriptors: tuple[int, int] | None, own_engine: bool) -> None:
     """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
     if not own_engine:
-        engine.EngineProcess = lambda timeout_s: None  # type: ignore[assignment, misc, return-value]
+        engine.EngineProcess = lambda timeout_s: None  # type: ignore[assignment, misc]
     if descriptors is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -144,7 +144,7 @@ def test_a_full_queue_refuses_and_a_cancelled_compilation_leaves_it(grammars: Gr
     waiting = [grammars.compile(slow(f"w{number}")) for number in range(MAX_WAITING)]
     with pytest.raises(Busy, match=f"{MAX_WAITING} grammars wait") as caught:
         grammars.compile(regex("one more"))
-    assert caught.value.retry_after_s > 0
+    assert (caught.value.retry_after_s or 0) > 0
     assert sum(each.cancel() for each in waiting) >= MAX_WAITING - 1
     began = time.monotonic()
     grammars.compile(regex("one more")).result()

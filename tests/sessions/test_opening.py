@@ -101,7 +101,7 @@ async def test_more_sessions_than_may_be_open_are_busy() -> None:
             services.sessions.create()
         with pytest.raises(Busy, match="3 sessions") as busy:
             services.sessions.create()
-        assert busy.value.retry_after_s >= 1
+        assert (busy.value.retry_after_s or 0) >= 1
 
 
 @pytest.mark.parametrize(("max_running", "max_queue"), [(1, 1), (2, 2), (1, 5), (6, 1), (4, 3)])
