@@ -39,7 +39,7 @@ export function Help() {
 
 /** Keys of the whole page; a key that is typed into a field is a letter. */
 function press(event) {
-  if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select, dialog, [contenteditable]")) return;
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select, dialog[open], [contenteditable]")) return;
   if (event.key === "?") helping.value = true;
   else if (event.key === "g") go(HOME);
   else if (event.key === "/" && document.getElementById("search")) {
