@@ -74,6 +74,10 @@ def test_the_tooltip_tells_what_a_session_holds(open_page: OpenPage, page_server
     tip = page.get_by_role("tooltip")
     for text in (session, "name: told, team: blue", "40 tokens", "48 KiB on the device", "phase compute", "prefill"):
         expect(tip).to_contain_text(text)
+    http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait", "resume_in_ms": 3_600_000}).raise_for_status()
+    expect(cells(page, session)).to_have_attribute("data-tier", "host")
+    cells(page, session).hover()
+    expect(tip).to_contain_text(re.compile("Returns *in (59 min|1 h)"))
     page.get_by_role("heading", name="Sessions").hover()
     expect(tip).to_have_count(0)
 

@@ -104,7 +104,10 @@ class Phases:
 
     def _want(self, sequence: TokenSequence) -> None:
         self._leaving.pop(sequence.session, None)
+        was_moving = sequence.moving
         self._tiers.head_back(sequence)
+        if sequence.moving is not was_moving:
+            self._placement.note_placed(sequence)
         if sequence.session in self._placement.lower.away:
             self._wanted.add(sequence)
 

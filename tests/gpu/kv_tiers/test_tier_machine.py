@@ -146,16 +146,16 @@ class TierMachine(PlanningMachine):
 
     @invariant()
     def clients_are_told_where_kv_is(self) -> None:
+        """Of a turn they are told when it ends."""
         for event in self.handler.placed():
             assert isinstance(event, Placed)
             self.told[event.session] = event.memory
-        for sequence in self.handler.sequences:
+        for sequence in (each for each in self.handler.sequences if each.turn is None):
             memory, blocks = self.told[sequence.session], self.placement.tiers.block_bytes
+            assert memory.tier is sequence.tier
+            assert memory.device_bytes == len(sequence.blocks) * blocks
             assert memory.host_bytes == len(sequence.host_blocks) * blocks
             assert memory.disk_bytes == sequence.disk_blocks * blocks
-            if sequence.turn is None:
-                assert memory.tier is sequence.tier
-                assert memory.device_bytes == len(sequence.blocks) * blocks
 
     def teardown(self) -> None:
         super().teardown()
