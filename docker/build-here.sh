@@ -39,7 +39,7 @@ prove() {
     # buildah would mount the image's own volumes over those that it is given below.
     buildah "${storage[@]}" config --volume /var/lib/djinn- --volume /var/cache/djinn- "$made"
     root=$(buildah "${storage[@]}" mount "$made")
-    echo "the image takes $(du --summarize --block-size=1M "$root" | cut -f1) MiB"
+    echo "the image takes $(du --summarize --apparent-size --block-size=1MB "$root" | cut -f1) MB"
     install --directory --owner 10001 --group 10001 "$FOLDER/state" "$FOLDER/cache"
     command=(buildah "${storage[@]}" run --env "DJINN_PORT=$DJINN_PORT" --env DJINN_API_KEY=proof
         --volume "$FOLDER/state:/var/lib/djinn" --volume "$FOLDER/cache:/var/cache/djinn" "$made" --)
