@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import httpx
 import pytest
 from playwright.sync_api import expect
@@ -95,12 +99,32 @@ def test_a_refused_turn_keeps_what_was_typed(open_page: OpenPage, page_server: s
     assert inside.view["tokens"] == 0
 
 
+@contextmanager
+def keeps_running(url: str, session: str) -> Iterator[None]:
+    """One long turn of the session after the other, in a thread."""
+    ended = threading.Event()
+    body = {"prompt": "go on", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+
+    def run() -> None:
+        with httpx.Client(base_url=f"{url}/v1/sessions/{session}/", timeout=60) as http:
+            while not ended.is_set():
+                http.post("generate", json=body).raise_for_status()
+                http.post("rewind", json={"to_token": 0}).raise_for_status()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_the_page_shows_that_others_go_on(open_page: OpenPage, page_server: str) -> None:
     inside = Inside(page_server, open_page)
     inside.pause_at(1)
     others = inside.page.get_by_role("region", name="Others meanwhile")
     other = inside.post("/v1/sessions", {})["id"]
-    long = {"prompt": "go on", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{page_server}/v1/sessions/{other}/generate", json=long, timeout=60):
+    with keeps_running(page_server, other):
         expect(others).to_contain_text("1 turn running")
     inside.expect_pause(1)
