@@ -59,7 +59,8 @@ def engine(info: ModelInfo) -> ListeningEngine:
 
 @pytest.fixture
 async def app(engine: ListeningEngine) -> AsyncIterator[FastAPI]:
-    settings, tokens = tiny_settings(max_sessions=MOST_DEATHS), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
+    settings = tiny_settings(max_sessions=MOST_DEATHS)
+    tokens = Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
     app = create_app(settings, engine, tokens, Tenancy(settings, time.time))
     async with app.router.lifespan_context(app):
         await until(engine.runs.is_set)
