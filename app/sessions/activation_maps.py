@@ -85,10 +85,22 @@ class ActivationMaps:
 
     async def _slice(self, make: Callable[..., MapLens]) -> LensRows:
         """Wait until it is time for the next slice of anybody, and have it computed."""
-        async with self._slicing:
+        await self._slicing.acquire()
+        try:
             rest = self._rests_until - time.perf_counter()
             if rest > 0 and self._any_runs():
                 await asyncio.sleep(rest)
+        except BaseException:
+            self._slicing.release()
+            raise
+        # The engine computes it though its client leaves, so that the rest after it is due all the same.
+        return await asyncio.shield(self._computed(make))
+
+    async def _computed(self, make: Callable[..., MapLens]) -> LensRows:
+        """The slice. Then others may wait for the next one."""
+        try:
             found: LensRows = await self._executor.call(make)
             self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
             return found
+        finally:
+            self._slicing.release()

@@ -44,7 +44,8 @@ class Engine:
         assert isinstance(command, MapLens)
         self.slices.append((time.perf_counter(), command))
         self.begun.set()
-        await asyncio.sleep(0)
+        for _ in range(8):  # whoever waits for `begun` can leave meanwhile
+            await asyncio.sleep(0)
         return LensRows(tuple(((command.first + k, -1.0),) for k in range(command.end - command.first)), self.seconds)
 
     def post(self, make: Callable[[Ticket], Command]) -> None:
@@ -111,6 +112,20 @@ async def test_who_leaves_has_no_more_slices_computed() -> None:
     await maps.lens(session("b"), ALL, None, 1)
     assert [each.session for _, each in engine.slices[done:]] == ["b"] * (len(engine.slices) - done)
     assert engine.open == set()
+
+
+async def test_who_leaves_costs_turns_no_more_than_who_stays() -> None:
+    engine = Engine(0.002)
+    maps = maps_of(engine, busy=True)
+    for _ in range(4):
+        reading = asyncio.create_task(maps.lens(session("a"), ALL, None, 1))
+        await asyncio.wait_for(engine.begun.wait(), 10)
+        engine.begun.clear()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    rests = [b - a for (a, _), (b, _) in zip(engine.slices, engine.slices[1:], strict=False)]
+    assert min(rests) >= engine.seconds * (1 / SHARE - 1)
 
 
 async def test_a_paused_turn_does_not_count_as_one_under_way(services: Services) -> None:
