@@ -36,7 +36,7 @@ class ActivationMaps:
     """Reads maps of all sessions. Used on the event loop only.
 
     The engine computes a slice of a map between two steps. While turns are under way, it rests after each slice. Each
-    tenant has one map at a time, and the slices of several tenants take turns.
+    tenant has one map of each kind at a time, and the slices of several tenants take turns.
     """
 
     def __init__(self, executor: EngineExecutor, any_runs: Callable[[], bool]) -> None:
@@ -45,6 +45,8 @@ class ActivationMaps:
         self._any_runs = any_runs
         self._mapping: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By tenant."""
+        self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The same for norms, which do not wait for a lens: that can take seconds."""
         self._slicing = asyncio.Lock()
         self._rests_until = 0.0
 
@@ -68,10 +70,11 @@ class ActivationMaps:
         self, session: Session, positions: Positions, layers: tuple[int, ...] | None, vector: TensorData | None
     ) -> ActivationNorms:
         """How long each of the same residual streams is, and its cosine to `vector`. Raises `FieldOutOfRange`."""
-        measure: Callable[[], ActivationNorms] = await self._executor.call(
-            lambda ticket: ReadNorms(ticket, session.id, positions, layers, vector)
-        )
-        return await asyncio.to_thread(measure)
+        async with self._measuring[session.owner]:
+            measure: Callable[[], ActivationNorms] = await self._executor.call(
+                lambda ticket: ReadNorms(ticket, session.id, positions, layers, vector)
+            )
+            return await asyncio.to_thread(measure)
 
     async def _slices(self, session: Session, count: int, top_k: int) -> LensTops:
         tops: list[tuple[tuple[int, float], ...]] = []

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.domain.activations import ActivationMap, LensRows, MapLayer
+from app.domain.activations import ActivationMap, ActivationNorms, LensRows, MapLayer
 from app.domain.breakpoints import ALL
 from app.domain.values import SessionId, Ticket
-from app.messages import CloseMap, Command, MapLens, OpenMap
+from app.messages import CloseMap, Command, MapLens, OpenMap, ReadNorms
 from app.routers.dependencies import Services
 from app.sessions.activation_maps import MOST_SLICE, SHARE, ActivationMaps
 from app.sessions.session import Session
@@ -41,6 +41,12 @@ class Engine:
             return ActivationMap(
                 0, 40, 0, 40, tuple(range(40)), tuple(MapLayer(k, tuple(range(40))) for k in range(10))
             )
+        if isinstance(command, ReadNorms):
+            self.open.add(command.session)
+            self.most_open = max(self.most_open, len(self.open))
+            await asyncio.sleep(0)
+            self.open.remove(command.session)
+            return lambda: ActivationNorms(ActivationMap(0, 0, 0, 0, (), ()), (), None)
         assert isinstance(command, MapLens)
         self.slices.append((time.perf_counter(), command))
         self.begun.set()
@@ -98,6 +104,13 @@ async def test_a_tenant_has_one_map_at_a_time() -> None:
     await asyncio.gather(*(maps.lens(session(name, "acme"), ALL, None, 1) for name in "abc"))
     assert engine.most_open == 1
     assert [each.session for _, each in engine.slices] == sorted(each.session for _, each in engine.slices)
+
+
+async def test_a_tenants_norms_come_one_after_the_other() -> None:
+    engine = Engine()
+    maps = maps_of(engine, busy=False)
+    await asyncio.gather(*(maps.norms(session(name, "acme"), ALL, None, None) for name in "abc"))
+    assert engine.most_open == 1
 
 
 async def test_who_leaves_has_no_more_slices_computed() -> None:
