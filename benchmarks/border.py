@@ -6,6 +6,7 @@ time: this holds on a machine that does other work too.
 """
 
 import argparse
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def engines(model: str) -> Iterator[tuple[LiveEngine, LiveEngine]]:
     process = EngineProcess(settings.engine_timeout_s)
     with ExitStack() as stack:
         stack.callback(process.close)
-        process.begin(load_frame(settings, 0))
+        process.begin(load_frame(settings, logging.WARNING))
         here = load_engine(resolve(model, cache_dir=Path(), seed=settings.seed), settings.engine())
         yield stack.enter_context(LiveEngine(here)), stack.enter_context(LiveEngine(process.loaded()))
 

@@ -86,7 +86,8 @@ class EngineExecutor:
         """Whether another engine is on its way."""
         self._is_back = False
         """Whether it is there already, and sessions are opened in it."""
-        self._losses = 0
+        self.losses = 0
+        """How often the engine has died."""
         self._reopen: Callable[[], Awaitable[None]] | None = None
         self._reopening: asyncio.Task[None] | None = None
 
@@ -228,11 +229,11 @@ class EngineExecutor:
 
     def _lose(self, reason: str) -> None:
         self.failure, self._is_restarting, self._is_back = reason, True, False
-        self._losses += 1
+        self.losses += 1
         self._fail_all(EngineRestarting(reason))
 
     async def _come_back(self) -> None:
-        losses = self._losses
+        losses = self.losses
         failure: str | None
         try:
             if self._reopen is not None:
@@ -244,7 +245,7 @@ class EngineExecutor:
             failure = f"sessions could not be opened in another one: {error}"
         else:
             failure = None
-        if self._losses == losses:
+        if self.losses == losses:
             self.failure, self._is_restarting, self._is_back = failure, False, False
 
     def _give_reply(self, event: TurnEvent | Done) -> None:

@@ -23,14 +23,17 @@ def configure(level: int, form: LogFormat) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`2027-01-15T08:00:00.123Z INFO djinn: message (request req_1, session ses_1)`, and a traceback below."""
+    """`2027-01-15T08:00:00.123Z INFO djinn: message (request req_1, session ses_1)`, and a traceback below. That is
+    indented, as an error may have line breaks too.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         names = ", ".join(f"{what.removesuffix('_id')} {name}" for what, name in _about(record).items())
         message = record.getMessage().translate(CONTROL)
         line = f"{_time(record)} {record.levelname} djinn: {message}{f' ({names})' if names else ''}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        below = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
+        return "\n".join([line, *(f"  {each.translate(CONTROL)}" for each in below)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -45,12 +48,12 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage().encode(errors="replace").decode(),
+            "message": _without_surrogates(record.getMessage()),
             **_about(record),
             **fields,
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = _without_surrogates(self.formatException(record.exc_info))
         return orjson.dumps(line).decode()
 
 
@@ -60,6 +63,11 @@ def _about(record: logging.LogRecord) -> dict[str, str]:
     """
     ids = {"request_id": request_id(), "session": getattr(record, "session", None) or session_id()}
     return {what: name for what, name in ids.items() if name is not None}
+
+
+def _without_surrogates(text: str) -> str:
+    """The same as JSON can have it: a text of a client's may have lone surrogates."""
+    return text.encode(errors="replace").decode()
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -29,12 +29,17 @@ async def get_lens_map(
 
 @router.get("/norms", operation_id="getNorms", responses=errors(404))
 async def get_norms(
-    session: SessionDep, query: Annotated[NormsQuery, Query()], services: ServicesDep, owner: OwnerDep
+    request: Request,
+    session: SessionDep,
+    query: Annotated[NormsQuery, Query()],
+    services: ServicesDep,
+    owner: OwnerDep,
 ) -> NormsView:
     """The L2 length of the same residual streams, and the cosine of each to a vector, if one is named."""
     vector = None if query.vector is None else _direction(query.vector, services, owner)
     layers = query.to_layers(services.info.num_layers)
-    return NormsView.of(await services.sessions.maps.norms(session, query.to_positions(), layers, vector))
+    norms = services.sessions.maps.norms(session, query.to_positions(), layers, vector)
+    return NormsView.of(await unless_disconnected(request, norms))
 
 
 def _direction(name: str, services: Services, owner: str | None) -> TensorData:

@@ -16,25 +16,25 @@ FILES = StaticFolder(Path(__file__).parents[1] / "static")
 @router.get("/")
 async def get_page(request: Request) -> Response:
     """The inspector."""
-    return _file(request, "index.html")
+    return await _file(request, "index.html")
 
 
 @router.head("/docs")
 @router.get("/docs")
 async def get_docs(request: Request) -> Response:
     """All routes, to read and to try."""
-    return _file(request, "docs.html")
+    return await _file(request, "docs.html")
 
 
 @router.head("/static/{name:path}")
 @router.get("/static/{name:path}")
 async def get_static(request: Request, name: str) -> Response:
     """One file of `app/static/`."""
-    return _file(request, name)
+    return await _file(request, name)
 
 
-def _file(request: Request, name: str) -> Response:
-    response = FILES.respond(request, name)
+async def _file(request: Request, name: str) -> Response:
+    response = await FILES.respond(request, name)
     if response is None:
         raise NotFound(f"no such file: {name}")
     return response

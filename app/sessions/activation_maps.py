@@ -36,7 +36,7 @@ class ActivationMaps:
     """Reads maps of all sessions. Used on the event loop only.
 
     The engine computes a slice of a map between two steps. While turns are under way, it rests after each slice. Each
-    tenant has one map at a time, and the slices of several tenants take turns.
+    tenant has one map of each kind at a time, and the slices of several tenants take turns.
     """
 
     def __init__(self, executor: EngineExecutor, any_runs: Callable[[], bool]) -> None:
@@ -45,6 +45,8 @@ class ActivationMaps:
         self._any_runs = any_runs
         self._mapping: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By tenant."""
+        self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """The same for norms, which do not wait for a lens: that can take seconds."""
         self._slicing = asyncio.Lock()
         self._rests_until = 0.0
 
@@ -68,10 +70,11 @@ class ActivationMaps:
         self, session: Session, positions: Positions, layers: tuple[int, ...] | None, vector: TensorData | None
     ) -> ActivationNorms:
         """How long each of the same residual streams is, and its cosine to `vector`. Raises `FieldOutOfRange`."""
-        measure: Callable[[], ActivationNorms] = await self._executor.call(
-            lambda ticket: ReadNorms(ticket, session.id, positions, layers, vector)
-        )
-        return await asyncio.to_thread(measure)
+        async with self._measuring[session.owner]:
+            measure: Callable[[], ActivationNorms] = await self._executor.call(
+                lambda ticket: ReadNorms(ticket, session.id, positions, layers, vector)
+            )
+            return await asyncio.to_thread(measure)
 
     async def _slices(self, session: Session, count: int, top_k: int) -> LensTops:
         tops: list[tuple[tuple[int, float], ...]] = []
@@ -85,10 +88,22 @@ class ActivationMaps:
 
     async def _slice(self, make: Callable[..., MapLens]) -> LensRows:
         """Wait until it is time for the next slice of anybody, and have it computed."""
-        async with self._slicing:
+        await self._slicing.acquire()
+        try:
             rest = self._rests_until - time.perf_counter()
             if rest > 0 and self._any_runs():
                 await asyncio.sleep(rest)
+        except BaseException:
+            self._slicing.release()
+            raise
+        # The engine computes it though its client leaves, so that the rest after it is due all the same.
+        return await asyncio.shield(self._computed(make))
+
+    async def _computed(self, make: Callable[..., MapLens]) -> LensRows:
+        """The slice. Then others may wait for the next one."""
+        try:
             found: LensRows = await self._executor.call(make)
             self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
             return found
+        finally:
+            self._slicing.release()

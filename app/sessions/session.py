@@ -54,7 +54,7 @@ class Session:
     phase: Phase = Phase.COMPUTE
     """What was last signalled; a turn makes it `compute`."""
     returns_at: float | None = None
-    """When its client said that it would go on; None after a restart too."""
+    """When it will go on, as its client said or as its tools let expect; None after a restart too."""
     kv: SessionMemory = field(default_factory=SessionMemory)
     """Where its KV is, by the engine's last word."""
     requests: int = 0
@@ -159,7 +159,7 @@ class Session:
         self.watcher.changed(self)
 
     def signal(self, phase: Phase, returns_at: float | None = None) -> None:
-        """Note what it is doing, and when its client will be back by its own word."""
+        """Note what it is doing, and when its client will be back."""
         self.phase, self.returns_at = phase, returns_at
         self.watcher.changed(self)
 

@@ -180,7 +180,8 @@ class Turns:
     def _judge(self, session: Session, event: TurnEvent) -> None:
         """Remember whether the engine dies while the turn in the session waits or runs."""
         if isinstance(event, Failed) and isinstance(event.error, EngineRestarting) and session.under_way:
-            self._deadly.note_death(session.owner, session.history[: session.prompt_tokens])
+            context = session.history[: session.prompt_tokens]
+            self._deadly.note_death(session.owner, context, self._executor.losses)
         elif isinstance(event, TurnFinished):
             self._deadly.note_end(session.owner, session.history[: session.prompt_tokens])
 

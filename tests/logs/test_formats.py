@@ -22,6 +22,14 @@ def record(message: str, *arguments: object, **more: Any) -> logging.LogRecord:
     return made
 
 
+def broken_by(message: str) -> logging.LogRecord:
+    """A line about a bug."""
+    try:
+        raise RuntimeError(message)
+    except RuntimeError as error:
+        return record("a", exc_info=(type(error), error, error.__traceback__))
+
+
 @pytest.fixture
 def scope() -> Iterator[dict[str, Any]]:
     """That of a request which the test works for."""
@@ -83,9 +91,19 @@ def test_no_message_makes_a_second_line(form: logging.Formatter) -> None:
 
 @pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
 def test_a_bug_has_its_traceback(form: logging.Formatter) -> None:
-    try:
-        raise RuntimeError("broken")
-    except RuntimeError as error:
-        line = form.format(record("a", exc_info=(type(error), error, error.__traceback__)))
+    line = form.format(broken_by("broken"))
     assert "RuntimeError: broken" in line
     assert "Traceback" in line
+
+
+def test_no_error_begins_a_line_of_text() -> None:
+    forged = broken_by("a\n2027-01-15T08:00:00.123Z ERROR djinn: forged\x1b[31m")
+    first, *below = TextFormatter().format(forged).split("\n")
+    assert first.endswith("WARNING djinn: a")
+    assert any("forged" in each for each in below)
+    assert all(each.startswith("  ") for each in below)
+    assert "\x1b" not in "".join(below)
+
+
+def test_an_error_that_utf_8_cannot_write_is_in_the_json() -> None:
+    assert "broken ?" in json.loads(JsonFormatter().format(broken_by("broken \ud800")))["traceback"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.domain.activations import ActivationMap, LensRows, MapLayer
+from app.domain.activations import ActivationMap, ActivationNorms, LensRows, MapLayer
 from app.domain.breakpoints import ALL
 from app.domain.values import SessionId, Ticket
-from app.messages import CloseMap, Command, MapLens, OpenMap
+from app.messages import CloseMap, Command, MapLens, OpenMap, ReadNorms
 from app.routers.dependencies import Services
 from app.sessions.activation_maps import MOST_SLICE, SHARE, ActivationMaps
 from app.sessions.session import Session
@@ -41,10 +41,17 @@ class Engine:
             return ActivationMap(
                 0, 40, 0, 40, tuple(range(40)), tuple(MapLayer(k, tuple(range(40))) for k in range(10))
             )
+        if isinstance(command, ReadNorms):
+            self.open.add(command.session)
+            self.most_open = max(self.most_open, len(self.open))
+            await asyncio.sleep(0)
+            self.open.remove(command.session)
+            return lambda: ActivationNorms(ActivationMap(0, 0, 0, 0, (), ()), (), None)
         assert isinstance(command, MapLens)
         self.slices.append((time.perf_counter(), command))
         self.begun.set()
-        await asyncio.sleep(0)
+        for _ in range(8):  # whoever waits for `begun` can leave meanwhile
+            await asyncio.sleep(0)
         return LensRows(tuple(((command.first + k, -1.0),) for k in range(command.end - command.first)), self.seconds)
 
     def post(self, make: Callable[[Ticket], Command]) -> None:
@@ -99,6 +106,13 @@ async def test_a_tenant_has_one_map_at_a_time() -> None:
     assert [each.session for _, each in engine.slices] == sorted(each.session for _, each in engine.slices)
 
 
+async def test_a_tenants_norms_come_one_after_the_other() -> None:
+    engine = Engine()
+    maps = maps_of(engine, busy=False)
+    await asyncio.gather(*(maps.norms(session(name, "acme"), ALL, None, None) for name in "abc"))
+    assert engine.most_open == 1
+
+
 async def test_who_leaves_has_no_more_slices_computed() -> None:
     engine = Engine(0.002)
     maps = maps_of(engine, busy=True)
@@ -111,6 +125,20 @@ async def test_who_leaves_has_no_more_slices_computed() -> None:
     await maps.lens(session("b"), ALL, None, 1)
     assert [each.session for _, each in engine.slices[done:]] == ["b"] * (len(engine.slices) - done)
     assert engine.open == set()
+
+
+async def test_who_leaves_costs_turns_no_more_than_who_stays() -> None:
+    engine = Engine(0.002)
+    maps = maps_of(engine, busy=True)
+    for _ in range(4):
+        reading = asyncio.create_task(maps.lens(session("a"), ALL, None, 1))
+        await asyncio.wait_for(engine.begun.wait(), 10)
+        engine.begun.clear()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    rests = [b - a for (a, _), (b, _) in zip(engine.slices, engine.slices[1:], strict=False)]
+    assert min(rests) >= engine.seconds * (1 / SHARE - 1)
 
 
 async def test_a_paused_turn_does_not_count_as_one_under_way(services: Services) -> None:

@@ -59,7 +59,8 @@ def engine(info: ModelInfo) -> ListeningEngine:
 
 @pytest.fixture
 async def app(engine: ListeningEngine) -> AsyncIterator[FastAPI]:
-    settings, tokens = tiny_settings(max_sessions=1), Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
+    settings = tiny_settings(max_sessions=MOST_DEATHS)
+    tokens = Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
     app = create_app(settings, engine, tokens, Tenancy(settings, time.time))
     async with app.router.lifespan_context(app):
         await until(engine.runs.is_set)
@@ -143,12 +144,12 @@ async def test_a_stop_string_in_a_turn_that_has_failed_cuts_nothing(
 async def test_a_request_that_a_dead_engine_refuses_closes_no_session(
     engine: ListeningEngine, registry: SessionRegistry
 ) -> None:
-    session = registry.create(name=UNNAMED)
+    sessions = [registry.create(name=UNNAMED) for _ in range(MOST_DEATHS)]
     engine.tell(DEATH)
     await until(lambda: registry.executor.failure is not None)
     with pytest.raises(EngineRestarting):
         registry.create()
-    assert [each.id for each in registry.table] == [session.id]
+    assert [each.id for each in registry.table] == [session.id for session in sessions]
 
 
 async def test_a_finished_call_of_a_tool_needs_no_engine(
@@ -223,11 +224,22 @@ async def test_a_turn_that_comes_to_its_end_was_not_what_ended_the_engine(
     begin(registry, session, b"ask")
 
 
+async def test_turns_that_are_alike_count_once_for_a_death(engine: ListeningEngine, registry: SessionRegistry) -> None:
+    sessions = [registry.create() for _ in range(MOST_DEATHS)]
+    readers = [begin(registry, session, b"ask") for session in sessions]
+    engine.tell(DEATH)
+    for reader in readers:
+        with pytest.raises(EngineRestarting):
+            await reader.read()
+    with pytest.raises(EngineRestarting):  # as for any other turn
+        begin(registry, sessions[0], b"ask")
+
+
 async def test_an_owner_is_not_refused_for_what_another_asks() -> None:
     now, context = 0.0, array("I", list(b"ask"))
     turns = DeadlyTurns(lambda: now)
-    for _ in range(MOST_DEATHS):
-        turns.note_death("one", context)
+    for death in range(1, MOST_DEATHS + 1):
+        turns.note_death("one", context, death)
     turns.check("other", context, param="prompt")
     with pytest.raises(DeadlyTurn):
         turns.check("one", context, param="prompt")

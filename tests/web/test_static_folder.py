@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import os
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.testclient import TestClient
 
 from app.web.static_folder import StaticFolder
+from tests.taking_turns import until
 
 PAGE = b'<!doctype html><script type="importmap">{"imports": {}}</script><script type=module src="app.js"></script>'
 PICTURE = bytes(range(256)) * 8
@@ -37,7 +40,7 @@ def http(folder: Path) -> Iterator[TestClient]:
 
     @app.get("/{name:path}")
     async def get(request: Request, name: str) -> Response:
-        return files.respond(request, name) or Response(status_code=404)
+        return await files.respond(request, name) or Response(status_code=404)
 
     with TestClient(app) as client:
         client.headers["Accept-Encoding"] = "identity"
@@ -111,3 +114,21 @@ def test_text_is_compressed_for_who_takes_it(http: TestClient, folder: Path, acc
 )
 def test_nothing_else_is_compressed(http: TestClient, name: str, accepted: str) -> None:
     assert "content-encoding" not in http.get(f"/{name}", headers={"Accept-Encoding": accepted}).headers
+
+
+async def test_others_are_served_while_a_file_is_compressed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def compress(content: bytes, **_options: object) -> bytes:
+        begun.set()
+        assert may_end.wait(10)
+        return content
+
+    monkeypatch.setattr(gzip, "compress", compress)
+    request = Request({"type": "http", "method": "GET", "headers": []})
+    asking = asyncio.create_task(StaticFolder(folder).respond(request, "app.js"))
+    await until(begun.is_set)
+    may_end.set()
+    answer = await asking
+    assert answer is not None
+    assert answer.body == (folder / "app.js").read_bytes()

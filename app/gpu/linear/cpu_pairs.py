@@ -64,7 +64,7 @@ def prefetch_run(builder: Any, address: Any, nbytes: int) -> None:
     """Have the second-level cache ask for the `nbytes` from `address` on."""
     byte = ir.IntType(8).as_pointer()
     kinds = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
-    function = intrinsic_of(builder, kinds, "llvm.prefetch.p0")
+    function = _intrinsic(builder, kinds, "llvm.prefetch.p0")
     for place in range(0, nbytes, _CACHE_LINE):
         line = builder.inttoptr(builder.add(address, ir.Constant(INT64, place)), byte)
         builder.call(function, [line, INT32(_TO_READ), INT32(_SECOND_LEVEL), INT32(_DATA)])
@@ -75,8 +75,8 @@ def multiply_pairs(builder: Any, left: Any, right: Any, addend: Any) -> Any:
     lanes = addend.type.count
     if multiplies_pairs() and lanes == _DOT_LANES:
         kind = ir.FunctionType(addend.type, [addend.type, left.type, right.type])
-        return builder.call(intrinsic_of(builder, kind, "llvm.x86.avx512bf16.dpbf16ps.512"), [addend, left, right])
-    multiply_add = intrinsic_of(builder, ir.FunctionType(addend.type, [addend.type] * 3), f"llvm.fma.v{lanes}f32")
+        return builder.call(_intrinsic(builder, kind, "llvm.x86.avx512bf16.dpbf16ps.512"), [addend, left, right])
+    multiply_add = _intrinsic(builder, ir.FunctionType(addend.type, [addend.type] * 3), f"llvm.fma.v{lanes}f32")
     for half in (_first, _second):
         addend = builder.call(multiply_add, [half(builder, left), half(builder, right), addend])
     return addend
@@ -88,7 +88,7 @@ def round_to_pairs(builder: Any, first: Any, second: Any) -> Any:
     if multiplies_pairs() and lanes == _DOT_LANES:
         halves = ir.VectorType(ir.IntType(16), 2 * lanes)
         kind = ir.FunctionType(halves, [first.type] * 2)
-        rounded = builder.call(intrinsic_of(builder, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"), [second, first])
+        rounded = builder.call(_intrinsic(builder, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"), [second, first])
         order = [place for lane in range(lanes) for place in (lane, lanes + lane)]
         mixed = builder.shuffle_vector(rounded, rounded, ir.Constant(ir.VectorType(INT32, 2 * lanes), order))
         return builder.bitcast(mixed, ir.VectorType(INT32, lanes))
@@ -118,5 +118,5 @@ def _splat(lanes: int, number: int) -> Any:
     return ir.Constant(ir.VectorType(INT32, lanes), [number] * lanes)
 
 
-def intrinsic_of(builder: Any, kind: Any, name: str) -> Any:
+def _intrinsic(builder: Any, kind: Any, name: str) -> Any:
     return cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]

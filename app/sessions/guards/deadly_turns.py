@@ -23,6 +23,8 @@ MOST_KNOWN = 4096
 @dataclass(slots=True)
 class _Deaths:
     count: int = 0
+    last: int = 0
+    """The number of the last one."""
     last_at: float = 0.0
 
 
@@ -46,13 +48,17 @@ class DeadlyTurns:
                 param=param,
             )
 
-    def note_death(self, owner: str | None, context: array[int]) -> None:
-        """The engine died while the turn waited or ran."""
+    def note_death(self, owner: str | None, context: array[int], death: int) -> None:
+        """The engine died while the turn waited or ran. `death` is the number of its deaths so far, from 1 on: of turns
+        that are alike, such as choices of one prompt, only one counts for each.
+        """
         digest = _digest(owner, context)
         deaths = self._known.setdefault(digest, _Deaths())
+        if deaths.last == death:
+            return
         self._known.move_to_end(digest)
         deaths.count += 1
-        deaths.last_at = self._now()
+        deaths.last, deaths.last_at = death, self._now()
         if deaths.count == MOST_DEATHS:
             logger.error("a turn of %d tokens was there at %d deaths of the engine: refused", len(context), MOST_DEATHS)
         if len(self._known) > MOST_KNOWN:
