@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage
-from tests.browser.inside import Inside, eventually
+from tests.browser.model.inside import Inside, eventually
 
 pytestmark = pytest.mark.browser
 

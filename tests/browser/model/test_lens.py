@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from app.model_store.export import export_model
 from app.settings import Settings
 from tests.browser.conftest import OpenPage
-from tests.browser.inside import Inside
+from tests.browser.model.inside import Inside
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
