@@ -1,6 +1,11 @@
-// The page's colours for canvases, which cannot read tokens of a stylesheet.
+// The theme, and its colours for canvases, which cannot read tokens of a stylesheet.
 import { effect, signal } from "@preact/signals";
-import { theme } from "../shell/theme.js";
+
+const THEMES = ["system", "light", "dark"];
+export const theme = signal("system");
+export const nextTheme = () => (theme.value = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]);
+
+effect(() => (document.documentElement.dataset.theme = theme.value));
 
 /** Counts changes of the theme, for those who must draw anew. */
 export const themeChanges = signal(0);

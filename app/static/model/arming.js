@@ -41,7 +41,7 @@ export async function toggleWatch(desk, numLayers) {
 export const arm = (desk, body) => call("POST", `/v1/sessions/${desk.id}/breakpoints`, { body });
 
 /** Remove one breakpoint. */
-export const remove = (desk, id) => call("DELETE", `/v1/sessions/${desk.id}/breakpoints/${id}`);
+const remove = (desk, id) => call("DELETE", `/v1/sessions/${desk.id}/breakpoints/${id}`);
 
 const watch = (desk, numLayers) => arm(desk, { layers: [...Array(numLayers).keys()], action: "capture" });
 

@@ -1,11 +1,10 @@
 // Follows the live stream, and comes back to it where it ended.
-import { batch, effect } from "@preact/signals";
+import { batch, effect, untracked } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
-import { connection, server } from "./connection.js";
-import { forget, note } from "./happenings.js";
-import { key } from "./key.js";
-import { takeMemory } from "./memory.js";
-import { put, remove, replaceAll } from "./sessions.js";
+import { connection, key, server } from "./connection.js";
+import { note } from "./happenings.js";
+import { forgetMemory, takeMemory } from "./memory.js";
+import { forgetAll, put, remove, replaceAll } from "./sessions.js";
 
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 5000;
@@ -17,6 +16,7 @@ export function follow() {
     void key.value;
     running.abort();
     running = new AbortController();
+    untracked(() => batch(() => (forgetAll(), forgetMemory())));
     keepFollowing(running.signal);
   });
 }
@@ -70,11 +70,9 @@ function takeSnapshot({ sessions, has_more }, place) {
 }
 
 function takeSession({ change, session }) {
+  if (change === "closed") return remove(session.id);
+  put(session);
   note(session.id, "session", { change, session });
-  if (change === "closed") {
-    remove(session.id);
-    forget(session.id);
-  } else put(session);
 }
 
 /** Whether there is no use in trying again. */

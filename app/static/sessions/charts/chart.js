@@ -1,11 +1,11 @@
-// A chart over the last minutes, drawn by uPlot. It follows the theme and the width of its place.
-import { uPlot } from "../../lib/uplot.js";
-import { useEffect, useRef } from "preact/hooks";
+// A chart over the last minutes, drawn by uPlot, with its title and figures. It follows the theme and the width of its place.
 import { useSignalEffect } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
 import { colour, themeChanges } from "../../lib/colours.js";
 import { html } from "../../lib/html.js";
-import { SPAN } from "./series.js";
+import { KEPT } from "../../state/memory.js";
 
+const { uPlot } = globalThis; // a script of the page: it has no small build that is a module
 const AXIS_WIDTH = 62;
 /** Steps of an axis of bytes, and of one of whole numbers. */
 export const BINARY = Array.from({ length: 50 }, (_each, power) => 2 ** power);
@@ -42,7 +42,7 @@ function options({ series, format, steps, most, width, height }) {
     padding: [6, 14, 0, 0],
     legend: { show: false },
     cursor: { show: false },
-    scales: { x: { time: false, range: SPAN }, y: { range: (_plot, _min, max) => [0, most(max ?? 0)] } },
+    scales: { x: { time: false, range: [-KEPT, 0] }, y: { range: (_plot, _min, max) => [0, most(max ?? 0)] } },
     series: [{}, ...series.map(line)],
     axes: [
       { ...axis(), size: 22, splits: () => X_TICKS, values: (_plot, ticks) => ticks.map(minutes) },
@@ -68,3 +68,16 @@ const axis = () => ({
 });
 
 const minutes = (second) => (second === 0 ? "now" : `${second / 60} min`);
+
+/** `lines` are `{token, name, text, about}`: the colour of each line, and what it stands at. */
+export const ChartPanel = ({ title, unit, lines, children }) => html`<figure class="chart-panel">
+  <figcaption>
+    <h3>${title} <span class="dim">${unit}</span></h3>
+    <span class="lines">
+      ${lines.map(
+        ({ token, name, text, about }) => html`<span key=${name} title=${about}><i class="line ${token.slice(2)}"></i>${name} <b>${text}</b></span>`,
+      )}
+    </span>
+  </figcaption>
+  ${children}
+</figure>`;
