@@ -17,6 +17,7 @@ export function bytes(count) {
 
 /** 0.25 is "250 ms", 90 is "1 min 30 s", 180000 is "2 d 2 h". */
 export function seconds(count) {
+  if (count === 0) return "0 s";
   if (count < 0.001) return `${(count * 1e6).toFixed(0)} µs`;
   if (count < 1) return `${(count * 1000).toFixed(count < 0.01 ? 1 : 0)} ms`;
   if (count < 60) return `${count.toFixed(count < 10 ? 1 : 0)} s`;
