@@ -6,7 +6,7 @@ import { html } from "../../lib/html.js";
 import { importFile } from "../../shell/import.js";
 import { linkTo } from "../../state/route.js";
 
-/** `{key, name, size, state, ...}` of each file: `state` is `sending`, `done` with a `view`, or `failed` with an `error`. */
+/** `{id, name, size, state, ...}` of each file: `state` is `sending`, `done` with a `view`, or `failed` with an `error`. */
 const imports = signal([]);
 let last = 0;
 
@@ -24,10 +24,10 @@ export function ImportButton() {
 
 /** What has become of each file. */
 export const Imports = () => html`<ul class="imports" aria-label="Imports" aria-live="polite">
-  ${imports.value.map((each) => html`<li key=${each.key} class=${each.state}><${Outcome} ...${each} /></li>`)}
+  ${imports.value.map((each) => html`<li key=${each.id} class=${each.state}><${Outcome} ...${each} /></li>`)}
 </ul>`;
 
-function Outcome({ key: _key, id, name, size, state, view, error, file }) {
+function Outcome({ id, name, size, state, view, error, file }) {
   return html`
     <span><b>${name}</b> (${bytes(size)}): </span>
     ${state === "sending" && html`<span class="grow">importing <progress aria-label=${`Importing ${name}`}></progress></span>`}
@@ -39,11 +39,9 @@ function Outcome({ key: _key, id, name, size, state, view, error, file }) {
 }
 
 export async function importAll(files) {
-  for (const file of files) {
-    const id = (last += 1);
-    imports.value = [...imports.value, { key: id, id, name: file.name, size: file.size, state: "sending", file }];
-    await send(id, file);
-  }
+  const added = files.map((file) => ({ id: (last += 1), name: file.name, size: file.size, state: "sending", file }));
+  imports.value = [...imports.value, ...added];
+  for (const { id, file } of added) await send(id, file);
 }
 
 async function send(id, file) {
