@@ -24,6 +24,8 @@ function makeDesk(id) {
     turn: turnOf(id),
     /** Null before the first answer. */
     breakpoints: signal(null),
+    /** Ends when the last change of them is made: see arming.js. */
+    armed: Promise.resolve(),
     /** The cell that is looked at, `{layer, position}`, or null. */
     cell: signal(null),
     /** The token whose path is drawn, `{tokenId, text, position}`, or null. */

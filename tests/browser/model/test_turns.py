@@ -28,6 +28,15 @@ def test_a_click_on_a_layer_arms_a_pause_and_another_removes_it(open_page: OpenP
     assert not inside.get(f"{inside.path}/breakpoints")["data"]
 
 
+def test_two_quick_clicks_on_a_layer_leave_no_pause(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.rung(1).dblclick()
+    eventually(lambda: len(inside.breakpoints("pause")), 0)
+    inside.rung(2).click()
+    expect(inside.rung(2)).to_have_attribute("aria-pressed", "true")
+    assert [each["layers"] for each in inside.breakpoints("pause")] == [[2]]
+
+
 def test_the_ladder_works_by_keyboard(open_page: OpenPage, page_server: str) -> None:
     inside = Inside(page_server, open_page)
     inside.page.get_by_label("How often to pause").select_option("each time")
