@@ -70,6 +70,17 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         page.goto("about:blank")
 
 
+def test_a_server_that_falls_silent_is_asked_again(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    page = open_page(page_server)
+    expect(status(page)).to_have_text("Live")
+    page.clock.install()
+    open_session(http, name="heard")  # the page counts from here, by this clock
+    expect(page.get_by_role("heading", name="Sessions").locator("..")).to_contain_text("1 session")
+    with page.expect_request("**/v1/events"):
+        page.clock.fast_forward(20_000)
+    expect(status(page)).to_have_text("Live")
+
+
 def test_two_tabs_show_the_same(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
     session = open_session(http, tokens=20, name="shared")
     one, other = (open_page(page_server) for _ in range(2))
