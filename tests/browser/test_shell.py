@@ -18,7 +18,7 @@ from tests.tenants.tenant_files import tenant, write_tenants
 
 pytestmark = pytest.mark.browser
 
-MOST_BYTES = 135 * 1000
+MOST_BYTES = 120 * 1000
 """Of all files as they are sent, each compressed by itself."""
 LOADED = (".js", ".mjs", ".css", ".html")
 

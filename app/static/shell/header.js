@@ -1,5 +1,4 @@
 // Which server this is, whether it is heard, and where one is on the page.
-import { nextTheme, theme } from "../lib/colours.js";
 import { counted, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { connection, key, server } from "../state/connection.js";
@@ -7,6 +6,7 @@ import { memory } from "../state/memory.js";
 import { HOME, linkTo, route } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
 import { helping } from "./help.js";
+import { nextTheme, theme } from "./theme.js";
 
 export function Header() {
   return html`

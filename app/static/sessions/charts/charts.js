@@ -5,7 +5,7 @@ import { bytes, number } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { memory, samples } from "../../state/memory.js";
 import { tierName, TIERS } from "../looks.js";
-import { BINARY, Chart, ChartPanel, WHOLE } from "./chart.js";
+import { BINARY, Chart, ChartPanel, peak, WHOLE } from "./chart.js";
 
 const HEIGHT = 84;
 
@@ -118,6 +118,3 @@ const rate = (way) => (sample, index, samples) => {
   if (!now || !then || now.bytes < then.bytes || sample.time <= before.time) return null;
   return (now.bytes - then.bytes) / (sample.time - before.time);
 };
-
-/** The largest of some lists of numbers; 0 if there is none. */
-const peak = (...lists) => lists.reduce((most, list) => list.reduce((one, each) => Math.max(one, each ?? 0), most), 0);
