@@ -50,12 +50,17 @@ def page_server() -> Iterator[str]:
 
 @pytest.fixture
 def http(page_server: str) -> Iterator[httpx.Client]:
-    """A client of `page_server`; its sessions are closed behind the test."""
+    """A client of `page_server`, which has no sessions before the test and none behind it."""
     with httpx.Client(base_url=page_server, timeout=30) as client:
+        close_all(client)
         yield client
-        while sessions := client.get("/v1/sessions", params={"limit": 100}).json()["data"]:
-            for session in sessions:
-                client.delete(f"/v1/sessions/{session['id']}")
+        close_all(client)
+
+
+def close_all(client: httpx.Client) -> None:
+    while sessions := client.get("/v1/sessions", params={"limit": 100}).json()["data"]:
+        for session in sessions:
+            client.delete(f"/v1/sessions/{session['id']}")
 
 
 @pytest.fixture

@@ -27,10 +27,19 @@ def signal(http: httpx.Client, session: str, phase: str) -> None:
 
 def wait_until(http: httpx.Client, session: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The session, as soon as it is so."""
+    view: dict[str, Any] = {}
+
+    def look() -> bool:
+        view.update(http.get(f"/v1/sessions/{session}").raise_for_status().json())
+        return holds(view)
+
+    eventually(look, wanted=True)
+    return view
+
+
+def eventually(found: Callable[[], Any], wanted: object) -> None:
+    """`found()` becomes `wanted` while one waits."""
     deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        view: dict[str, Any] = http.get(f"/v1/sessions/{session}").json()
-        if holds(view):
-            return view
+    while (last := found()) != wanted:
+        assert time.monotonic() < deadline, f"{last!r} did not become {wanted!r}"
         time.sleep(0.02)
-    raise AssertionError(f"still {view}")

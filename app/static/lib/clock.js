@@ -1,8 +1,14 @@
 // The time, for texts that tell how long ago something was.
 import { signal } from "@preact/signals";
 
-const TICK_MS = 5000;
+const TICKS = 5;
 
-/** Unix seconds, every few seconds anew. */
-export const now = signal(Date.now() / 1000);
-setInterval(() => (now.value = Date.now() / 1000), TICK_MS);
+/** Unix seconds, each second anew. */
+export const second = signal(Date.now() / 1000);
+/** Unix seconds, every few seconds anew: for those of which there are many. */
+export const now = signal(second.value);
+let ticks = 0;
+setInterval(() => {
+  second.value = Date.now() / 1000;
+  if ((ticks += 1) % TICKS === 0) now.value = second.value;
+}, 1000);

@@ -1,5 +1,7 @@
 // Numbers as people read them, always with units.
 
+import { second } from "./clock.js";
+
 const ENGLISH = new Intl.NumberFormat("en-US");
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -15,6 +17,7 @@ export function bytes(count) {
 
 /** 0.25 is "250 ms", 90 is "1 min 30 s", 180000 is "2 d 2 h". */
 export function seconds(count) {
+  if (count === 0) return "0 s";
   if (count < 0.001) return `${(count * 1e6).toFixed(0)} µs`;
   if (count < 1) return `${(count * 1000).toFixed(count < 0.01 ? 1 : 0)} ms`;
   if (count < 60) return `${count.toFixed(count < 10 ? 1 : 0)} s`;
@@ -31,6 +34,14 @@ export function coarse(count) {
 
 export const milliseconds = (count) => seconds(count / 1000);
 
+/** When a pause ends, of `checkpoint`: people should not be surprised. Null if it does not end by itself. */
+export const timeLeft = ({ expires_at: at }) =>
+  at && `The pause ends by itself in ${seconds(Math.max(1, Math.floor(at - second.value)))}.`;
+
+/** What a turn's first token waited for: `usage.resume_ms` of a session. */
+export const waits = ({ queue, restore, prefill }) =>
+  `queue ${milliseconds(queue)}, restore ${milliseconds(restore)}, prefill ${milliseconds(prefill)}`;
+
 /** 12345 is "12,345". */
 export const number = (count) => ENGLISH.format(count);
 
@@ -41,7 +52,7 @@ export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ?
 export const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 
 /** How long ago a Unix time in seconds was. */
-export const ago = (time) => `${seconds(Math.max(0, Date.now() / 1000 - time))} ago`;
+export const ago = (time) => `${seconds(Math.max(0, second.value - time))} ago`;
 
 /** The part of an id by which people tell sessions apart. Ids begin with the time, so those of one moment look alike. */
 export const shortId = (id) => id.slice(-8);

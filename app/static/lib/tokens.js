@@ -11,4 +11,4 @@ export function visible(text) {
 }
 
 /** Unicode has pictures of control characters, in their order. */
-const picture = (control) => (control === "\x7f" ? "␡" : String.fromCharCode(0x2400 + control.charCodeAt(0)));
+export const picture = (control) => (control === "\x7f" ? "␡" : String.fromCharCode(0x2400 + control.charCodeAt(0)));

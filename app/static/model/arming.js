@@ -16,7 +16,9 @@ export const isWatched = (breakpoints) => (breakpoints ?? []).some((each) => eac
 
 /** Arm a pause after a layer, or remove those that are there. The first pause makes the server capture all layers that
  * the turn gets to, so that there is something to see; the last one takes that away, unless the turn is at it. */
-export async function togglePause(desk, layer, { once, pass }, numLayers) {
+export const togglePause = (desk, layer, how, numLayers) => inTurn(desk, () => pauseOrNot(desk, layer, how, numLayers));
+
+async function pauseOrNot(desk, layer, { once, pass }, numLayers) {
   const breakpoints = desk.breakpoints.peek();
   const { pauses } = marksOf(breakpoints, layer);
   if (pauses.length) {
@@ -31,17 +33,25 @@ export async function togglePause(desk, layer, { once, pass }, numLayers) {
 }
 
 /** Capture all layers, or no more. */
-export async function toggleWatch(desk, numLayers) {
-  if (isWatched(desk.breakpoints.peek())) await unwatch(desk);
-  else await watch(desk, numLayers);
-  await desk.refreshBreakpoints();
+export const toggleWatch = (desk, numLayers) =>
+  inTurn(desk, async () => {
+    if (isWatched(desk.breakpoints.peek())) await unwatch(desk);
+    else await watch(desk, numLayers);
+    await desk.refreshBreakpoints();
+  });
+
+/** One change after the other: each begins from what the last has left. */
+function inTurn(desk, change) {
+  const done = desk.armed.then(change);
+  desk.armed = done.catch(() => {}); // who asked for it is told
+  return done;
 }
 
 /** Arm one breakpoint. `body` is that of `createBreakpoint`. */
 export const arm = (desk, body) => call("POST", `/v1/sessions/${desk.id}/breakpoints`, { body });
 
 /** Remove one breakpoint. */
-export const remove = (desk, id) => call("DELETE", `/v1/sessions/${desk.id}/breakpoints/${id}`);
+const remove = (desk, id) => call("DELETE", `/v1/sessions/${desk.id}/breakpoints/${id}`);
 
 const watch = (desk, numLayers) => arm(desk, { layers: [...Array(numLayers).keys()], action: "capture" });
 

@@ -1,31 +1,26 @@
-// A fork with an edit beside the session without it.
-import { useState } from "preact/hooks";
+// A fork with an edit beside the session without it: both run from the pause to their ends.
+import { call } from "../lib/api.js";
 import { shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
+import { Button } from "../shell/controls.js";
+import { Failure, useAction } from "../shell/states.js";
 import { linkTo } from "../state/route.js";
-import { Button } from "./button.js";
-import { compare, firstDifference } from "./comparing.js";
-import { noVector } from "./edits.js";
+import { add } from "../state/sessions.js";
+import { resume, turnOf } from "../state/turns.js";
+import { editOf, noVector, undo } from "./edits.js";
 
 export function Compare({ desk }) {
-  const [error, setError] = useState(null);
-  const [working, setWorking] = useState(false);
+  const { busy, error, act } = useAction();
   const paused = desk.session.value.state === "paused";
   const unpaused = paused ? null : "Only a paused session can be compared.";
-  const why = working ? "Both replies are on their way." : (unpaused ?? noVector(desk.edit.value));
-  const run = async () => {
-    setError(null);
-    setWorking(true);
-    await compare(desk).catch(setError);
-    setWorking(false);
-  };
+  const why = busy ? "Both replies are on their way." : (unpaused ?? noVector(desk.edit.value));
   return html`
     <section class="panel compare stack" aria-labelledby="compare-title">
       <h2 id="compare-title">Fork and compare</h2>
       <p class="dim">Forks the session here, makes the edit in the fork only, and lets both run to the end.</p>
-      <div class="row"><${Button} class="primary" why=${why} onClick=${run}>Fork and compare<//></div>
-      ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
+      <div class="row"><${Button} class="primary" why=${why} onClick=${() => act(() => compare(desk))}>Fork and compare<//></div>
+      <${Failure} error=${error} />
       ${desk.sides.value
         ? html`<${Sides} sides=${desk.sides.value} />`
         : html`<p class="dim">Both replies appear here, side by side.</p>`}
@@ -52,6 +47,43 @@ function Reply({ side: { id, name, before, parts, error }, mark }) {
   return html`<article>
     <h3>${name} <a href=${linkTo(id)} class="mono">${shortId(id)}</a></h3>
     <p class="reply mono"><span class="dim">${before}</span>${parts.map(shown)}</p>
-    ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
+    <${Failure} error=${error} />
   </article>`;
+}
+
+/** Fill `desk.sides` with `{id, name, parts, done, error}` for the session as it is and for its edited fork. Each part
+ * is `{text, ids}`. Throws if there is no fork, or no such edit; then there is no fork either. */
+async function compare(desk) {
+  if (desk.preview.peek()) await undo(desk);
+  const before = turnOf(desk.id).peek().text;
+  const fork = await call("POST", `/v1/sessions/${desk.id}/fork`);
+  try {
+    await call("POST", `/v1/sessions/${fork.id}/checkpoint/edit`, { body: { edits: [editOf(desk.edit.peek())] } });
+  } catch (error) {
+    await call("DELETE", `/v1/sessions/${fork.id}`);
+    throw error;
+  }
+  add(fork);
+  desk.sides.value = [side(desk.id, "As it is", before), side(fork.id, "With the edit", before)];
+  await Promise.all([run(desk, 0, desk.id), run(desk, 1, fork.id)]);
+}
+
+const side = (id, name, before) => ({ id, name, before, parts: [], done: false, error: null });
+
+function change(desk, at, changed) {
+  desk.sides.value = desk.sides.peek().map((each, index) => (index === at ? { ...each, ...changed(each) } : each));
+}
+
+async function run(desk, at, id) {
+  await resume(id, "end", (part) => change(desk, at, ({ parts }) => ({ parts: [...parts, part] })));
+  change(desk, at, () => ({ done: true, error: turnOf(id).peek().error }));
+}
+
+/** Index of the first part in which the tokens of `parts` are not those of `others`; -1 if there is none. */
+function firstDifference(parts, others) {
+  const mine = parts.flatMap(({ ids }) => ids);
+  const theirs = others.flatMap(({ ids }) => ids);
+  const differs = mine.findIndex((tokenId, at) => tokenId !== theirs[at]);
+  let count = 0;
+  return differs < 0 ? -1 : parts.findIndex(({ ids }) => (count += ids.length) > differs);
 }

@@ -2,18 +2,17 @@
 import { computed, effect, signal, untracked } from "@preact/signals";
 import { call } from "../lib/api.js";
 import { server } from "../state/connection.js";
+import { say } from "../state/notices.js";
 import { sessionOf } from "../state/sessions.js";
+import { turnOf } from "../state/turns.js";
 import { FIRST_EDIT } from "./edits.js";
 import { makeLensMap } from "./lens_map.js";
 
 let last = null;
 
-/** The desk of a session. It stays while one looks at other screens, until another session's is asked for. */
+/** The desk of a session. What it knows stays until another session's is asked for. */
 export function deskOf(id) {
-  if (last?.id !== id) {
-    last?.leave();
-    last = makeDesk(id);
-  }
+  if (last?.id !== id) last = makeDesk(id);
   return last;
 }
 
@@ -22,10 +21,11 @@ function makeDesk(id) {
   const desk = {
     id,
     session,
-    /** Of the last turn that this page has begun or gone on with: see turns.js. */
-    turn: signal({ running: false, text: "", error: null, param: null }),
+    turn: turnOf(id),
     /** Null before the first answer. */
     breakpoints: signal(null),
+    /** Ends when the last change of them is made: see arming.js. */
+    armed: Promise.resolve(),
     /** The cell that is looked at, `{layer, position}`, or null. */
     cell: signal(null),
     /** The token whose path is drawn, `{tokenId, text, position}`, or null. */
@@ -42,17 +42,22 @@ function makeDesk(id) {
       desk.breakpoints.value = (await call("GET", `/v1/sessions/${id}/breakpoints`)).data;
     },
   };
-  const leaving = [
-    effect(() => {
-      const place = desk.place.value;
-      untracked(() => follow(desk, place));
-    }),
-    effect(() => {
-      const position = desk.cell.value?.position;
-      if (position !== undefined) untracked(() => desk.lens.lookAt(position));
-    }),
-  ];
-  desk.leave = () => leaving.forEach((leave) => leave());
+  let seen = null;
+  /** Follow the session until the function that this answers is called: the server computes for those who look. */
+  desk.attend = () => {
+    const stops = [
+      effect(() => {
+        const place = desk.place.value;
+        if (place !== seen) untracked(() => follow(desk, place));
+        seen = place;
+      }),
+      effect(() => {
+        const position = desk.cell.value?.position;
+        if (position !== undefined) untracked(() => desk.lens.lookAt(position));
+      }),
+    ];
+    return () => stops.forEach((stop) => stop());
+  };
   return desk;
 }
 
@@ -71,6 +76,6 @@ function follow(desk, place) {
   const end = checkpoint ? checkpoint.end : tokens;
   desk.preview.value = null;
   if (desk.cell.peek()?.position >= end) desk.cell.value = null; // the history has been cut
-  desk.refreshBreakpoints().catch(() => {}); // a session that has just gone: the frame says so
+  desk.refreshBreakpoints().catch((error) => error.status !== 404 && say(`Breakpoints: ${error.message}`, "error"));
   desk.lens.show(end, server.peek()?.num_layers ?? 0);
 }

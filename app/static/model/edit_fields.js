@@ -1,7 +1,7 @@
 // The fields of one edit.
 import { html } from "../lib/html.js";
+import { errorOf, Field } from "../shell/controls.js";
 import { OPS } from "./edits.js";
-import { errorOf, Field } from "./field.js";
 import { vectors } from "./vector_list.js";
 
 export const PARAMS = ["op", "factor", "vector", "positions", "max_norm"];

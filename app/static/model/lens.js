@@ -1,14 +1,13 @@
 // The ladder of layers beside the heatmap of the lens, and the cell that is looked at.
 import { useState } from "preact/hooks";
 import { html } from "../lib/html.js";
+import { Failure } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
-import { Failure } from "../shell/states.js";
 import { clearCaptures, isWatched, toggleWatch } from "./arming.js";
 import { Cell } from "./cell.js";
-import { Heatmap } from "./heatmap.js";
+import { Heatmap, useWindow } from "./heatmap.js";
 import { Ladder } from "./ladder.js";
-import { useWindow } from "./scrolling.js";
 
 export function Lens({ desk }) {
   const [how, setHow] = useState({ once: true, pass: "any" });
@@ -17,7 +16,7 @@ export function Lens({ desk }) {
   return html`
     <section class="panel lens" aria-labelledby="lens-title">
       <${Tools} desk=${desk} how=${how} setHow=${setHow} />
-      ${error && html`<${Failure} error=${error} retry=${() => desk.lens.want(window.first, window.end)} />`}
+      <${Failure} error=${error} retry=${() => desk.lens.want(window.first, window.end)} />
       <div class="inside" ref=${window.box} onScroll=${window.onScroll}>
         <${Ladder} desk=${desk} how=${how} />
         <${Heatmap} desk=${desk} window=${window} />

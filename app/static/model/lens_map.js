@@ -1,7 +1,6 @@
-// What the model would say after each layer at each position: the server's answers, fetched as they are looked at.
+// What the model would say after each layer at each position: the answers of the server, fetched as they are looked at.
 import { signal } from "@preact/signals";
-import { fetchLens } from "./fetch_lens.js";
-import { storeColumn } from "./lens_columns.js";
+import { call } from "../lib/api.js";
 
 /** Most positions of one request. */
 const BLOCK = 64;
@@ -91,4 +90,50 @@ function nextOf({ columns, round, wanted, detail, numLayers }) {
   const open = Array.from({ length: last + 1 - first }, (_, at) => first + at);
   const layers = all.filter((layer) => open.some((position) => !columns.get(position)?.rows.has(layer)));
   return { first, end: last + 1, layers, count: 1 };
+}
+
+/** Put an answer into `columns`. It adds to what is known there, unless another token stands there now. `asked` and
+ * `best` say in which round this position was asked for, and for how much. */
+function storeColumn(columns, fresh, { count }, round) {
+  const known = columns.get(fresh.position);
+  const isSame = known?.tokenId === fresh.tokenId;
+  const rows = isSame ? new Map(known.rows) : new Map();
+  for (const [layer, top] of fresh.rows) if ((rows.get(layer)?.length ?? 0) <= top.length) rows.set(layer, top);
+  const best = count > 1 ? round : isSame ? known.best : null;
+  columns.set(fresh.position, { ...fresh, rows, asked: round, best });
+}
+
+const TRIES = 6;
+
+/** A Map from positions in `[first, end)` to `{position, tokenId, text, rows}`, where `rows` is a Map from layers to
+ * the `count` best tokens, `{tokenId, text, p}`: without a layer whose residual stream is not kept there. `p` is NaN
+ * where that is not finite. */
+async function fetchLens(id, first, end, layers, count) {
+  const query = { positions: `${first}:${end}`, layers: layers.join(","), top_k: count };
+  const found = await patiently(() => call("GET", `/v1/sessions/${id}/lens`, { query }));
+  const textOf = (tokenId) => found.texts[tokenId];
+  const columns = found.token_ids.map((tokenId, at) => {
+    const kept = found.layers.filter((each) => each.token_ids[at].length);
+    const rows = new Map(kept.map((each) => [each.layer, topOf(each, at, textOf)]));
+    return { position: first + at, tokenId, text: textOf(tokenId), rows };
+  });
+  return new Map(columns.map((each) => [each.position, each]));
+}
+
+const topOf = ({ token_ids, logprobs }, at, textOf) =>
+  token_ids[at].map((tokenId, rank) => ({ tokenId, text: textOf(tokenId), p: probability(logprobs[at][rank]) }));
+
+const probability = (logprob) => (logprob === null ? NaN : Math.exp(logprob));
+
+/** A session has one map at a time: another tab that looks at the same session takes it away. Each waits for another
+ * time, so that they do not go on doing so. */
+async function patiently(ask) {
+  for (let wait = 250; ; wait *= 2) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (error.status !== 409 || wait > 250 * 2 ** TRIES) throw error;
+      await new Promise((resolve) => setTimeout(resolve, wait * (0.5 + Math.random())));
+    }
+  }
 }

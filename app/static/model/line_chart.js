@@ -1,5 +1,6 @@
 // A small chart of a value by layer.
 import { html } from "../lib/html.js";
+import { pathOf } from "../lib/paths.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [320, 130, 46, 20, 8];
 
@@ -28,13 +29,3 @@ export function LineChart({ label, values, from = null, format }) {
 }
 
 const ticks = (count) => [...new Set([0, Math.round((count - 1) / 3), Math.round((2 * (count - 1)) / 3), count - 1])];
-
-/** Lines between neighbours; a gap where a value is missing. */
-function pathOf(values, x, y) {
-  let path = "";
-  values.forEach((value, layer) => {
-    if (value === null) return;
-    path += `${layer > 0 && values[layer - 1] !== null ? "L" : "M"}${x(layer)} ${y(value)}`;
-  });
-  return path;
-}

@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call } from "../lib/api.js";
 import { html } from "../lib/html.js";
+import { Failure } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { LineChart } from "./line_chart.js";
 import { vectors } from "./vector_list.js";
@@ -19,7 +20,7 @@ export function Norms({ desk }) {
           ${(vectors.value ?? []).map((each) => html`<option key=${each.name}>${each.name}</option>`)}
         </select></label>
       </div>
-      ${error && html`<p class="wrong" role="alert">${error.message}</p>`}
+      <${Failure} error=${error} />
       <${Charts} name=${name} found=${found} />
     </section>
   `;

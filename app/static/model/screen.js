@@ -1,14 +1,15 @@
 // The screen inside the model: one session, layer by layer.
 import { useEffect } from "preact/hooks";
+import { counted, shortId, timeLeft } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { server } from "../state/connection.js";
 import { Loading } from "../shell/states.js";
+import { server } from "../state/connection.js";
+import { linkTo } from "../state/route.js";
 import { Compare } from "./compare.js";
 import { deskOf } from "./desk.js";
 import { EditForm } from "./edit_form.js";
 import { Lens } from "./lens.js";
 import { Norms } from "./norms.js";
-import { Standing } from "./standing.js";
 import { Throughput } from "./throughput.js";
 import { Turn } from "./turn.js";
 import { TwoPrompts } from "./two_prompts.js";
@@ -16,9 +17,10 @@ import { Vectors } from "./vectors.js";
 import { refreshVectors } from "./vector_list.js";
 
 export function ModelScreen({ id }) {
-  useEffect(() => void refreshVectors(), []);
-  if (server.value === null) return html`<${Loading} what="the model's size" />`;
   const desk = deskOf(id);
+  useEffect(() => void refreshVectors(), []);
+  useEffect(() => desk.attend(), [desk]);
+  if (server.value === null) return html`<${Loading} what="the model's size" />`;
   return html`
     <div class="model">
       <${Standing} desk=${desk} />
@@ -31,5 +33,27 @@ export function ModelScreen({ id }) {
       <${TwoPrompts} desk=${desk} />
       <${Vectors} />
     </div>
+  `;
+}
+
+function Standing({ desk }) {
+  const view = desk.session.value;
+  return html`
+    <header class="standing">
+      <h1>Inside the model</h1>
+      <a href=${linkTo(desk.id)} class="mono" title=${desk.id}>${shortId(desk.id)}</a>
+      <p role="status"><${Place} view=${view} /></p>
+      ${view.checkpoint && html`<p class="dim left">${timeLeft(view.checkpoint)}</p>`}
+    </header>
+  `;
+}
+
+function Place({ view }) {
+  const { state, checkpoint, tokens } = view;
+  if (!checkpoint) return html`<strong class="state ${state}">${state}</strong> ${counted(tokens, "token")}`;
+  const { layer, first, end, pass } = checkpoint;
+  return html`
+    <strong class="state paused">paused</strong> after layer ${layer} of ${server.value.num_layers - 1}, ${pass} of
+    ${end - first === 1 ? ` position ${first}` : ` positions ${first} to ${end - 1}`}
   `;
 }

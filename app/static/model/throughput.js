@@ -1,11 +1,11 @@
 // What all others do meanwhile: a pause stops nobody else.
 import { useEffect, useState } from "preact/hooks";
+import { download } from "../lib/api.js";
 import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { connection } from "../state/connection.js";
 import { samples } from "../state/memory.js";
 import { sessionOf } from "../state/sessions.js";
-import { tokensComputed } from "./metrics.js";
 
 const SHOWN = 60;
 const EVERY_MS = 2000;
@@ -55,4 +55,10 @@ function Sparkline({ values }) {
     aria-label="Turns running over the last minute, at most ${Math.max(0, ...values)}">
     <polyline points=${points} />
   </svg>`;
+}
+
+/** Tokens that the server has computed since its start. Throws `ApiError` where the caller may not read the metrics. */
+async function tokensComputed() {
+  const text = new TextDecoder().decode((await download("/metrics")).bytes);
+  return Number(/^djinn_step_tokens_total (\S+)$/m.exec(text)?.[1] ?? 0);
 }

@@ -1,12 +1,12 @@
-// A form that makes a vector from two prompts.
+// A vector from two prompts: the difference of what the model has of them after a layer.
 import { useState } from "preact/hooks";
+import { call, download } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { norm } from "../lib/vectors.js";
+import { read } from "../lib/safetensors.js";
+import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
+import { Failure, useAction } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { say } from "../state/notices.js";
-import { Button } from "./button.js";
-import { difference } from "./differing.js";
-import { errorElse, errorOf, Field } from "./field.js";
 import { keepVector } from "./vector_list.js";
 
 export function TwoPrompts({ desk }) {
@@ -14,20 +14,11 @@ export function TwoPrompts({ desk }) {
   const layer = String(desk.session.value.checkpoint?.layer ?? count >> 1);
   const [form, setForm] = useState({ first: "", second: "", layer, over: "last" });
   const [found, setFound] = useState(null);
-  const [error, setError] = useState(null);
-  const [working, setWorking] = useState(false);
+  const { busy, error, act } = useAction();
   const set = (event) => setForm({ ...form, [event.target.name]: event.target.value });
-  const make = async (event) => {
+  const make = (event) => {
     event.preventDefault();
-    if (working) return;
-    setWorking(true);
-    setError(null);
-    try {
-      setFound(await difference({ ...form, layer: Number(form.layer) }));
-    } catch (thrown) {
-      setError(thrown);
-    }
-    setWorking(false);
+    if (!busy) act(async () => setFound(await difference({ ...form, layer: Number(form.layer) })));
   };
   const prompt = (name, label) => html`<${Field} wide id=${name} label=${label} control=${(told) => html`
     <input ...${told} required value=${form[name]} onInput=${set} autocomplete="off" />`} />`;
@@ -42,9 +33,9 @@ export function TwoPrompts({ desk }) {
           <select ...${told} value=${form.over} onChange=${set}>
             <option value="last">the last position</option><option value="mean">the mean of all positions</option>
           </select>`} />
-        <button type="submit" aria-disabled=${working ? "true" : null}>Compute the difference</button>
+        <${Button} type="submit" why=${busy ? "It is being computed." : null}>Compute the difference<//>
       </form>
-      ${errorElse(error, ["layer"]) && html`<p class="wrong" role="alert">${error.message}</p>`}
+      <${Failure} error=${errorElse(error, ["layer"])} />
       <${Keep} found=${found} kept=${() => setFound(null)} />
     </section>
   `;
@@ -52,19 +43,13 @@ export function TwoPrompts({ desk }) {
 
 function Keep({ found, kept }) {
   const [name, setName] = useState("");
-  const [error, setError] = useState(null);
+  const { error, act } = useAction();
   const keep = async (event) => {
     event.preventDefault();
-    if (!found) return;
-    setError(null);
-    try {
-      await keepVector(name, found);
-      say(`The vector ${name} is kept.`);
-      setName("");
-      kept();
-    } catch (thrown) {
-      setError(thrown);
-    }
+    if (!found || !(await act(() => keepVector(name, found))).done) return;
+    say(`The vector ${name} is kept.`);
+    setName("");
+    kept();
   };
   return html`<form class="fields" onSubmit=${keep}>
     <p role="status" class=${found ? null : "dim"}>
@@ -74,4 +59,42 @@ function Keep({ found, kept }) {
       <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`} />
     <${Button} type="submit" why=${found ? null : "Compute a difference first."}>Keep the vector<//>
   </form>`;
+}
+
+/** A Float32Array: what `first` has after `layer`, minus what `second` has. `over` is "last" for the prompts' last
+ * positions, "mean" for the means over all of them. The session that computes it is closed again. */
+async function difference({ first, second, layer, over }) {
+  const { id } = await call("POST", "/v1/sessions", { body: { metadata: { purpose: "a vector from two prompts" } } });
+  try {
+    await call("POST", `/v1/sessions/${id}/breakpoints`, { body: { layer, action: "capture" } });
+    const a = await residual(id, first, over);
+    const b = await residual(id, second, over);
+    return minus(a, b);
+  } finally {
+    await call("DELETE", `/v1/sessions/${id}`);
+  }
+}
+
+/** Of one prompt in an empty session, which is empty again afterwards. A long prompt is captured in parts. */
+async function residual(id, prompt, over) {
+  await call("POST", `/v1/sessions/${id}/generate`, { body: { prompt, max_tokens: 0 } });
+  const { bytes } = await download(`/v1/sessions/${id}/captures`);
+  const parts = [...read(bytes).tensors.values()];
+  await call("DELETE", `/v1/sessions/${id}/captures`);
+  await call("POST", `/v1/sessions/${id}/rewind`, { body: { to_token: 0 } });
+  const rows = parts.flatMap((part) => Array.from({ length: part.shape[0] }, (_, at) => row(part, at)));
+  return over === "last" ? rows.at(-1) : mean(rows);
+}
+
+const norm = (a) => Math.sqrt(a.reduce((sum, value) => sum + value * value, 0));
+const minus = (a, b) => Float32Array.from(a, (value, at) => value - b[at]);
+
+/** Row `at` of a matrix `{shape: [rows, columns], values}`. */
+const row = ({ shape: [, columns], values }, at) => values.subarray(at * columns, (at + 1) * columns);
+
+/** The mean of several vectors. */
+function mean(vectors) {
+  const sum = new Float64Array(vectors[0].length);
+  for (const vector of vectors) vector.forEach((value, at) => (sum[at] += value));
+  return Float32Array.from(sum, (value) => value / vectors.length);
 }

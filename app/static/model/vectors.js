@@ -1,9 +1,9 @@
 // The list of named vectors: add one from a file, delete one.
 import { useState } from "preact/hooks";
 import { html } from "../lib/html.js";
-import { Failure, Loading } from "../shell/states.js";
+import { errorElse, errorOf, Field } from "../shell/controls.js";
+import { Failure, Loading, useAction } from "../shell/states.js";
 import { attempt } from "../state/notices.js";
-import { errorElse, errorOf, Field } from "./field.js";
 import { deleteVector, keepVector, refreshVectors, vectors, vectorsError } from "./vector_list.js";
 
 export function Vectors() {
@@ -12,7 +12,7 @@ export function Vectors() {
   return html`
     <section class="panel vectors stack" aria-labelledby="vectors-title">
       <h2 id="vectors-title">Vectors</h2>
-      ${error && html`<${Failure} error=${error} retry=${refreshVectors} />`}
+      <${Failure} error=${error} retry=${refreshVectors} />
       ${known === null ? !error && html`<${Loading} what="vectors" />` : html`<${List} known=${known} />`}
       <${FromFile} />
     </section>
@@ -37,25 +37,19 @@ function List({ known }) {
 
 function FromFile() {
   const [name, setName] = useState("");
-  const [error, setError] = useState(null);
+  const { error, act } = useAction();
   const add = async (event) => {
     event.preventDefault();
     const form = event.target;
-    const file = form.elements.file.files[0];
-    setError(null);
-    try {
-      await keepVector(name, await file.arrayBuffer());
-      setName("");
-      form.reset();
-    } catch (thrown) {
-      setError(thrown);
-    }
+    const { done } = await act(async () => keepVector(name, await form.elements.file.files[0].arrayBuffer()));
+    if (!done) return;
+    setName("");
+    form.reset();
   };
-  const wrongFile = error && (errorOf(error, "name") === null ? errorElse(error, ["name"]) : null);
   return html`<form class="fields" onSubmit=${add}>
     <${Field} id="file-vector-name" label="Name" error=${errorOf(error, "name")} control=${(told) => html`
       <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`} />
-    <${Field} id="file" label="Safetensors file" error=${wrongFile} control=${(told) => html`
+    <${Field} id="file" label="Safetensors file" error=${errorElse(error, ["name"])?.message} control=${(told) => html`
       <input ...${told} type="file" accept=".safetensors" required />`} />
     <button type="submit">Add the file</button>
   </form>`;

@@ -1,22 +1,22 @@
 // What can be done with a session: its phase, forks, files, and its end.
 import { useSignal } from "@preact/signals";
-import { ApiError, call } from "../lib/api.js";
+import { ApiError, call, download } from "../lib/api.js";
 import { bytes, counted } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Confirm } from "../shell/confirm.js";
-import { Failure } from "../shell/states.js";
-import { useAction } from "../shell/use_action.js";
+import { Button, errorElse, isAbout, told, Wrong } from "../shell/controls.js";
+import { Confirm } from "../shell/dialog.js";
+import { DropZone, importFile } from "../shell/import.js";
+import { Failure, useAction } from "../shell/states.js";
 import { say } from "../state/notices.js";
 import { go, HOME, linkTo } from "../state/route.js";
-import { put, remove } from "../state/sessions.js";
-import { exportFile, Import } from "./files.js";
+import { add, remove } from "../state/sessions.js";
 
 export function Actions({ view }) {
   const { busy, error, act } = useAction();
   const back = useSignal("");
   const isTurning = view.state === "queued" || view.state === "running";
   const why = isTurning ? `The session is ${view.state}: wait, or cancel the turn` : busy ? "One moment" : null;
-  const button = (label, run, title) => html`<button disabled=${why !== null} title=${why ?? title} onClick=${() => act(run)}>${label}</button>`;
+  const button = (label, run, title) => html`<${Button} why=${why} title=${title} onClick=${() => act(run)}>${label}<//>`;
   return html`
     <section class="panel actions stack" aria-labelledby="actions">
       <h2 id="actions">Actions</h2>
@@ -33,7 +33,7 @@ export function Actions({ view }) {
         ${button("Export", () => exportSession(view), "Downloads the session as a file, its KV included")}
         <${CloseButton} view=${view} />
       </div>
-      ${error && error.param !== "resume_in_ms" && html`<${Failure} error=${error} />`}
+      <${Failure} error=${errorElse(error, ["resume_in_ms"])} />
       <${Import} />
     </section>
   `;
@@ -46,7 +46,6 @@ async function signal({ id }, phase, back = "") {
   const body = { phase };
   if (back.trim()) body.resume_in_ms = 1000 * secondsOf(back);
   const { moving } = await call("POST", `/v1/sessions/${id}/phase`, { body });
-  put(await call("GET", `/v1/sessions/${id}`));
   say(moving ? `Phase ${phase}: ${bytes(moving.bytes)} of KV go to the ${moving.to}` : `Phase ${phase}: nothing has to move`);
 }
 
@@ -60,7 +59,7 @@ function secondsOf(text) {
 
 async function fork({ id }) {
   const child = await call("POST", `/v1/sessions/${id}/fork`);
-  put(child);
+  add(child);
   go(linkTo(child.id));
 }
 
@@ -70,12 +69,12 @@ async function exportSession({ id }) {
 }
 
 function ReturnTime({ value, error }) {
-  const wrong = error?.param === "resume_in_ms";
+  const wrong = isAbout(error, "resume_in_ms") ? error.message : null;
   return html`
     <label class="return">back in <input value=${value.value} size="5" inputmode="decimal" autocomplete="off" placeholder="—"
-      aria-invalid=${wrong ? "true" : null} aria-describedby=${wrong ? "wrong-return" : null}
+      ...${told("return", wrong)}
       onInput=${(event) => (value.value = event.target.value)} /> s</label>
-    ${wrong && html`<span class="wrong" id="wrong-return" role="alert">${error.message}</span>`}
+    <${Wrong} id="return" error=${wrong} />
   `;
 }
 
@@ -94,4 +93,37 @@ async function close(id) {
   await call("DELETE", `/v1/sessions/${id}`);
   go(HOME);
   remove(id);
+}
+
+/** Save a session's file where the browser puts downloads; its name, and its size in bytes. */
+async function exportFile(id) {
+  const { bytes } = await download(`/v1/sessions/${id}/export`);
+  const name = `${id}.safetensors`;
+  const address = URL.createObjectURL(new Blob([bytes], { type: "application/octet-stream" }));
+  Object.assign(document.createElement("a"), { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000); // the browser may still read it
+  return { name, size: bytes.byteLength };
+}
+
+function Import() {
+  const { busy, error, act } = useAction();
+  const take = async (files) => {
+    const { done, value } = await act(async () => importFile(only(files)));
+    if (done) go(linkTo(value.id));
+  };
+  return html`
+    <label class="drop">
+      ${busy ? "Importing" : "Drop an exported session here, or choose a file"}
+      <input type="file" class="hidden" accept=".safetensors" disabled=${busy}
+        ...${told("import", error)}
+        onChange=${(event) => { take([...event.target.files]); event.target.value = ""; }} />
+    </label>
+    <${Wrong} id="import" error=${error && `Not imported: ${error.message}`} />
+    <${DropZone} take=${take} />
+  `;
+}
+
+function only(files) {
+  if (files.length !== 1) throw new Error(`one file at a time, not ${files.length}`);
+  return files[0];
 }

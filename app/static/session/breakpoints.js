@@ -1,15 +1,16 @@
 // The breakpoints of a session: which are armed, and a button to remove each.
-import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 import { call } from "../lib/api.js";
 import { html } from "../lib/html.js";
-import { Failure, Loading } from "../shell/states.js";
-import { useAction } from "../shell/use_action.js";
+import { Button } from "../shell/controls.js";
+import { Failure, Loading, useAction } from "../shell/states.js";
 import { happeningsOf } from "../state/happenings.js";
 import { linkTo } from "../state/route.js";
 
 export function Breakpoints({ view }) {
   const { busy, error, act } = useAction();
+  const why = busy ? "One moment" : null;
   const armed = useSignal(null);
   const path = `/v1/sessions/${view.id}/breakpoints`;
   const load = () => act(async () => (armed.value = (await call("GET", path)).data));
@@ -25,15 +26,15 @@ export function Breakpoints({ view }) {
         <h2 id="breakpoints">Breakpoints</h2>
         <a href=${linkTo(view.id, "model")}>Arm one inside the model</a>
       </div>
-      ${error && html`<${Failure} error=${error} retry=${load} />`}
+      <${Failure} error=${error} retry=${load} />
       ${armed.value === null && !error && html`<${Loading} what="breakpoints" />`}
       ${armed.value?.length === 0 && html`<p class="dim">None is armed: turns run through.</p>`}
       ${armed.value?.length > 0 && html`
         <ul class="armed">${armed.value.map((each) => html`<li key=${each.id}>
           <span>${said(each)}</span>
-          <button disabled=${busy} aria-label=${`Remove ${said(each)}`} onClick=${() => removed(`${path}/${each.id}`)}>Remove</button>
+          <${Button} why=${why} aria-label=${`Remove ${said(each)}`} onClick=${() => removed(`${path}/${each.id}`)}>Remove<//>
         </li>`)}</ul>
-        ${armed.value.length > 1 && html`<button disabled=${busy} onClick=${() => removed(path)}>Remove all</button>`}
+        ${armed.value.length > 1 && html`<${Button} why=${why} onClick=${() => removed(path)}>Remove all<//>`}
       `}
     </section>
   `;

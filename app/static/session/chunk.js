@@ -2,7 +2,8 @@
 import { useMemo } from "preact/hooks";
 import { counted } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { isIn } from "./history.js";
+import { picture } from "../lib/tokens.js";
+import { isIn } from "../state/history.js";
 
 export const CHUNK = 200;
 
@@ -31,16 +32,10 @@ const kindOf = (marks, position) =>
 function drawn(text) {
   if (text === "") return html`<span class="sign" aria-hidden="true">·</span>`;
   if (!CONTROLS.test(text)) return text;
-  return text.split(CONTROLS).map((part, index) => (index % 2 ? html`<span class="sign" aria-hidden="true">${picture(part)}</span>` : part));
+  return text.split(CONTROLS).map((part, index) => (index % 2 ? html`<span class="sign" aria-hidden="true">${part === "\n" ? "↵\n" : picture(part)}</span>` : part));
 }
 
 const CONTROLS = /([\x00-\x08\x0a-\x1f\x7f])/;
-
-/** Unicode has pictures of control characters, in their order. */
-function picture(control) {
-  if (control === "\n") return "↵\n";
-  return control === "\x7f" ? "␡" : String.fromCharCode(0x2400 + control.charCodeAt(0));
-}
 
 export function Streamed({ turn, view, isEmpty }) {
   if (turn.running) return html`<${Own} turn=${turn} />`;

@@ -1,14 +1,16 @@
 // Where a turn is written and sent, and where it is cancelled or resumed.
 import { html } from "../lib/html.js";
-import { Failure } from "../shell/states.js";
-import { useAction } from "../shell/use_action.js";
+import { Button, errorElse, isAbout, told, Wrong } from "../shell/controls.js";
+import { Failure, useAction } from "../shell/states.js";
+import { cancel, generate, resume, turnOf } from "../state/turns.js";
 import { bodyOf, draftOf, FIELDS } from "./draft.js";
-import { isWrong, Settings } from "./settings.js";
-import { cancel, generate, resume, turnOf } from "./turn.js";
+import { Settings } from "./settings.js";
 
 const KINDS = [["prompt", "Prompt"], ["message", "Chat message"], ["nothing", "Go on"]];
 const ROLES = ["user", "system", "assistant", "tool"];
 const INPUTS = ["prompt", "messages", "token_ids"];
+/** The fields that tell what is wrong with them. */
+const SHOWN = [...INPUTS, ...FIELDS.map((each) => each.name), "stop", "other"];
 
 export function Composer({ view }) {
   const draft = draftOf(view.id);
@@ -29,7 +31,7 @@ export function Composer({ view }) {
       <${Input} draft=${draft.value} change=${change} error=${error} />
       <${Settings} draft=${draft.value} change=${change} error=${error} />
       <${Controls} view=${view} running=${turn.value.running} />
-      <${Rest} error=${error} />
+      <${Failure} error=${errorElse(error, SHOWN)} />
     </form>
   `;
 }
@@ -49,7 +51,7 @@ async function sendDraft(id, draft, turn) {
 }
 
 function Input({ draft, change, error }) {
-  const wrong = INPUTS.some((name) => isWrong(error, name));
+  const wrong = INPUTS.some((name) => isAbout(error, name)) ? error.message : null;
   return html`
     <div class="row">
       <fieldset class="choice" aria-label="What the turn adds">
@@ -67,36 +69,28 @@ function Input({ draft, change, error }) {
     <textarea
       rows="4" aria-label="Text" disabled=${draft.kind === "nothing"} value=${draft.kind === "nothing" ? "" : draft.text}
       placeholder=${draft.kind === "nothing" ? "The model goes on from the history as it is" : "What comes next. Ctrl+Enter sends"}
-      aria-invalid=${wrong ? "true" : null} aria-describedby=${wrong ? "wrong-text" : null}
+      ...${told("text", wrong)}
       onInput=${(event) => change({ text: event.target.value })}
     />
-    ${wrong && html`<span class="wrong" id="wrong-text" role="alert">${error.message}</span>`}
+    <${Wrong} id="text" error=${wrong} />
   `;
-}
-
-/** An error that names no field that is shown. */
-function Rest({ error }) {
-  if (error === null) return null;
-  const shown = [...INPUTS, ...FIELDS.map((each) => each.name), "stop", "other"].some((name) => isWrong(error, name));
-  return shown ? null : html`<${Failure} error=${error} />`;
 }
 
 function Controls({ view, running }) {
   const { error, act } = useAction();
   const busy = running || view.state === "running" || view.state === "queued";
   const paused = view.state === "paused" && !running;
+  const unpaused = paused ? null : "The session is not paused";
   const why = busy ? "A turn is running" : paused ? "The turn is paused: resume or cancel it first" : null;
   return html`
     <div class="row">
-      <button class="primary" disabled=${why !== null} title=${why ?? "Ctrl+Enter"}>Send</button>
-      <button type="button" disabled=${!paused} title=${paused ? null : "The session is not paused"}
-        onClick=${() => resume(view.id, null)}>Resume to the next breakpoint</button>
-      <button type="button" disabled=${!paused} title=${paused ? null : "The session is not paused"}
-        onClick=${() => resume(view.id, "end")}>Resume to the end</button>
-      <button type="button" class="danger" disabled=${!busy && !paused} title=${busy || paused ? null : "No turn is running"}
-        onClick=${() => act(() => cancel(view.id))}>Cancel the turn</button>
+      <${Button} type="submit" class="primary" why=${why} title="Ctrl+Enter">Send<//>
+      <${Button} why=${unpaused} onClick=${() => resume(view.id)}>Resume to the next breakpoint<//>
+      <${Button} why=${unpaused} onClick=${() => resume(view.id, "end")}>Resume to the end<//>
+      <${Button} class="danger" why=${why === null ? "No turn is running" : null}
+        onClick=${() => act(() => cancel(view.id))}>Cancel the turn<//>
       <span class="dim">${why}</span>
     </div>
-    ${error && html`<${Failure} error=${error} />`}
+    <${Failure} error=${error} />
   `;
 }

@@ -4,13 +4,12 @@ import { useSignal } from "@preact/signals";
 import { call } from "../lib/api.js";
 import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Confirm } from "../shell/confirm.js";
+import { Confirm } from "../shell/dialog.js";
 import { Failure, Loading } from "../shell/states.js";
 import { happeningsOf } from "../state/happenings.js";
-import { put } from "../state/sessions.js";
-import { historyOf, isIn, loadHistory, marksOf } from "./history.js";
+import { historyOf, isIn, loadHistory, marksOf } from "../state/history.js";
 import { TokenWindow } from "./token_window.js";
-import { turnOf } from "./turn.js";
+import { turnOf } from "../state/turns.js";
 
 export function Conversation({ view }) {
   const { tokens, error } = historyOf(view.id).value;
@@ -28,7 +27,7 @@ export function Conversation({ view }) {
         <label class="check"><input type="checkbox" checked=${boundaries.value}
           onChange=${(event) => (boundaries.value = event.target.checked)} />Show tokens</label>
       </div>
-      ${error && html`<${Failure} error=${error} retry=${() => loadHistory(view.id)} />`}
+      <${Failure} error=${error} retry=${() => loadHistory(view.id)} />
       ${tokens === null
         ? !error && html`<${Loading} what="the tokens" class="tokens" />`
         : html`<${TokenWindow} view=${view} tokens=${tokens} marks=${marks} chosen=${chosen} boundaries=${boundaries.value} />`}
@@ -43,7 +42,7 @@ function useFreshHistory(view, tokens) {
   const ends = happeningsOf(view.id).value.filter(isEnd).length;
   const own = turnOf(view.id).value.running;
   const isMoving = view.state === "queued" || view.state === "running";
-  useEffect(() => void (own || loadHistory(view.id)), [ends]);
+  useEffect(() => void ((own && tokens !== null) || loadHistory(view.id)), [ends]);
   useEffect(() => {
     if (!own && !isMoving && tokens !== null && tokens.length !== view.tokens) loadHistory(view.id);
   }, [view.tokens, isMoving]);
@@ -94,7 +93,7 @@ function whyNot({ state }, token) {
 }
 
 async function rewind(id, to_token, chosen) {
-  put(await call("POST", `/v1/sessions/${id}/rewind`, { body: { to_token } }));
+  await call("POST", `/v1/sessions/${id}/rewind`, { body: { to_token } });
   chosen.value = null;
   await loadHistory(id);
 }

@@ -1,8 +1,6 @@
 // What has been typed for a session and not been sent yet, and how it becomes the body of a turn.
-import { signal } from "@preact/signals";
 import { ApiError } from "../lib/api.js";
-
-const drafts = new Map();
+import { perSession } from "../state/per_session.js";
 
 /** What the fields of a turn are called, and what they say when they are empty. All are text until they are sent: the
  * server judges them. `main` ones are always shown. */
@@ -22,10 +20,7 @@ export const FIELDS = [
 const FRESH = { kind: "prompt", role: "user", text: "", values: { max_tokens: "128" }, stop: "", ignoreEos: false, other: "" };
 
 /** The signal of a session's draft. `kind` is `prompt`, `message` or `nothing` (go on from the history as it is). */
-export function draftOf(id) {
-  if (!drafts.has(id)) drafts.set(id, signal(FRESH));
-  return drafts.get(id);
-}
+export const draftOf = perSession(FRESH);
 
 /** The body of `generate`. Throws an `ApiError` that names the field where a text cannot be sent. */
 export function bodyOf(draft) {

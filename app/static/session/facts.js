@@ -1,13 +1,13 @@
 // The figures of a session.
-import { ago, bytes, counted, milliseconds, number, seconds } from "../lib/format.js";
+import { second } from "../lib/clock.js";
+import { ago, bytes, counted, number, seconds, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { memory } from "../state/memory.js";
 import { place } from "./happened.js";
 
 const TIERS = ["device", "host", "disk"];
 
 export function Facts({ view }) {
-  void memory.value; // once a second: time goes on
+  void second.value; // time goes on
   const { usage, kv } = view;
   return html`
     <section class="panel facts stack" aria-labelledby="facts">
@@ -22,7 +22,7 @@ export function Facts({ view }) {
         <${Fact} name="Computed again">${counted(usage.tokens_recomputed, "token")}<//>
         <${Fact} name="Left the device">${bytes(usage.bytes_out)}<//>
         <${Fact} name="Came back">${bytes(usage.bytes_in)} in ${counted(usage.restores, "restore")}<//>
-        <${Fact} name="Last turn waited">${waited(usage.resume_ms)}<//>
+        <${Fact} name="Last turn waited">${waits(usage.resume_ms)}<//>
         <${Fact} name="Opened">${ago(view.created_at)}<//>
         <${Fact} name="Closes by itself">${closes(view.expires_at)}<//>
         ${view.tenant !== null && html`<${Fact} name="Tenant">${view.tenant}<//>`}
@@ -45,9 +45,6 @@ function Held({ kv }) {
       <span class="number">${bytes(held)}</span></li>`;
   })}</ul>`;
 }
-
-const waited = ({ queue, restore, prefill }) =>
-  `${milliseconds(queue)} queue, ${milliseconds(restore)} restore, ${milliseconds(prefill)} prefill`;
 
 function closes(time) {
   if (time === null) return "not during a turn";

@@ -2,10 +2,10 @@
 import { counted, number, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { linkTo } from "../state/route.js";
-import { all } from "../state/sessions.js";
+import { ids, sessionOf } from "../state/sessions.js";
 
 export function Forks({ view }) {
-  const tree = treeOf(view, all());
+  const tree = treeOf(view.id, ids.value);
   return html`
     <section class="panel forks stack" aria-labelledby="forks">
       <h2 id="forks">Forks</h2>
@@ -19,27 +19,27 @@ export function Forks({ view }) {
 const origin = ({ forked_from: from }, isRoot) =>
   from && ` · ${isRoot ? `fork of ${shortId(from.session_id)}, which is closed,` : "forked"} at ${number(from.tokens)}`;
 
-const Branch = ({ node: { view, children }, here, isRoot = false }) => html`
-  <li>
+function Branch({ node: { id, children }, here, isRoot = false }) {
+  const view = sessionOf(id).value;
+  return view && html`<li>
     <span class="node">
       <a href=${linkTo(view.id)} aria-current=${view.id === here ? "true" : null}>${shortId(view.id)}</a>
       <span class=${`chip state-${view.state}`}>${view.state}</span>
       <span class="dim number">${counted(view.tokens, "token")}${origin(view, isRoot)}</span>
     </span>
-    ${children.length > 0 && html`<ul>${children.map((child) => html`<${Branch} key=${child.view.id} node=${child} here=${here} />`)}</ul>`}
-  </li>
-`;
-
-/** `{root, size}` of the tree around `view` among `views`. A node is `{view, children}`. A session whose origin is gone
- * is a root. */
-function treeOf(view, views) {
-  const nodes = new Map(views.map((each) => [each.id, { view: each, children: [] }]));
-  for (const node of nodes.values()) nodes.get(originOf(node.view))?.children.push(node);
-  let root = nodes.get(view.id) ?? { view, children: [] };
-  while (nodes.has(originOf(root.view))) root = nodes.get(originOf(root.view));
-  return { root, size: sizeOf(root) };
+    ${children.length > 0 && html`<ul>${children.map((child) => html`<${Branch} key=${child.id} node=${child} here=${here} />`)}</ul>`}
+  </li>`;
 }
 
-const originOf = (view) => view.forked_from?.session_id;
+/** `{root, size}` of the tree around a session among all of `ids`. A node is `{id, children}`. A session whose origin is
+ * gone is a root. An origin never changes, so other news of the sessions are not looked at. */
+function treeOf(id, ids) {
+  const nodes = new Map(ids.map((each) => [each, { id: each, children: [] }]));
+  const originOf = (node) => nodes.get(sessionOf(node.id).peek()?.forked_from?.session_id);
+  for (const node of nodes.values()) originOf(node)?.children.push(node);
+  let root = nodes.get(id);
+  while (originOf(root)) root = originOf(root);
+  return { root, size: sizeOf(root) };
+}
 
 const sizeOf = (node) => 1 + node.children.reduce((sum, child) => sum + sizeOf(child), 0);

@@ -1,8 +1,7 @@
 // The screen of one session: its parts, which session it is, and what must not be overlooked.
-import { number, seconds, shortId } from "../lib/format.js";
+import { number, shortId, timeLeft } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { server } from "../state/connection.js";
-import { memory } from "../state/memory.js";
 import { linkTo } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
 import { Actions, CloseButton } from "./actions.js";
@@ -12,7 +11,7 @@ import { Conversation } from "./conversation.js";
 import { Facts } from "./facts.js";
 import { Forks } from "./forks.js";
 import { place } from "./happened.js";
-import { historyOf } from "./history.js";
+import { historyOf } from "../state/history.js";
 import { Timeline } from "./timeline.js";
 
 export function SessionScreen({ id }) {
@@ -48,15 +47,13 @@ const Heading = ({ view }) => html`
 `;
 
 function PauseBanner({ view }) {
-  void memory.value; // once a second: time goes on
-  const { layer, first, end, expires_at } = view.checkpoint;
+  const { layer, first, end, pass } = view.checkpoint;
   const layers = server.value?.num_layers;
-  const left = expires_at === null ? null : Math.max(0, expires_at - Date.now() / 1000);
   return html`
     <section class="paused panel" aria-label="Paused">
       <p><strong>Paused after layer ${layer}${layers && ` of ${layers - 1}`}</strong>, ${
         end - first === 1 ? `at position ${number(first)}` : `at positions ${number(first)} to ${number(end - 1)}`
-      } (${view.checkpoint.pass}). ${left !== null && html`<span class="number">The pause ends by itself in ${seconds(left)}.</span>`}</p>
+      } (${pass}). <span class="number">${timeLeft(view.checkpoint)}</span></p>
       <a href=${linkTo(view.id, "model")}>Look inside the model</a>
     </section>
   `;

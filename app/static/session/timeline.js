@@ -1,9 +1,10 @@
 // What happened to a session over time: lanes, what its turns waited for, and all of it as a table.
+import { useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
+import { second } from "../lib/clock.js";
 import { bytes, counted, milliseconds, seconds } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { happeningsOf } from "../state/happenings.js";
-import { memory } from "../state/memory.js";
 import { bytesThere, lanesOf, place, rowsOf } from "./happened.js";
 
 /** What can be looked at, in seconds; null is all. */
@@ -11,11 +12,12 @@ const RANGES = [["Everything known", null], ["Last 10 minutes", 600], ["Last min
 const SHORTEST_S = 5;
 
 export function Timeline({ view }) {
-  void memory.value; // once a second: time goes on
+  void second.value; // time goes on
   const range = useSignal(null);
   const now = Date.now() / 1000;
   const happenings = happeningsOf(view.id).value;
   const lanes = lanesOf(happenings, now);
+  const table = useMemo(() => html`<${EventTable} rows=${rowsOf(happenings)} />`, [happenings]);
   const start = range.value === null ? Math.min(now - SHORTEST_S, happenings[0]?.time ?? now) : now - range.value;
   return html`
     <section class="panel timeline stack" aria-labelledby="timeline">
@@ -29,7 +31,7 @@ export function Timeline({ view }) {
       <${Waits} turns=${lanes.turns} usage=${view.usage} />
       <details>
         <summary>As a table</summary>
-        <${EventTable} rows=${rowsOf(happenings)} />
+        ${table}
       </details>
     </section>
   `;

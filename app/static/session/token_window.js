@@ -4,7 +4,7 @@ import { useSignal } from "@preact/signals";
 import { number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Chunk, CHUNK, Streamed } from "./chunk.js";
-import { turnOf } from "./turn.js";
+import { turnOf } from "../state/turns.js";
 
 /** Most tokens that are drawn at once. */
 const WINDOW = 10 * CHUNK;

@@ -1,14 +1,16 @@
-// The screen of all sessions: the board, the charts and the table.
+// The screen of all sessions: the board, the charts and the tables.
 import { useEffect } from "preact/hooks";
+import { bytes, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { DropZone } from "../shell/import.js";
+import { memory } from "../state/memory.js";
 import { Board } from "./board/board.js";
 import { Charts } from "./charts/charts.js";
 import { keepListing } from "./listing.js";
 import { CreateDialog } from "./open/create.js";
-import { DropZone, Imports } from "./open/import.js";
-import { CloseDialog } from "./table/close_dialog.js";
+import { importAll, Imports } from "./open/import.js";
+import { CloseDialog } from "./table/row.js";
 import { Table } from "./table/table.js";
-import { Tenants } from "./tenants.js";
 import { Toolbar } from "./toolbar.js";
 
 export function SessionsScreen() {
@@ -18,6 +20,31 @@ export function SessionsScreen() {
     <div class="overview"><${Board} /><${Charts} /></div>
     <${Table} />
     <${Tenants} />
-    <${DropZone} /><${CreateDialog} /><${CloseDialog} />
+    <${DropZone} take=${importAll} /><${CreateDialog} /><${CloseDialog} />
   </div>`;
 }
+
+function Tenants() {
+  const { tenants } = memory.value ?? {};
+  if (!tenants || Object.keys(tenants).length === 0) return null;
+  return html`<section class="panel stack tenants">
+    <h2>Tenants</h2>
+    <div class="wide" tabindex="0" role="region" aria-label="Table of tenants"><table>
+      <thead><tr>
+        <th scope="col">Tenant</th>
+        ${["Sessions", "Turns running", "Turns waiting", "Device", "Host", "Disk"].map((title) => html`<th scope="col" class="number">${title}</th>`)}
+      </tr></thead>
+      <tbody>${Object.entries(tenants).sort(byMemory).map(([name, use]) => html`<${Tenant} key=${name} name=${name} use=${use} />`)}</tbody>
+    </table></div>
+    <p class="dim">KV that sessions share counts for each of them.</p>
+  </section>`;
+}
+
+const Tenant = ({ name, use }) => html`<tr>
+  <th scope="row">${name || "none: from before there were tenants"}</th>
+  ${[use.sessions, use.turns_running, use.turns_waiting].map((count) => html`<td class="number">${number(count)}</td>`)}
+  ${[use.device_bytes, use.host_bytes, use.disk_bytes].map((count) => html`<td class="number">${bytes(count)}</td>`)}
+</tr>`;
+
+const total = ([, use]) => use.device_bytes + use.host_bytes + use.disk_bytes;
+const byMemory = (one, other) => total(other) - total(one);

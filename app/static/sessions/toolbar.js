@@ -2,8 +2,7 @@
 import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { ids } from "../state/sessions.js";
-import { FACETS, chosen, clear, isFiltered, order, text, toggle } from "./filters.js";
-import { counts, listed } from "./listing.js";
+import { chosen, clear, counts, FACETS, isFiltered, listed, order, text, toggle } from "./listing.js";
 import { creating } from "./open/create.js";
 import { ImportButton } from "./open/import.js";
 

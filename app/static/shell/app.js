@@ -1,18 +1,24 @@
 // The frame around every screen.
+import { useEffect, useRef } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { ModelScreen } from "../model/screen.js";
 import { SessionScreen } from "../session/screen.js";
 import { SessionsScreen } from "../sessions/screen.js";
-import { connection } from "../state/connection.js";
+import { connection, key } from "../state/connection.js";
+import { dismiss, notices } from "../state/notices.js";
 import { route } from "../state/route.js";
 import { ids, known, sessionOf } from "../state/sessions.js";
 import { Header } from "./header.js";
 import { Help } from "./help.js";
-import { KeyForm } from "./key_form.js";
-import { Notices } from "./notices.js";
 import { Empty } from "./states.js";
 
 export function App() {
+  const place = useRef(null);
+  useEffect(() => {
+    // What had the focus may have gone with the screen before.
+    if (place.current && document.activeElement === document.body) document.getElementById("main").focus();
+    place.current = route.value;
+  }, [route.value]);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <${Header} />
@@ -44,3 +50,31 @@ function skip(event) {
   event.preventDefault();
   document.getElementById("main").focus();
 }
+
+function KeyForm() {
+  const use = (event) => {
+    event.preventDefault();
+    key.value = new FormData(event.target).get("key").trim();
+  };
+  return html`
+    <section class="empty">
+      <h1>A key, please</h1>
+      <p id="why" role=${key.value ? "alert" : null}>${connection.value.message}</p>
+      <form class="row" onSubmit=${use}>
+        <label>API key <input name="key" type="password" autocomplete="off" required aria-describedby="why" /></label>
+        <button class="primary">Use this key</button>
+      </form>
+      <p>The page keeps it in memory only: not in the address, not in the browser's storage.</p>
+    </section>
+  `;
+}
+
+const Notices = () => html`
+  <ol class="notices" aria-label="Messages" aria-live="polite">
+    ${notices.value.map(
+      ({ id, kind, text }) => html`<li key=${id} class=${kind} role=${kind === "error" ? "alert" : null}>
+        ${text} <button class="quiet" aria-label="Close this message" onClick=${() => dismiss(id)}>✕</button>
+      </li>`,
+    )}
+  </ol>
+`;

@@ -1,8 +1,7 @@
 // Which server this is, whether it is heard, and where one is on the page.
 import { counted, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { connection, server } from "../state/connection.js";
-import { key } from "../state/key.js";
+import { connection, key, server } from "../state/connection.js";
 import { memory } from "../state/memory.js";
 import { HOME, linkTo, route } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";

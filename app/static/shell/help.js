@@ -1,8 +1,9 @@
 // The keys that work on the page, in a dialog that `?` opens.
 import { signal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { HOME, go } from "../state/route.js";
+import { Dialog } from "./dialog.js";
 
 /** Whether the dialog is open. */
 export const helping = signal(false);
@@ -19,22 +20,16 @@ const KEYS = [
 ];
 
 export function Help() {
-  const dialog = useRef(null);
   useEffect(() => {
     addEventListener("keydown", press);
     return () => removeEventListener("keydown", press);
   }, []);
-  useEffect(() => {
-    if (helping.value) dialog.current.showModal();
-    else dialog.current.close();
-  }, [helping.value]);
-  return html`<dialog class="help" ref=${dialog} aria-labelledby="help-title" onClose=${() => (helping.value = false)}>
-    <div class="stack">
-      <h2 id="help-title">Keyboard</h2>
-      <dl>${KEYS.map(([keys, does]) => html`<dt>${keys.map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${does}</dd>`)}</dl>
-      <div class="row"><button onClick=${() => (helping.value = false)}>Close</button></div>
-    </div>
-  </dialog>`;
+  if (!helping.value) return null;
+  const close = () => (helping.value = false);
+  return html`<${Dialog} title="Keyboard" class="help" onClose=${close}>
+    <dl>${KEYS.map(([keys, does]) => html`<dt>${keys.map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${does}</dd>`)}</dl>
+    <div class="row"><button onClick=${close}>Close</button></div>
+  <//>`;
 }
 
 /** Keys of the whole page; a key that is typed into a field is a letter. */

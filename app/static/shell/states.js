@@ -1,4 +1,5 @@
-// What stands in a place that has nothing to show: empty, loading, or in error.
+// What stands in a place that has nothing to show: empty, loading, or in error; and what a button does that may fail.
+import { useState } from "preact/hooks";
 import { html } from "../lib/html.js";
 
 /** A title, and below it what to do. */
@@ -9,7 +10,24 @@ export const Empty = ({ title, children }) => html`
 /** Something is on its way. Its place is as large as what comes, so nothing moves: give it a class. */
 export const Loading = ({ what, class: name = "" }) => html`<p class="loading ${name}" role="status">Loading ${what}</p>`;
 
-/** An error where it happened, with a way to try again. */
-export const Failure = ({ error, retry }) => html`
-  <p class="failure" role="alert">${error.message} ${retry && html`<button onClick=${retry}>Try again</button>`}</p>
-`;
+/** An error where it happened, if there is one, with a way to try again. */
+export const Failure = ({ error, retry }) =>
+  error &&
+  html`<p class="failure" role="alert">${error.message} ${retry && html`<button onClick=${retry}>Try again</button>`}</p>`;
+
+/** `act(run)` runs `run()` and answers `{done, value}`; `busy` is true meanwhile, and `error` what it threw. */
+export function useAction() {
+  const [{ busy, error }, tell] = useState({ busy: false, error: null });
+  const act = async (run) => {
+    tell({ busy: true, error: null });
+    try {
+      const value = await run();
+      tell({ busy: false, error: null });
+      return { done: true, value };
+    } catch (error) {
+      tell({ busy: false, error: error.name === "AbortError" ? null : error });
+      return { done: false };
+    }
+  };
+  return { busy, error, act };
+}

@@ -1,4 +1,4 @@
-// Whether the page hears from the server.
+// Whether the page hears from the server, and with which key.
 import { signal } from "@preact/signals";
 
 /** `state` is `connecting`, `live`, `away` (it will be tried again), `key` (one is needed, or it is wrong) or `refused`
@@ -7,3 +7,5 @@ export const connection = signal({ state: "connecting", message: "Connecting" })
 
 /** What `/version` says of the server and its model; null before the first answer. */
 export const server = signal(null);
+
+export const key = signal("");

@@ -1,14 +1,15 @@
 // Follows the live stream, and comes back to it where it ended.
-import { batch, effect } from "@preact/signals";
+import { batch, effect, untracked } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
-import { connection, server } from "./connection.js";
-import { forget, note } from "./happenings.js";
-import { key } from "./key.js";
-import { takeMemory } from "./memory.js";
-import { put, remove, replaceAll } from "./sessions.js";
+import { connection, key, server } from "./connection.js";
+import { note } from "./happenings.js";
+import { forgetMemory, takeMemory } from "./memory.js";
+import { forgetAll, put, remove, replaceAll } from "./sessions.js";
 
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 5000;
+/** The server tells of memory each second. A connection that is silent for so long has ended without a word. */
+const SILENT_MS = 15_000;
 
 /** Follow for as long as the page is open; begin anew with each other key. */
 export function follow() {
@@ -17,6 +18,7 @@ export function follow() {
     void key.value;
     running.abort();
     running = new AbortController();
+    untracked(() => batch(() => (forgetAll(), forgetMemory())));
     keepFollowing(running.signal);
   });
 }
@@ -29,8 +31,7 @@ async function keepFollowing(signal) {
       await followOnce(place, signal, () => (wait = FIRST_WAIT_MS));
       tell("away", "The server has ended the stream. Trying again");
     } catch (error) {
-      if (signal.aborted || error.name === "AbortError") return;
-      if (isFinal(error)) return;
+      if (signal.aborted || isFinal(error)) return;
     }
     await pause(wait, signal);
     wait = Math.min(2 * wait, LONGEST_WAIT_MS);
@@ -40,15 +41,38 @@ async function keepFollowing(signal) {
 async function followOnce(place, signal, onOpen) {
   server.value = await call("GET", "/version", { signal });
   place.parts = [];
+  const watch = watching(signal);
   await stream("GET", "/v1/events", {
-    signal,
+    signal: watch.signal,
     headers: place.lastId === null ? {} : { "Last-Event-ID": place.lastId },
     onOpen: () => {
       onOpen();
       tell("live", "Live");
     },
-    onEvent: (event) => take(event, place),
-  });
+    onEvent: (event) => {
+      watch.heard();
+      take(event, place);
+    },
+  }).finally(watch.stop);
+}
+
+/** A signal that is aborted with `signal`, or when `heard` has not been called for long. */
+function watching(signal) {
+  const watch = new AbortController();
+  const end = () => watch.abort();
+  let timer = setTimeout(end, SILENT_MS);
+  signal.addEventListener("abort", end);
+  return {
+    signal: watch.signal,
+    heard: () => {
+      clearTimeout(timer);
+      timer = setTimeout(end, SILENT_MS);
+    },
+    stop: () => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", end);
+    },
+  };
 }
 
 function take({ name, id, data }, place) {
@@ -70,11 +94,9 @@ function takeSnapshot({ sessions, has_more }, place) {
 }
 
 function takeSession({ change, session }) {
+  if (change === "closed") return remove(session.id);
+  put(session);
   note(session.id, "session", { change, session });
-  if (change === "closed") {
-    remove(session.id);
-    forget(session.id);
-  } else put(session);
 }
 
 /** Whether there is no use in trying again. */

@@ -1,21 +1,18 @@
 // What has happened to each session while this page was open.
-import { signal } from "@preact/signals";
+import { perSession } from "./per_session.js";
+import { ids, sessionOf } from "./sessions.js";
 
-/** Most that are kept of one session. */
+/** Most that are kept of one session, and about how many of all. */
 const KEPT = 500;
-const logs = new Map();
+const KEPT_TOGETHER = 50_000;
 
 /** The signal of what happened to a session, oldest first: `{time, name, data}`, with `time` in Unix seconds and `name`
  * and `data` those of the live stream. A new array with each. */
-export function happeningsOf(id) {
-  if (!logs.has(id)) logs.set(id, signal([]));
-  return logs.get(id);
-}
+export const happeningsOf = perSession([]);
 
 export function note(id, name, data) {
+  if (sessionOf(id).peek() === null) return; // the last word on a session that is gone
   const log = happeningsOf(id);
-  log.value = [...log.value.slice(1 - KEPT), { time: Date.now() / 1000, name, data }];
+  const kept = Math.ceil(Math.min(KEPT, KEPT_TOGETHER / ids.peek().length));
+  log.value = [...log.value.slice(-kept), { time: Date.now() / 1000, name, data }];
 }
-
-/** Forget those of a session that is gone. */
-export const forget = (id) => logs.delete(id);

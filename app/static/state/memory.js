@@ -8,6 +8,11 @@ export const memory = signal(null);
 /** Samples, oldest first: `{time, view}`, with `time` in Unix seconds. A new array each second. */
 export const samples = signal([]);
 
+export function forgetMemory() {
+  memory.value = null;
+  samples.value = [];
+}
+
 export function takeMemory(view) {
   memory.value = view;
   const last = samples.value.length >= KEPT ? samples.value.slice(1 - KEPT) : samples.value;

@@ -12,4 +12,9 @@ addEventListener("hashchange", () => (route.value = read()));
 
 export const linkTo = (id, part = null) => `#/sessions/${encodeURIComponent(id)}${part ? `/${part}` : ""}`;
 export const HOME = "#/";
-export const go = (link) => (location.hash = link);
+
+/** At once, so that nothing of the screen before is drawn again. */
+export function go(link) {
+  location.hash = link;
+  route.value = read();
+}

@@ -1,5 +1,6 @@
 // Every session that the caller may see, as the live stream tells of them.
 import { batch, signal } from "@preact/signals";
+import { forget } from "./per_session.js";
 
 /** Ids, oldest first. */
 export const ids = signal([]);
@@ -23,7 +24,11 @@ export const all = () => ids.value.map((id) => sessionOf(id).value).filter(Boole
 export function replaceAll(found) {
   batch(() => {
     const fresh = new Set(found.map((view) => view.id));
-    for (const [id, view] of views) if (!fresh.has(id)) view.value = null;
+    for (const [id, view] of views) {
+      if (fresh.has(id)) continue;
+      view.value = null;
+      forget(id);
+    }
     for (const view of found) sessionOf(view.id).value = view;
     ids.value = found.map((view) => view.id);
     known.value = true;
@@ -31,7 +36,19 @@ export function replaceAll(found) {
   });
 }
 
-/** A session that has opened or changed. Also for what a call of this page has answered. */
+/** None is known any more: another key is told of others. */
+export function forgetAll() {
+  replaceAll([]);
+  known.value = false;
+}
+
+/** What a call of this page has opened. The live stream may have told of it before, and of what came after: it knows
+ * better. */
+export function add(view) {
+  if (sessionOf(view.id).value === null) put(view);
+}
+
+/** A session that has opened or changed. */
 export function put(view) {
   batch(() => {
     const isNew = sessionOf(view.id).value === null;
@@ -46,6 +63,7 @@ export function remove(id) {
   if (!views.get(id)?.value) return;
   batch(() => {
     views.get(id).value = null;
+    forget(id);
     ids.value = ids.value.filter((each) => each !== id);
     revision.value = revision.peek() + 1;
   });

@@ -16,16 +16,9 @@ TIMEOUT_S = 60
 
 
 @pytest.fixture
-def api(page_server: str) -> Iterator[httpx.Client]:
-    """The HTTP API of the server behind the page."""
-    with httpx.Client(base_url=page_server, timeout=TIMEOUT_S) as api:
-        yield api
-
-
-@pytest.fixture
-def on(api: httpx.Client, open_page: OpenPage) -> OnSession:
+def on(http: httpx.Client, open_page: OpenPage) -> OnSession:
     """A session without a token."""
-    return OnSession(api, open_page, metadata={"agent": "tester"})
+    return OnSession(http, open_page, metadata={"agent": "tester"})
 
 
 @pytest.fixture(scope="package")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import httpx
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import WAIT_MS, OpenPage
+from tests.browser.conftest import OpenPage
+from tests.browser.filling import wait_until
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 LONG = 8000
@@ -47,11 +47,7 @@ class OnSession:
 
     def wait_until(self, **fields: Any) -> dict[str, Any]:
         """The session's view as soon as it has these values."""
-        deadline = time.monotonic() + WAIT_MS / 1000
-        while any((view := self.view())[name] != value for name, value in fields.items()):
-            assert time.monotonic() < deadline, f"{view} never had {fields}"
-            time.sleep(0.01)
-        return view
+        return wait_until(self.api, self.id, lambda view: all(view[name] == value for name, value in fields.items()))
 
 
 def panel(page: Page, name: str) -> Locator:

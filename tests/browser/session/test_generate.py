@@ -139,6 +139,22 @@ def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
     expect(page.locator(".token")).to_have_count(11)
 
 
+def test_a_turn_is_the_same_on_both_screens(on: OnSession) -> None:
+    on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
+    page = on.open()
+    write(page, "Hello", **{"Most tokens": "5"})
+    ignore_the_end(page)
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("region", name="Paused").get_by_role("link").click()
+    said = page.get_by_role("region", name="Turn", exact=True).locator(".said")
+    expect(said.locator(".dim")).to_have_count(0)
+    assert on.history()["text"] == f"<bos>Hello{said.text_content()}"
+    page.get_by_role("button", name="To the end").click()
+    on.wait_until(state="idle", tokens=11)
+    page.go_back()
+    expect(page.locator(".token.generated")).to_have_count(5)
+
+
 def test_a_paused_turn_is_cancelled(on: OnSession) -> None:
     on.post("breakpoints", layer=1, action="pause", when={"pass": "prefill"})
     on.generate()

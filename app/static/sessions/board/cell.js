@@ -1,11 +1,11 @@
-// A session on the board: a button in each lane where it has KV, as large as its bytes there.
-import { useComputed } from "@preact/signals";
+// A session on the board: a button in each lane where it has KV, as large as its bytes there, and what its tooltip says.
+import { signal, useComputed } from "@preact/signals";
 import { now } from "../../lib/clock.js";
-import { bytes, counted, seconds, shortId } from "../../lib/format.js";
+import { bytes, counted, seconds, shortId, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { sessionOf } from "../../state/sessions.js";
 import { passing } from "../listing.js";
-import { TIERS, bytesIn, lookOf, tagsOf } from "../looks.js";
+import { bytesIn, lookOf, tagsOf, TIERS } from "../looks.js";
 import { tops } from "./lanes.js";
 import { placesOf } from "./plan.js";
 
@@ -15,8 +15,8 @@ const NAME_WIDTH = 68;
 export function Cell({ id }) {
   const passes = useComputed(() => passing.value === null || passing.value.has(id));
   const view = sessionOf(id).value;
-  const { spots, glides } = placesOf(id).value;
   if (view === null) return null;
+  const { spots, glides } = placesOf(id).value;
   const held = TIERS.filter((tier) => spots[tier]);
   // The fastest tier's button is the session itself: it glides when KV moves. The others are copies of it.
   return held.map(
@@ -49,9 +49,8 @@ function Spot({ view, tier, place, isCopy, glides, passes }) {
 export const nameOf = (view) => view.metadata.name ?? Object.values(view.metadata)[0] ?? shortId(view.id);
 
 /** What a tooltip shows, as lines of a title and a text. */
-export function linesOf(view, tier) {
+function linesOf(view, tier) {
   const copies = TIERS.filter((each) => each !== tier && bytesIn(view, each) > 0);
-  const { queue, restore, prefill } = view.usage.resume_ms;
   return [
     ["Session", view.id],
     ...(view.tenant === null ? [] : [["Tenant", view.tenant]]),
@@ -61,7 +60,7 @@ export function linesOf(view, tier) {
     ["Tokens", counted(view.tokens, "token")],
     [tierWords(view), `${bytes(bytesIn(view, tier))} on the ${tier}`],
     ...copies.map((each) => ["Copy", `${bytes(bytesIn(view, each))} on the ${each}`]),
-    ["Last resume", `queue ${ms(queue)}, restore ${ms(restore)}, prefill ${ms(prefill)}`],
+    ["Last resume", waits(view.usage.resume_ms)],
   ];
 }
 
@@ -70,8 +69,6 @@ function returnOf({ returns_at: at }) {
   const left = at - now.value;
   return left > 0 ? `in ${seconds(left)}` : `${seconds(-left)} late`;
 }
-
-const ms = (count) => seconds(count / 1000);
 
 const tierWords = ({ kv }) => (kv.tier?.startsWith("to_") ? `KV, moving to the ${kv.tier.slice(3)}` : "KV");
 
@@ -82,3 +79,24 @@ const sayAll = (view, tier, isCopy) =>
     `phase ${view.phase}${view.returns_at === null ? "" : `, returns ${returnOf(view)}`}; session ${view.id}`,
     ...tagsOf(view),
   ].join("; ");
+
+const WIDTH = 340;
+/** `{id, tier, x, y, below}`: what is pointed at, and where in the board; null: nothing. */
+const pointed = signal(null);
+
+/** Point at a cell of this board, or at none. */
+export function pointAt(cell, board) {
+  if (cell === null) return void (pointed.value = null);
+  const [own, all] = [cell.getBoundingClientRect(), board.getBoundingClientRect()];
+  const x = Math.max(0, Math.min(own.left - all.left, all.width - WIDTH));
+  pointed.value = { id: cell.dataset.id, tier: cell.dataset.tier, x, y: own.bottom - all.top + 6 };
+}
+
+export function Tip() {
+  const at = pointed.value;
+  const view = at && sessionOf(at.id).value;
+  if (!view) return null;
+  return html`<dl class="tip" role="tooltip" style=${{ left: `${at.x}px`, top: `${at.y}px` }}>
+    ${linesOf(view, at.tier).map(([title, text]) => html`<dt>${title}</dt><dd>${text}</dd>`)}
+  </dl>`;
+}

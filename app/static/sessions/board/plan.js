@@ -1,5 +1,6 @@
 // Keeps the layout true to the sessions, once a frame at most, and tells each cell where it is.
 import { batch, effect, signal, untracked } from "@preact/signals";
+import { perSession } from "../../state/per_session.js";
 import { all, ids, revision, sessionOf } from "../../state/sessions.js";
 import { TIERS, bytesOf } from "../looks.js";
 import { Layout } from "./layout.js";
@@ -17,7 +18,6 @@ const GLIDE_MS = 450;
 const LOOK_MS = 1000;
 
 const layout = new Layout();
-const places = new Map();
 let placed = new Map();
 let size = { width: 0, height: 0 };
 let frame = null;
@@ -26,10 +26,7 @@ let lookedAt = 0;
 
 /** The signal of where a session is: `spots` has its rectangles by tier, `{device: {x, y, width, height}}`, without the
  * tiers that hold none. While it `glides` it is on its way there. */
-export function placesOf(id) {
-  if (!places.has(id)) places.set(id, signal({ spots: {}, glides: false }));
-  return places.get(id);
-}
+export const placesOf = perSession({ spots: {}, glides: false });
 
 /** Follow the sessions until the function that this answers is called. */
 export function keepPlan() {
@@ -80,7 +77,6 @@ function isTimeToLook() {
 function arrange(views) {
   layout.arrange(views, size.width, size.height);
   placed = new Map(views.map((view) => [view.id, view]));
-  for (const id of [...places.keys()]) if (!placed.has(id)) places.delete(id);
   for (const view of views) publish(view.id, false);
   tell(views);
 }
@@ -88,7 +84,6 @@ function arrange(views) {
 function drop(id) {
   layout.remove(id);
   placed.delete(id);
-  places.delete(id);
 }
 
 function publish(id, mayGlide) {

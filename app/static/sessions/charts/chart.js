@@ -1,70 +1,63 @@
-// A chart over the last minutes, drawn by uPlot. It follows the theme and the width of its place.
-import { uPlot } from "../../lib/uplot.js";
-import { useEffect, useRef } from "preact/hooks";
-import { useSignalEffect } from "@preact/signals";
-import { colour, themeChanges } from "../../lib/colours.js";
+// A chart over the last minutes, with its title and figures. It follows the width of its place.
+import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../../lib/html.js";
-import { SPAN } from "./series.js";
+import { pathOf } from "../../lib/paths.js";
+import { KEPT } from "../../state/memory.js";
 
-const AXIS_WIDTH = 62;
+const [LEFT, RIGHT, TOP, BOTTOM] = [62, 14, 6, 20];
+/** Pixels between two rules, at least. */
+const SPACE = 22;
 /** Steps of an axis of bytes, and of one of whole numbers. */
 export const BINARY = Array.from({ length: 50 }, (_each, power) => 2 ** power);
 export const WHOLE = Array.from({ length: 9 }, (_each, power) => [1, 2, 5].map((step) => step * 10 ** power)).flat();
-const X_TICKS = [-600, -480, -360, -240, -120, 0];
+const MINUTES = [-10, -8, -6, -4, -2, 0];
 
-/** `data` is a signal of uPlot's columns. `series` has `{token, fill, dash, isStepped}` of each; `format` makes a number
- * of the y axis a text, in one of these `steps`; `most` is a function of the largest value that the axis must show. */
+/** `data` is a signal of columns: the seconds before now, then a list for each of `series`, `{token, fill, dash,
+ * isStepped}`. `format` makes a number of the y axis a text, in one of these `steps`; `most` is a function of the largest
+ * value that the axis must show. */
 export function Chart({ data, series, format, steps, most, height, label }) {
   const place = useRef(null);
-  const plot = useRef(null);
+  const [width, setWidth] = useState(0);
   useEffect(() => {
-    const width = place.current.clientWidth;
-    plot.current = new uPlot(options({ series, format, steps, most, width, height }), data.peek(), place.current);
-    const observer = new ResizeObserver(([{ contentRect }]) => plot.current.setSize({ width: contentRect.width, height }));
+    const observer = new ResizeObserver(([{ contentRect }]) => setWidth(contentRect.width));
     observer.observe(place.current);
-    return () => (observer.disconnect(), plot.current.destroy(), (plot.current = null));
+    return () => observer.disconnect();
   }, []);
-  useSignalEffect(() => {
-    const columns = data.value;
-    plot.current?.setData(columns);
-  });
-  useSignalEffect(() => {
-    void themeChanges.value;
-    plot.current?.redraw(false);
-  });
-  return html`<div class="chart" ref=${place} style=${{ height: `${height}px` }} role="img" aria-label=${label}></div>`;
+  const [times, ...columns] = data.value;
+  const high = most(peak(...columns));
+  const x = (second) => LEFT + (1 + second / KEPT) * (width - LEFT - RIGHT);
+  const y = (value) => TOP + (1 - value / high) * (height - TOP - BOTTOM);
+  const step = steps.find((each) => (each / high) * (height - TOP - BOTTOM) >= SPACE) ?? high;
+  const rules = Array.from({ length: Math.floor(high / step) + 1 }, (_each, at) => at * step);
+  return html`<div ref=${place} style=${{ height: `${height}px` }}>
+    ${width > 0 && html`<svg class="chart" width=${width} height=${height} role="img" aria-label=${label}>
+      ${rules.map((value) => html`<path class="rule" d="M${LEFT} ${y(value)}H${width - RIGHT}" />
+        <text x=${LEFT - 6} y=${y(value) + 4} text-anchor="end">${format(value)}</text>`)}
+      ${MINUTES.map((minute) => html`<path class="rule" d="M${x(60 * minute)} ${TOP}V${y(0)}" />
+        <text x=${x(60 * minute)} y=${height - 6} text-anchor="middle">${minute === 0 ? "now" : `${minute} min`}</text>`)}
+      ${series.map((line, at) => drawn(line, pathOf(columns[at], (index) => x(times[index]), y, line.isStepped), x(times[0] ?? 0), y(0)))}
+    </svg>`}
+  </div>`;
 }
 
-function options({ series, format, steps, most, width, height }) {
-  return {
-    width,
-    height,
-    padding: [6, 14, 0, 0],
-    legend: { show: false },
-    cursor: { show: false },
-    scales: { x: { time: false, range: SPAN }, y: { range: (_plot, _min, max) => [0, most(max ?? 0)] } },
-    series: [{}, ...series.map(line)],
-    axes: [
-      { ...axis(), size: 22, splits: () => X_TICKS, values: (_plot, ticks) => ticks.map(minutes) },
-      { ...axis(), size: AXIS_WIDTH, space: 22, incrs: steps, values: (_plot, ticks) => ticks.map(format) },
-    ],
-  };
-}
+/** One line, and the area under it. */
+const drawn = ({ token, fill, dash }, path, start, ground) => html`
+  ${fill && path && html`<path d="${path}V${ground}H${start}Z" style=${{ fill: `var(${token})`, fillOpacity: fill / 100 }} />`}
+  <path class="line" d=${path} stroke-dasharray=${dash} style=${{ stroke: `var(${token})` }} />
+`;
 
-const line = ({ token, fill, dash, isStepped }) => ({
-  stroke: () => colour(token),
-  fill: fill ? () => `color-mix(in srgb, ${colour(token)} ${fill}%, transparent)` : undefined,
-  width: 1.5,
-  dash,
-  points: { show: false },
-  paths: isStepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-});
+/** The largest of some lists of numbers; 0 if there is none. */
+export const peak = (...lists) => lists.reduce((most, list) => list.reduce((one, each) => Math.max(one, each ?? 0), most), 0);
 
-const axis = () => ({
-  stroke: () => colour("--dim"),
-  grid: { stroke: () => colour("--line"), width: 1 },
-  ticks: { show: false },
-  font: "11px system-ui, sans-serif",
-});
-
-const minutes = (second) => (second === 0 ? "now" : `${second / 60} min`);
+/** `lines` are `{token, name, text, about}`: the colour of each line, and what it stands at. */
+export const ChartPanel = ({ title, unit, lines, children }) => html`<figure class="chart-panel">
+  <figcaption>
+    <h3>${title} <span class="dim">${unit}</span></h3>
+    <span class="lines">
+      ${lines.map(
+        ({ token, name, text, about }) => html`<span key=${name} title=${about}><i class="line ${token.slice(2)}"></i>${name} <b>${text}</b></span>`,
+      )}
+    </span>
+  </figcaption>
+  ${children}
+</figure>`;

@@ -1,15 +1,13 @@
-// Opens sessions from exported files: chosen with a button, or dropped anywhere on the screen.
+// What becomes of each file that is dropped on the screen of all sessions, or chosen there.
 import { signal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
-import { upload } from "../../lib/api.js";
+import { useRef } from "preact/hooks";
 import { bytes, shortId } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
+import { importFile } from "../../shell/import.js";
 import { linkTo } from "../../state/route.js";
-import { put } from "../../state/sessions.js";
 
-/** `{key, name, size, state, ...}` of each file: `state` is `sending`, `done` with a `view`, or `failed` with an `error`. */
+/** `{id, name, size, state, ...}` of each file: `state` is `sending`, `done` with a `view`, or `failed` with an `error`. */
 const imports = signal([]);
-const isOver = signal(false);
 let last = 0;
 
 export function ImportButton() {
@@ -26,10 +24,10 @@ export function ImportButton() {
 
 /** What has become of each file. */
 export const Imports = () => html`<ul class="imports" aria-label="Imports" aria-live="polite">
-  ${imports.value.map((each) => html`<li key=${each.key} class=${each.state}><${Outcome} ...${each} /></li>`)}
+  ${imports.value.map((each) => html`<li key=${each.id} class=${each.state}><${Outcome} ...${each} /></li>`)}
 </ul>`;
 
-function Outcome({ key: _key, id, name, size, state, view, error, file }) {
+function Outcome({ id, name, size, state, view, error, file }) {
   return html`
     <span><b>${name}</b> (${bytes(size)}): </span>
     ${state === "sending" && html`<span class="grow">importing <progress aria-label=${`Importing ${name}`}></progress></span>`}
@@ -40,53 +38,16 @@ function Outcome({ key: _key, id, name, size, state, view, error, file }) {
   `;
 }
 
-/** Takes files that are dropped anywhere while the screen is open. */
-export function DropZone() {
-  useEffect(() => listen({ dragover: over, dragleave: leave, drop: dropped }), []);
-  return html`<div class="drop-zone ${isOver.value ? "over" : ""}" aria-hidden="true">Drop the file to import its session</div>`;
-}
-
-function listen(listeners) {
-  for (const [name, listener] of Object.entries(listeners)) addEventListener(name, listener);
-  return () => {
-    for (const [name, listener] of Object.entries(listeners)) removeEventListener(name, listener);
-  };
-}
-
-const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
-
-function over(event) {
-  if (!hasFiles(event)) return;
-  event.preventDefault();
-  isOver.value = true;
-}
-
-/** The pointer has left the window; it also leaves each element in it. */
-function leave(event) {
-  if (event.relatedTarget === null) isOver.value = false;
-}
-
-function dropped(event) {
-  if (!hasFiles(event)) return;
-  event.preventDefault();
-  isOver.value = false;
-  importAll([...event.dataTransfer.files]);
-}
-
-async function importAll(files) {
-  for (const file of files) {
-    const id = (last += 1);
-    imports.value = [...imports.value, { key: id, id, name: file.name, size: file.size, state: "sending", file }];
-    await send(id, file);
-  }
+export async function importAll(files) {
+  const added = files.map((file) => ({ id: (last += 1), name: file.name, size: file.size, state: "sending", file }));
+  imports.value = [...imports.value, ...added];
+  for (const { id, file } of added) await send(id, file);
 }
 
 async function send(id, file) {
   change(id, { state: "sending", error: null });
   try {
-    const view = await upload("POST", "/v1/sessions/import", file);
-    put(view);
-    change(id, { state: "done", view });
+    change(id, { state: "done", view: await importFile(file) });
   } catch (error) {
     change(id, { state: "failed", error });
   }

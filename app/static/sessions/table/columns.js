@@ -1,12 +1,12 @@
 // The columns of the table, and what stands in them.
 import { now } from "../../lib/clock.js";
-import { bytes, coarse, number, seconds, shortId } from "../../lib/format.js";
+import { bytes, coarse, milliseconds, number, shortId, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { linkTo } from "../../state/route.js";
 import { bytesIn, bytesOf, lookOf, tagsOf } from "../looks.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">0</span>` : bytes(count));
-const ms = (count) => (count > 0 ? seconds(count / 1000) : "0");
+const ms = (count) => (count > 0 ? milliseconds(count) : "0");
 
 /** `by` is what a column is sorted by; `width` is in pixels. */
 export const COLUMNS = [
@@ -29,9 +29,7 @@ function Tags({ view }) {
   return html`<span title=${tags.join("\n")}>${tags.map((tag) => html`<span class="tag">${tag}</span>`)}</span>`;
 }
 
-const Resume = ({ queue, restore, prefill }) => html`<span
-  title=${`queue ${ms(queue)}, restore ${ms(restore)}, prefill ${ms(prefill)}`}
->${ms(queue)} · ${ms(restore)} · ${ms(prefill)}</span>`;
+const Resume = (waited) => html`<span title=${waits(waited)}>${[waited.queue, waited.restore, waited.prefill].map(ms).join(" · ")}</span>`;
 
 function Expires({ at }) {
   if (at === null) return html`<span class="dim" title="not during a turn">–</span>`;

@@ -2,8 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../../lib/html.js";
 import { ids } from "../../state/sessions.js";
-import { clear, order, sortBy } from "../filters.js";
-import { listed } from "../listing.js";
+import { clear, listed, order, sortBy } from "../listing.js";
 import { creating } from "../open/create.js";
 import { COLUMNS } from "./columns.js";
 import { Row } from "./row.js";

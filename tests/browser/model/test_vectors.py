@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from safetensors.numpy import load, save
 
 from tests.browser.conftest import OpenPage
-from tests.browser.inside import Inside
+from tests.browser.model.inside import Inside
 
 pytestmark = pytest.mark.browser
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from app.model_store.export import export_model
 from app.settings import Settings
 from tests.browser.conftest import OpenPage
-from tests.browser.inside import Inside
+from tests.browser.model.inside import Inside
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
@@ -86,6 +86,22 @@ def test_a_long_context_fills_in_as_it_is_scrolled_to(open_page: OpenPage, page_
     assert f"positions={end - 64}%3A{end}" in maps[0]
     inside.page.locator(".inside").evaluate("box => { box.scrollLeft = 0; }")
     expect(inside.cell(1, 0)).not_to_be_empty()
+
+
+def test_the_server_computes_nothing_for_a_screen_that_is_left(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    expect(inside.cell(1, 3)).not_to_be_empty()
+    inside.page.get_by_role("link", name="Sessions", exact=True).click()
+    row = inside.page.locator(f'tr[data-id="{inside.id}"]')
+    expect(row).to_contain_text("paused")
+    asked: list[str] = []
+    inside.page.on("request", lambda request: asked.append(request.url))
+    inside.post(f"{inside.path}/cancel", {})
+    expect(row).not_to_contain_text("paused")
+    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
+    assert not [url for url in asked if "/lens" in url]
 
 
 def test_clearing_the_map_forgets_the_captures(open_page: OpenPage, page_server: str) -> None:

@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import OpenPage
-from tests.browser.inside import Inside
+from tests.browser.model.inside import Inside
 
 pytestmark = pytest.mark.browser
 

@@ -1,28 +1,22 @@
 // The tokens of each session as the server last told them, and what is known of each.
-import { signal } from "@preact/signals";
 import { call } from "../lib/api.js";
-
-const histories = new Map();
-/** How often each has been asked for. */
-const calls = new Map();
+import { perSession } from "./per_session.js";
 
 /** The signal of a session's history: `{tokens, error}`. `tokens` is null before the first answer; `error` is that of
  * the last call. A token is `{id, text, special}` and stands at its index. */
-export function historyOf(id) {
-  if (!histories.has(id)) histories.set(id, signal({ tokens: null, error: null }));
-  return histories.get(id);
-}
+export const historyOf = perSession({ tokens: null, error: null });
+/** The last call of each. */
+const lastCall = perSession(null);
 
 /** Ask for it again. Of two calls under way the later one counts. */
 export async function loadHistory(id) {
-  const history = historyOf(id);
-  const mine = (calls.get(id) ?? 0) + 1;
-  calls.set(id, mine);
+  const [history, last, mine] = [historyOf(id), lastCall(id), {}];
+  last.value = mine;
   try {
     const answer = await call("GET", `/v1/sessions/${id}/history`, { query: { pieces: true } });
-    if (calls.get(id) === mine) history.value = { tokens: tokensOf(answer), error: null };
+    if (last.peek() === mine) history.value = { tokens: tokensOf(answer), error: null };
   } catch (error) {
-    if (calls.get(id) === mine) history.value = { ...history.value, error };
+    if (last.peek() === mine) history.value = { ...history.value, error };
   }
 }
 

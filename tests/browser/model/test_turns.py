@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage
-from tests.browser.inside import Inside, eventually
+from tests.browser.filling import eventually
+from tests.browser.model.inside import Inside
 
 pytestmark = pytest.mark.browser
 
@@ -25,6 +26,15 @@ def test_a_click_on_a_layer_arms_a_pause_and_another_removes_it(open_page: OpenP
     inside.rung(1).click()
     expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
     assert not inside.get(f"{inside.path}/breakpoints")["data"]
+
+
+def test_two_quick_clicks_on_a_layer_leave_no_pause(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.rung(1).dblclick()
+    eventually(lambda: len(inside.breakpoints("pause")), 0)
+    inside.rung(2).click()
+    expect(inside.rung(2)).to_have_attribute("aria-pressed", "true")
+    assert [each["layers"] for each in inside.breakpoints("pause")] == [[2]]
 
 
 def test_the_ladder_works_by_keyboard(open_page: OpenPage, page_server: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenPage
-from tests.browser.inside import Inside, eventually
+from tests.browser.filling import eventually
+from tests.browser.model.inside import Inside
 
 pytestmark = pytest.mark.browser
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 from playwright.sync_api import Locator, Page, expect
 
-WAIT_S = 15.0
 JSON = {"accept": "application/json"}
 PROMPT = "Paris is"
 """Few enough tokens for all of them to be in sight."""
@@ -88,11 +86,3 @@ class Inside:
         """The checkpoint's residual stream."""
         found = self.call("GET", f"{self.path}/checkpoint/activation", headers=JSON).json()
         return [list(map(float, row)) for row in found["values"]]
-
-
-def eventually(found: Callable[[], Any], wanted: object) -> None:
-    """`found()` becomes `wanted` while one waits."""
-    deadline = time.monotonic() + WAIT_S
-    while (last := found()) != wanted:
-        assert time.monotonic() < deadline, f"{last!r} did not become {wanted!r}"
-        time.sleep(0.02)

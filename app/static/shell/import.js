@@ -1,0 +1,49 @@
+// Opens sessions from exported files that are dropped anywhere on the screen, or chosen.
+import { signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { upload } from "../lib/api.js";
+import { html } from "../lib/html.js";
+import { add } from "../state/sessions.js";
+
+const isOver = signal(false);
+
+/** Open a session from a file; its view. */
+export async function importFile(file) {
+  const view = await upload("POST", "/v1/sessions/import", file);
+  add(view);
+  return view;
+}
+
+/** Tells `take` of files that are dropped on the screen while this is drawn. Beside a small target the browser would
+ * leave the page for them. */
+export function DropZone({ take }) {
+  useEffect(() => listen({ dragover: over, dragleave: leave, drop: (event) => drop(event, take) }), []);
+  return html`<div class="drop-zone ${isOver.value ? "over" : ""}" aria-hidden="true">Drop the file to import its session</div>`;
+}
+
+function listen(listeners) {
+  for (const [name, listener] of Object.entries(listeners)) addEventListener(name, listener);
+  return () => {
+    for (const [name, listener] of Object.entries(listeners)) removeEventListener(name, listener);
+  };
+}
+
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+
+function over(event) {
+  if (!hasFiles(event)) return;
+  event.preventDefault();
+  isOver.value = true;
+}
+
+/** The pointer has left the window; it also leaves each element in it. */
+function leave(event) {
+  if (event.relatedTarget === null) isOver.value = false;
+}
+
+function drop(event, take) {
+  if (!hasFiles(event)) return;
+  event.preventDefault();
+  isOver.value = false;
+  take([...event.dataTransfer.files]);
+}

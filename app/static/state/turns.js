@@ -1,0 +1,76 @@
+// The turn that this page runs in each session. It goes on while another screen is open.
+import { ApiError, call, stream } from "../lib/api.js";
+import { historyOf, loadHistory } from "./history.js";
+import { perSession } from "./per_session.js";
+import { sessionOf } from "./sessions.js";
+
+const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null };
+
+/** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
+ * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, and `usage` what the turn has cost
+ * so far where it is paused. */
+export const turnOf = perSession(AT_REST);
+
+/** Start a turn with a body of `generate`. `sent` is its text for people. True if it has ended or paused well. */
+export const generate = (id, body, sent = "") => run(id, "generate", body, sent);
+
+/** Go on with a paused turn. `until` is that of `resume`: null goes on to the next breakpoint. `onPiece` is told of each
+ * `{ids, text}`. */
+export const resume = (id, until = null, onPiece = null) => run(id, "resume", until === null ? {} : { until }, "", onPiece);
+
+/** End the turn, whoever started it. What it has generated stays. */
+export const cancel = (id) => call("POST", `/v1/sessions/${id}/cancel`);
+
+async function run(id, verb, body, sent, onPiece) {
+  const turn = turnOf(id);
+  turn.value = { ...AT_REST, running: true, verb, sent, text: verb === "resume" ? turn.peek().text : "" };
+  const drawn = drawing(turn);
+  let rest;
+  try {
+    const end = await follow(`/v1/sessions/${id}/${verb}`, body, (piece) => (drawn.take(piece), onPiece?.(piece)));
+    rest = { text: end.text, usage: end.status === "paused" ? end.usage : null };
+  } catch (error) {
+    rest = { error: error instanceof ApiError ? error : AWAY };
+  }
+  drawn.stop();
+  // The history takes the place of the pieces where it is on the screen.
+  if (historyOf(id).peek().tokens !== null && sessionOf(id).peek() !== null) await loadHistory(id);
+  turn.value = { ...AT_REST, verb, text: turn.peek().text, ...rest };
+  return !rest.error;
+}
+
+const AWAY = new ApiError(0, { message: "The server went away during the turn." });
+
+/** Read a streamed turn; the data of its last event. */
+async function follow(path, body, onPiece) {
+  let end = null;
+  const onEvent = ({ name, data }) => {
+    if (name === "error") throw new ApiError(200, data.error);
+    if (name === "token") onPiece({ ids: data.token_ids, text: data.text });
+    else end = data;
+  };
+  await stream("POST", path, { body: { ...body, stream: true }, onEvent });
+  if (end === null) throw AWAY;
+  return end;
+}
+
+/** Shows the pieces of a turn, those of one frame together. */
+function drawing(turn) {
+  let [fresh, frame] = [[], null];
+  const show = () => {
+    const { pieces, text } = turn.peek();
+    turn.value = { ...turn.peek(), pieces: [...pieces, ...fresh], text: text + fresh.map((each) => each.text).join("") };
+    [fresh, frame] = [[], null];
+  };
+  return {
+    take: (piece) => {
+      fresh.push(piece);
+      frame ??= requestAnimationFrame(show);
+    },
+    stop: () => {
+      if (frame === null) return;
+      cancelAnimationFrame(frame);
+      show();
+    },
+  };
+}
