@@ -35,7 +35,8 @@ function Tools({ desk, how, setHow }) {
       <h2 id="lens-title">Layers and lens</h2>
       <fieldset class="row tight">
         <legend class="hidden">A pause that a click on a layer arms</legend>
-        <label>Pause
+        <span class="dim">Click a layer to pause after it</span>
+        <label><span class="hidden">Pause</span>
           <select aria-label="How often to pause" value=${how.once ? "once" : "each"}
             onChange=${(event) => setHow({ ...how, once: event.target.value === "once" })}>
             <option value="once">once</option><option value="each">each time</option>

@@ -61,7 +61,8 @@ function KeyForm() {
       <h1>A key, please</h1>
       <p id="why" role=${key.value ? "alert" : null}>${connection.value.message}</p>
       <form class="row" onSubmit=${use}>
-        <label>API key <input name="key" type="password" autocomplete="off" required aria-describedby="why" /></label>
+        <label>API key <input name="key" type="password" autocomplete="off" required pattern="[!-~]+"
+          title="A key has letters, digits and signs, without accents or spaces" aria-describedby="why" /></label>
         <button class="primary">Use this key</button>
       </form>
       <p>The page keeps it in memory only: not in the address, not in the browser's storage.</p>
