@@ -103,11 +103,12 @@ async def _end_turns(registry: SessionRegistry, timeout_s: float) -> None:
     if ends:
         await asyncio.wait(ends, timeout=timeout_s)
         late = [each for each in busy if not each[1].ended.is_set()]
+        finished = sum(turn.ended.is_set() for _, turn in busy) - sum(turn.ended.is_set() for _, turn in paused)
         for session, turn in late:
             if registry.executor.failure is None:
                 registry.ends.cancel(session, turn)
         await asyncio.wait(ends)
-        logger.info("drain: turns that came to their end: %d; cancelled: %d", len(busy) - len(late), len(late))
+        logger.info("drain: turns that came to their end: %d; cancelled: %d", finished, len(busy) - finished)
 
 
 async def _reopen(registry: SessionRegistry, session: Session) -> int:

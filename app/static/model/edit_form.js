@@ -35,7 +35,7 @@ export function EditForm({ desk }) {
         <//>
       </div>
       <${Failure} error=${errorElse(error, PARAMS)} />
-      <${EditPreview} preview=${preview} />
+      <${EditPreview} preview=${preview} op=${desk.edit.value.op} />
     </section>
   `;
 }
@@ -64,7 +64,7 @@ function useActions() {
 }
 
 /** What the model would say at the pause, before and after an edit. */
-function EditPreview({ preview }) {
+function EditPreview({ preview, op }) {
   if (!preview) return html`<p class="dim empty-preview">A preview shows the lens before and after the edit.</p>`;
   const { position, before, after } = preview;
   return html`
@@ -72,7 +72,8 @@ function EditPreview({ preview }) {
       <${Tops} title="Before, position ${position}" top=${before.top} />
       <${Tops} title="After, position ${position}" top=${after.top} beside=${before.top} />
     </div>
-    <p class="dim">The turn goes on with the edit, unless it is undone.</p>
+    <p class="dim">The turn goes on with the edit, unless it is undone.
+      ${op === "scale" && "The lens normalizes first, so it does not show a scale: the layers that follow may."}</p>
   `;
 }
 

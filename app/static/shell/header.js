@@ -39,7 +39,7 @@ function Figures() {
   const turns = memory.value;
   return html`<p class="figures">
     ${about && html`<span title="model, device and data type">${about.model} · ${about.device} · ${about.dtype}</span>`}
-    ${turns && html`<span>${counted(turns.turns_running, "turn")} running, ${turns.turns_waiting} waiting</span>`}
+    ${turns && connection.value.state === "live" && html`<span>${counted(turns.turns_running, "turn")} running, ${turns.turns_waiting} waiting</span>`}
   </p>`;
 }
 

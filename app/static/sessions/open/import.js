@@ -31,12 +31,15 @@ function Outcome({ id, name, size, state, view, error, file }) {
   return html`
     <span><b>${name}</b> (${bytes(size)}): </span>
     ${state === "sending" && html`<span class="grow">importing <progress aria-label=${`Importing ${name}`}></progress></span>`}
-    ${state === "done" && html`<span class="grow">is <a href=${linkTo(view.id)}>session ${shortId(view.id)}</a> now</span>`}
+    ${state === "done" && html`<span class="grow">is <a href=${linkTo(view.id)}>session ${shortId(view.id)}</a> now${isWithoutKV(view) &&
+    ". Its KV was not kept, as this server has no disk tier: the next turn computes it again"}</span>`}
     ${state === "failed" && html`<span class="grow failure" role="alert">${error.message}</span>`}
     ${state === "failed" && html`<button onClick=${() => send(id, file)}>Try again</button>`}
     ${state !== "sending" && html`<button class="quiet" aria-label=${`Forget the import of ${name}`} onClick=${() => drop(id)}>✕</button>`}
   `;
 }
+
+const isWithoutKV = ({ tokens, kv }) => tokens > 0 && kv.tier === null;
 
 export async function importAll(files) {
   const added = files.map((file) => ({ id: (last += 1), name: file.name, size: file.size, state: "sending", file }));
