@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -85,14 +86,14 @@ def test_answers_match_alone_and_in_company_and_are_the_same(driver: BreakDriver
 def test_answers_match_through_preemption(driver: BreakDriver) -> None:
     calm = [begin(driver, seed, json_grammar(schema)) for seed, schema in enumerate(SCHEMAS)]
     driver.settle(*calm)
-    full = make_driver(blocks=120, host_blocks=120, policy=KVPolicy.SIGNAL)
-    turns = [begin(full, seed, json_grammar(schema)) for seed, schema in enumerate(SCHEMAS)]
-    full.settle(*turns)
+    full = make_driver(blocks=80, host_blocks=120, policy=KVPolicy.SIGNAL)
+    with contextlib.closing(full.engine):
+        turns = [begin(full, seed, json_grammar(schema)) for seed, schema in enumerate(SCHEMAS)]
+        full.settle(*turns)
     assert any(plan.gave_way for plan in full.plans)
     finished = [check(turn, schema) for turn, schema in zip(turns, SCHEMAS, strict=True)]
     assert sum(finished) >= 40
     assert [turn.tokens for turn in turns] == [turn.tokens for turn in calm]
-    full.engine.close()
 
 
 def test_a_turn_without_a_grammar_says_the_same_beside_turns_with_one(driver: BreakDriver) -> None:
