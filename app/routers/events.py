@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Request, Response
 
 from app.events.feed import Scope
 from app.routers.dependencies import CleanupDep, OperatorDep, OwnerDep, ServicesDep, errors
@@ -21,7 +21,7 @@ LastEventId = Annotated[
     "/v1/events",
     operation_id="streamEvents",
     status_code=200,
-    response_class=EventStream,
+    response_class=Response,
     responses={
         **errors(503),
         200: {
