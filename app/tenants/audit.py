@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.domain.errors import FieldOutOfRange
 from app.logs.about import method_of, route_of, session_of
-from app.web.request_id import ANSWERS, INTERNAL_ERROR, SESSION_HEADER, SWITCHING_PROTOCOLS
+from app.web.answers import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -70,23 +69,15 @@ class AuditMiddleware:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        began, status, answered = self._clock(), INTERNAL_ERROR, ""
-
-        async def send_watched(message: Message) -> None:
-            nonlocal status, answered
-            if message["type"] in ANSWERS:
-                status = message.get("status", SWITCHING_PROTOCOLS)
-                answered = Headers(raw=message.get("headers", [])).get(SESSION_HEADER, "")
-            await send(message)
-
+        began, answer = self._clock(), Answer()
         try:
-            await self.app(scope, receive, send_watched)
+            await self.app(scope, receive, answer.watched(send))
         finally:
-            self._log.write(_line(scope, began, status, answered))
+            self._log.write(_line(scope, began, answer))
 
 
-def _line(scope: Scope, began: float, status: int, answered: str) -> dict[str, Any]:
-    """What is written of one request. `answered` is the session that the answer named."""
+def _line(scope: Scope, began: float, answer: Answer) -> dict[str, Any]:
+    """What is written of one request."""
     state = scope["state"]
     return {
         "time": datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
@@ -94,6 +85,6 @@ def _line(scope: Scope, began: float, status: int, answered: str) -> dict[str, A
         "request_id": state["request_id"],
         "method": method_of(scope),
         "path": route_of(scope),
-        "session": session_of(scope, answered),
-        "status": status,
+        "session": session_of(scope, answer.session),
+        "status": answer.status,
     }

@@ -3,11 +3,10 @@
 import logging
 import time
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.logs.about import method_of, route_of, session_of
-from app.web.request_id import ANSWERS, INTERNAL_ERROR, SESSION_HEADER, SWITCHING_PROTOCOLS
+from app.web.answers import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -23,27 +22,19 @@ class AccessLogMiddleware:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        began, status, answered = time.perf_counter(), INTERNAL_ERROR, ""
-
-        async def send_watched(message: Message) -> None:
-            nonlocal status, answered
-            if message["type"] in ANSWERS:
-                status = message.get("status", SWITCHING_PROTOCOLS)
-                answered = Headers(raw=message.get("headers", [])).get(SESSION_HEADER, "")
-            await send(message)
-
+        began, answer = time.perf_counter(), Answer()
         try:
-            await self.app(scope, receive, send_watched)
+            await self.app(scope, receive, answer.watched(send))
         finally:
-            _log(scope, status, answered, (time.perf_counter() - began) * 1000)
+            _log(scope, answer, (time.perf_counter() - began) * 1000)
 
 
-def _log(scope: Scope, status: int, answered: str, duration_ms: float) -> None:
+def _log(scope: Scope, answer: Answer, duration_ms: float) -> None:
     fields = {
         "client": scope["client"][0] if scope.get("client") else None,
         "method": method_of(scope),
         "path": route_of(scope),
-        "status": status,
+        "status": answer.status,
         "duration_ms": round(duration_ms, 3),
     }
     logger.info(
@@ -51,7 +42,7 @@ def _log(scope: Scope, status: int, answered: str, duration_ms: float) -> None:
         fields["client"],
         fields["method"],
         fields["path"],
-        status,
+        answer.status,
         duration_ms,
-        extra={"fields": fields, "session": session_of(scope, answered)},
+        extra={"fields": fields, "session": session_of(scope, answer.session)},
     )

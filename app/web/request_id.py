@@ -18,8 +18,6 @@ ANSWERS = ("http.response.start", "websocket.accept", "websocket.http.response.s
 """The messages that have the headers of an answer."""
 SESSION_HEADER = "X-Session-ID"
 """Names the session that an answer of the OpenAI routes is from."""
-SWITCHING_PROTOCOLS, INTERNAL_ERROR = 101, 500
-"""The status of an answer that names none: a WebSocket's, and that of a bug before the first header."""
 SANE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
