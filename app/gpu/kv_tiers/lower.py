@@ -42,8 +42,11 @@ class LowerTiers:
 
     @property
     def host_is_emptying(self) -> bool:
-        """Whether moves under way will free host blocks, or turn them into copies of device blocks."""
-        return any(s.moving in (Tier.TO_DISK, Tier.TO_DEVICE) for s in self.tiers.ledger.moving)
+        """Whether moves under way will free host blocks, or turn them into some that can be freed."""
+        return any(
+            s.moving in (Tier.TO_DISK, Tier.TO_DEVICE) or (s.moving is Tier.TO_HOST and not s.blocks)
+            for s in self.tiers.ledger.moving
+        )
 
     def make_host_room(
         self,

@@ -68,11 +68,13 @@ class Admission:
             self._placement.load(sequence)
         if sequence.tier is Tier.DISK or _is_coming(sequence):
             return Admitted.COMING
-        if sequence.tier in (Tier.HOST, Tier.TO_DISK):
+        if sequence.tier is Tier.TO_DISK:
+            # It leaves the host for a turn before it. Were it to turn round, neither would ever run.
+            return Admitted.COMING
+        if sequence.tier is Tier.HOST:
             growth = blocks_for(len(sequence.tokens)) - blocks_for(sequence.written)
             if not self._can_admit(len(sequence.host_blocks) + growth, headroom, sequence):
                 return Admitted.NO_ROOM
-            self._tiers.head_back(sequence)
             # Making room may have cost the sequence its own on the host, or blocks that it shared with a victim.
             if sequence.tier is not Tier.HOST or not self._tiers.restore(sequence):
                 return Admitted.NO_ROOM
