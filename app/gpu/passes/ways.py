@@ -4,7 +4,7 @@ Positions that have had their KV before (`reached`) are computed again exactly a
 interventions; only new positions meet breakpoints.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from app.domain.breakpoint_work import STEP_WORK
 from app.domain.breakpoints import Action, Breakpoint, Intervention
@@ -22,13 +22,23 @@ Meeting = tuple[Breakpoint, Runs]
 """A breakpoint, and the positions of a row that it is for: at least one."""
 
 
-def plan_row(
-    sequence: TokenSequence, turn: TurnState, num_layers: int, *, max_step_tokens: int, budget: int
-) -> tuple[int, PassPlan]:
-    """How many of the next tokens of a sequence with breakpoints run, and how. `budget`: tokens that are left to it in
-    the step. The row ends before breakpoints do more in it than is for a whole step, unless it is the rest of a pass.
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """Most tokens of a row, by what is done to it."""
+
+    paused: int
+    """Where it may pause."""
+    captured: int
+    """Where it is captured and cannot pause."""
+    left: int
+    """Where a client does not see where it ends: what others have left of the step."""
+
+
+def plan_row(sequence: TokenSequence, turn: TurnState, num_layers: int, limits: RowLimits) -> tuple[int, PassPlan]:
+    """How many of the next tokens of a sequence with breakpoints run, and how. The row ends before breakpoints do more
+    in it than is for a whole step, unless it is the rest of a pass.
     """
-    length = _row_limit(sequence, turn, max_step_tokens, budget)
+    length = _row_limit(sequence, turn, limits)
     way = _plan_pass(sequence, turn, length, num_layers)
     while work_of_way(way) > STEP_WORK and length > 1 and sequence.paused_pass is None:
         # A shorter row may end before a pause, and then have more to do above it.
@@ -57,7 +67,7 @@ def runs_plainly(sequence: TokenSequence, turn: TurnState, position: int) -> boo
     return sequence.checkpoint is None and not stops and not met_by_any
 
 
-def _row_limit(sequence: TokenSequence, turn: TurnState, max_step_tokens: int, budget: int) -> int:
+def _row_limit(sequence: TokenSequence, turn: TurnState, limits: RowLimits) -> int:
     """Most tokens of a sequence with breakpoints in one row. Positions that are new and that are not are never in one
     row. Where a client sees the parts of a prompt, they depend on nobody else's load.
     """
@@ -66,13 +76,16 @@ def _row_limit(sequence: TokenSequence, turn: TurnState, max_step_tokens: int, b
         return paused.length
     end = len(sequence.tokens) if sequence.checkpoint is None else sequence.checkpoint.first
     if sequence.computed < sequence.reached:
-        return min(end - sequence.computed, sequence.reached - sequence.computed, budget)
-    return min(end - sequence.computed, max_step_tokens if _shows_parts(sequence, turn) else budget)
+        return min(end - sequence.computed, sequence.reached - sequence.computed, limits.left)
+    return min(end - sequence.computed, _new_limit(sequence, turn, limits))
 
 
-def _shows_parts(sequence: TokenSequence, turn: TurnState) -> bool:
-    """Whether anything but edits, which are the same in any part, may happen to new positions."""
-    return turn.pause_at is not None or any(map(_must_run, sequence.breakpoints.values()))
+def _new_limit(sequence: TokenSequence, turn: TurnState, limits: RowLimits) -> int:
+    """Edits are the same in any part. A pause is for all of a part, and so is the one action of a breakpoint."""
+    armed = sequence.breakpoints.values()
+    if turn.pause_at is not None or any(each.action is Action.PAUSE or each.once for each in armed):
+        return limits.paused
+    return limits.captured if any(each.action is Action.CAPTURE for each in armed) else limits.left
 
 
 def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:

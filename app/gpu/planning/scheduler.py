@@ -26,7 +26,7 @@ from app.domain.breakpoint_work import STEP_WORK
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.passes.pass_plan import PassPlan
 from app.gpu.passes.segments import Row
-from app.gpu.passes.ways import plan_row
+from app.gpu.passes.ways import RowLimits, plan_row
 from app.gpu.passes.work import work_of_way
 from app.gpu.planning.admission import Admission, Admitted
 from app.gpu.planning.drafting import Drafting
@@ -239,8 +239,8 @@ class Scheduler:
         if self._waits_for_work(plan, sequence):
             return 0
         if sequence.watched:
-            most = self.max_step_tokens
-            length, way = plan_row(sequence, turn, self.num_layers, max_step_tokens=most, budget=budget)
+            limits = RowLimits(self.max_step_tokens, self.shared.prompt_tokens, budget)
+            length, way = plan_row(sequence, turn, self.num_layers, limits)
             work = work_of_way(way)
             if work and not self._work.take(sequence.session, sequence.tenant, work):
                 plan.passed_over = True
