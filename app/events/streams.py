@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextvars import Context
 
 from prometheus_client import Gauge
 
@@ -51,7 +52,7 @@ class EventStreams:
             channel.lingers = None
         self._gauge.inc()
         if self._telling is None:
-            self._telling = asyncio.create_task(self._tell_memory())
+            self._telling = asyncio.create_task(self._tell_memory(), context=Context())  # of no request
         try:
             yield channel
         finally:

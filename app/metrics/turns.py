@@ -119,6 +119,8 @@ class TurnClock:
             case Token():
                 self._observe_token(now)
             case Paused():
+                if self._last_token is None and not self._has_paused:
+                    self.prefill_ms = (now - self._started) * 1000  # what comes after is not the engine's time alone
                 self._has_paused = True
                 self._metrics.checkpoint_save.observe(event.checkpoint.saved_ms / 1000)
                 self._observe_resume(event.resumed)

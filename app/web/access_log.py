@@ -39,9 +39,9 @@ def _log(scope: Scope, answer: Answer, duration_ms: float) -> None:
     }
     logger.info(
         "%s %s %s %d %.1f ms",
-        fields["client"],
-        fields["method"],
-        fields["path"],
+        fields["client"] or "-",
+        fields["method"] or "-",
+        fields["path"] or "-",  # of no route, or refused before one was looked for
         answer.status,
         duration_ms,
         extra={"fields": fields, "session": session_of(scope, answer.session)},

@@ -60,6 +60,7 @@ def test_the_access_log_has_a_line_for_each_request_and_nothing_that_it_said(tmp
         "r4": ("GET", "/v1/sessions/{session_id}", 422),
         "r5": (None, None, 404),
     }
+    assert found["r5"]["message"].startswith("127.0.0.1 - - 404 ")
     assert found["r1"]["session"] == found["r2"]["session"] == session
     assert found["r3"]["session"].startswith("ses_")
     assert "session" not in found["r4"]

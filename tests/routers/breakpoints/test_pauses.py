@@ -40,6 +40,15 @@ def test_a_paused_session_takes_no_other_turn(http: httpx.Client, session: str) 
     assert state(http, session) == "paused"
 
 
+def test_the_prefill_of_a_turn_that_pauses_in_it_ends_with_its_pause(http: httpx.Client, session: str) -> None:
+    began = time.perf_counter()
+    pause(http, session)
+    longest = (time.perf_counter() - began) * 1000
+    time.sleep(0.05)
+    resume(http, session)
+    assert 0 < http.get(session).json()["usage"]["resume_ms"]["prefill"] <= longest
+
+
 def test_a_pause_that_times_out_goes_on_by_itself(http: httpx.Client, session: str) -> None:
     pause(http, session, when={"pass": "prefill"}, timeout_s=0.2)
     assert state(http, session) == "paused"
