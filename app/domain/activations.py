@@ -77,6 +77,14 @@ class LensPosition:
     top: tuple[tuple[int, float], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointLens:
+    """The lens of some positions of a checkpoint. `seconds` of the engine's thread went into it."""
+
+    positions: tuple[LensPosition, ...]
+    seconds: float
+
+
 MAX_MAP_POSITIONS = 64
 """Of a map in one call."""
 

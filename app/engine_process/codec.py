@@ -13,7 +13,7 @@ from app.domain.activations import (
     ActivationMap,
     ActivationNorms,
     Captures,
-    LensPosition,
+    CheckpointLens,
     LensRows,
     PausedTurn,
 )
@@ -29,9 +29,8 @@ EVENTS: dict[str, type[Any]] = {each.__name__: each for each in get_args(Event)}
 VALUES: dict[str, Any] = {
     "NoneType": None,
     "int": int,
-    "tuple": tuple[LensPosition, ...],
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
-    **{each.__name__: each for each in (LensRows, MemoryMap, PausedTurn)},
+    **{each.__name__: each for each in (CheckpointLens, LensRows, MemoryMap, PausedTurn)},
 }
 """What a `Done` may carry, by the name of its type."""
 MADE_LATER = ("ActivationNorms", "Captures")

@@ -82,7 +82,7 @@ class WriteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Lens:
-    """Apply the final norm and the head to a checkpoint. Answered by `Done(tuple[LensPosition, ...])`."""
+    """Apply the final norm and the head to a checkpoint. Answered by `Done(CheckpointLens)`."""
 
     ticket: Ticket
     session: SessionId

@@ -1,20 +1,19 @@
 """Maps of what sessions keep inside the model: the lens over layers and positions, read in slices, and norms."""
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from app.bridge.executor import EngineExecutor
 from app.domain.activations import ActivationMap, ActivationNorms, LensRows
 from app.domain.breakpoints import Positions, TensorData
 from app.domain.values import SessionState
 from app.messages import CloseMap, MapLens, OpenMap, ReadNorms
+from app.sessions.head_time import HeadTime
 from app.sessions.session import Session
 
-SHARE = 0.1
-"""Of the engine's time, that all maps together take while turns are under way: tokens wait for no more."""
 SLICE_S = 0.01
 """How long a slice is meant to take: about a step of a small model, as a turn that comes meanwhile waits for it."""
 LEAST_SLICE, MOST_SLICE = 8, 64
@@ -35,20 +34,16 @@ class LensMap:
 class ActivationMaps:
     """Reads maps of all sessions. Used on the event loop only.
 
-    The engine computes a slice of a map between two steps. While turns are under way, it rests after each slice. Each
-    tenant has one map of each kind at a time, and the slices of several tenants take turns.
+    Each tenant has one map of each kind at a time. The slices of a lens give way to turns (`HeadTime`).
     """
 
-    def __init__(self, executor: EngineExecutor, any_runs: Callable[[], bool]) -> None:
-        """`any_runs` says whether any turn is under way."""
+    def __init__(self, executor: EngineExecutor, head: HeadTime) -> None:
         self._executor = executor
-        self._any_runs = any_runs
+        self._head = head
         self._mapping: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By tenant."""
         self._measuring: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         """The same for norms, which do not wait for a lens: that can take seconds."""
-        self._slicing = asyncio.Lock()
-        self._rests_until = 0.0
 
     async def lens(self, session: Session, positions: Positions, layers: tuple[int, ...] | None, top_k: int) -> LensMap:
         """The `top_k` tokens that the final norm and the head make of each residual stream that is kept, after the
@@ -81,29 +76,8 @@ class ActivationMaps:
         size = LEAST_SLICE
         while (first := len(tops)) < count:
             end = min(count, first + size)
-            found = await self._slice(lambda ticket, a=first, b=end: MapLens(ticket, session.id, a, b, top_k))
+            make = partial(MapLens, session=session.id, first=first, end=end, top_k=top_k)
+            found = await self._head.take(session.owner, make, LensRows)
             tops += found.rows
             size = max(LEAST_SLICE, min(MOST_SLICE, int((end - first) * SLICE_S / found.seconds)))
         return tuple(tops)
-
-    async def _slice(self, make: Callable[..., MapLens]) -> LensRows:
-        """Wait until it is time for the next slice of anybody, and have it computed."""
-        await self._slicing.acquire()
-        try:
-            rest = self._rests_until - time.perf_counter()
-            if rest > 0 and self._any_runs():
-                await asyncio.sleep(rest)
-        except BaseException:
-            self._slicing.release()
-            raise
-        # The engine computes it though its client leaves, so that the rest after it is due all the same.
-        return await asyncio.shield(self._computed(make))
-
-    async def _computed(self, make: Callable[..., MapLens]) -> LensRows:
-        """The slice. Then others may wait for the next one."""
-        try:
-            found: LensRows = await self._executor.call(make)
-            self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
-            return found
-        finally:
-            self._slicing.release()

@@ -1,10 +1,13 @@
 """The checkpoint of a paused turn is read and changed."""
 
+from functools import partial
+
 from app.bridge.executor import EngineExecutor
-from app.domain.activations import Activation, CheckpointInfo, LensPosition
+from app.domain.activations import Activation, CheckpointInfo, CheckpointLens, LensPosition
 from app.domain.breakpoints import Edit, Positions, TensorData
 from app.domain.errors import FieldOutOfRange
 from app.messages import EditCheckpoint, Lens, ReadCheckpoint, WriteCheckpoint
+from app.sessions.head_time import HeadTime
 from app.sessions.session import Session
 
 MAX_LENS_POSITIONS = 64
@@ -17,8 +20,9 @@ class Checkpoints:
     Every method raises `WrongState` unless the session is paused.
     """
 
-    def __init__(self, executor: EngineExecutor) -> None:
+    def __init__(self, executor: EngineExecutor, head: HeadTime) -> None:
         self._executor = executor
+        self._head = head
 
     async def read(self, session: Session, positions: Positions) -> Activation:
         """The checkpoint's residual stream. Raises `FieldOutOfRange` for positions that are not in it."""
@@ -42,10 +46,8 @@ class Checkpoints:
         Raises `FieldOutOfRange` for positions that are not in it, and for more than `MAX_LENS_POSITIONS`.
         """
         _check_lens(session.require_pause(to="read the checkpoint").info, positions)
-        found: tuple[LensPosition, ...] = await self._executor.call(
-            lambda ticket: Lens(ticket, session.id, positions, top_k)
-        )
-        return found
+        make = partial(Lens, session=session.id, positions=positions, top_k=top_k)
+        return (await self._head.take(session.owner, make, CheckpointLens)).positions
 
 
 def _check_lens(info: CheckpointInfo, positions: Positions) -> None:

@@ -17,6 +17,7 @@ from app.sessions.breakpoints import Breakpoints
 from app.sessions.charges.charges import Charges
 from app.sessions.checkpoints import Checkpoints
 from app.sessions.guards.side_work import SideWork
+from app.sessions.head_time import HeadTime
 from app.sessions.keeper import SessionKeeper
 from app.sessions.paused_copies import PausedCopies
 from app.sessions.pauses import Pauses
@@ -54,11 +55,12 @@ class SessionRegistry:
         self.part_tokens = min(settings.max_step_tokens, executor.engine.info.max_model_len)
         """Most tokens that one pass of a session has."""
         self.breakpoints = Breakpoints(executor, keeper)
-        self.checkpoints = Checkpoints(executor)
+        head = HeadTime(executor, table.turns.any_run)
+        self.checkpoints = Checkpoints(executor, head)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
         self.side_work = SideWork(table.turns.others_run)
-        self.maps = ActivationMaps(executor, table.turns.any_run)
+        self.maps = ActivationMaps(executor, head)
         self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,

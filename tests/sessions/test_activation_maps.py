@@ -14,7 +14,8 @@ from app.domain.breakpoints import ALL
 from app.domain.values import SessionId, Ticket
 from app.messages import CloseMap, Command, MapLens, OpenMap, ReadNorms
 from app.routers.dependencies import Services
-from app.sessions.activation_maps import MOST_SLICE, SHARE, ActivationMaps
+from app.sessions.activation_maps import MOST_SLICE, ActivationMaps
+from app.sessions.head_time import SHARE, HeadTime
 from app.sessions.session import Session
 from tests.pausing import PROMPT, start
 
@@ -61,7 +62,7 @@ class Engine:
 
 
 def maps_of(engine: Engine, *, busy: bool) -> ActivationMaps:
-    return ActivationMaps(engine, lambda: busy)  # type: ignore[arg-type]
+    return ActivationMaps(engine, HeadTime(engine, lambda: busy))  # type: ignore[arg-type]
 
 
 def session(name: str, owner: str | None = None) -> Session:

@@ -1,8 +1,9 @@
 """Carrying out commands about breakpoints, and those about checkpoints that need the model or the store."""
 
+import time
 from collections.abc import Callable
 
-from app.domain.activations import LensPosition, LensRows
+from app.domain.activations import CheckpointLens, LensPosition, LensRows
 from app.domain.breakpoints import Action, TensorData
 from app.domain.errors import WrongState
 from app.gpu.commands.activation_maps import Predict, map_lens
@@ -27,16 +28,17 @@ class CheckpointHandler:
         self._store = store
         self._match = match
 
-    def lens(self, sequence: TokenSequence, command: Lens) -> tuple[LensPosition, ...]:
+    def lens(self, sequence: TokenSequence, command: Lens) -> CheckpointLens:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
-        checkpoint = checkpoint_of(sequence)
+        began, checkpoint = time.perf_counter(), checkpoint_of(sequence)
         first, end = chosen_span(checkpoint, command.positions)
         chosen = (checkpoint.hidden, first - checkpoint.first, end - checkpoint.first)
         rows = self._predict([chosen], command.top_k)
-        return tuple(
+        positions = tuple(
             LensPosition(position, sequence.tokens[position], tuple(top))
             for position, top in zip(range(first, end), rows, strict=True)
         )
+        return CheckpointLens(positions, time.perf_counter() - began)
 
     def map_lens(self, sequence: TokenSequence, command: MapLens) -> LensRows:
         """The same for a slice of the session's map. Raises `WrongState`."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.domain.activations import LensPosition
+from app.domain.activations import CheckpointLens, LensPosition
 from app.domain.breakpoints import ALL, LAST, Pass, Positions, TensorData, Until, When
 from app.domain.errors import FieldOutOfRange, WrongState
 from app.messages import Lens, ReadCheckpoint, WriteCheckpoint
@@ -155,13 +155,13 @@ def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) ->
     driver, layer = BreakDriver(model.engine()), model.num_layers // 2
     turn = pause(driver, layer, Pass.PREFILL)
     found = driver.do(Lens(driver.ticket(), turn.session, Positions(2, 9), 4))
-    assert isinstance(found, tuple)
+    assert isinstance(found, CheckpointLens)
     decoder, hidden = model.oracle.get_decoder(), boundaries(model.oracle, START)[layer + 1]
     with torch.no_grad():
         normed = (decoder.ln_f if hasattr(decoder, "ln_f") else decoder.norm)(hidden)
         wanted = torch.log_softmax(model.oracle.get_output_embeddings()(normed), dim=-1)
-    assert [(entry.position, entry.token_id) for entry in found] == [(p, START[p]) for p in range(2, 9)]
-    for entry in found:
+    assert [(entry.position, entry.token_id) for entry in found.positions] == [(p, START[p]) for p in range(2, 9)]
+    for entry in found.positions:
         _assert_top(entry, wanted[entry.position], 4)
     driver.run(turn)
     assert turn.tokens == greedy(model.oracle, START, 6)
@@ -170,8 +170,8 @@ def test_the_lens_is_transformers_head_on_its_hidden_states(model: TinyModel) ->
 def test_the_lens_on_the_last_layer_is_what_the_model_says(driver: BreakDriver) -> None:
     turn = pause(driver, 3)
     found = driver.do(Lens(driver.ticket(), turn.session, LAST, 1))
-    assert isinstance(found, tuple)
-    [entry] = found
+    assert isinstance(found, CheckpointLens)
+    [entry] = found.positions
     driver.resume(turn)
     driver.settle(turn)
     assert [entry.top[0][0]] == turn.tokens
