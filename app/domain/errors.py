@@ -121,10 +121,10 @@ class Busy(DjinnError, status=429, code="queue_full"):
 class SessionLimit(Busy, code="session_limit"):
     """As many sessions are open as may be."""
 
-    def __init__(self, limit: int, *, retry_after_s: int) -> None:
+    def __init__(self, reason: str, *, retry_after_s: int) -> None:
         super().__init__(
-            f"{limit} sessions are open, and no more may be: close some with DELETE /v1/sessions/{{id}}, or create "
-            "them with ttl_s so that they close by themselves",
+            f"{reason}: close some with DELETE /v1/sessions/{{id}}, or create them with ttl_s so that they close by "
+            "themselves",
             retry_after_s=retry_after_s,
         )
 

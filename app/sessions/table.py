@@ -2,9 +2,10 @@
 
 import contextlib
 import heapq
+import math
 import secrets
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
 
@@ -18,10 +19,16 @@ from app.sessions.watcher import NOBODY, Watcher
 
 RETRY_AFTER_S = 60
 """Sessions close by themselves over minutes, not seconds."""
+HELD_FOR_A_FREE = 8
+"""So many sessions may a tenant have for each that it leaves others."""
 
 
 class SessionTable:
-    """Every open session. Sessions that the engine is still opening count, but are not found yet."""
+    """Every open session. Sessions that the engine is still opening count, but are not found yet.
+
+    A tenant leaves places to others, in proportion to its own (Choudhury and Hahne, *Dynamic queue length thresholds*,
+    1998): each tenant finds some, and one that is alone has eight ninths.
+    """
 
     def __init__(self, limit: int, quotas: Quotas, watcher: Watcher[Session] = NOBODY) -> None:
         self.watcher = watcher
@@ -32,6 +39,8 @@ class SessionTable:
         self._quotas = quotas
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
+        self._held: Counter[str | None] = Counter()
+        """How many of each owner are open or opening."""
         self.turns = BusySessions()
         """Those with a turn in them, also while the engine opens them."""
         self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
@@ -49,27 +58,40 @@ class SessionTable:
         """
         self.require_no_drain()
         own = self._giving_way_of(owner, count)
-        excess = len(self._open) + len(self._opening) + count - len(own) - self._limit
+        excess = self._held.total() + count - len(own) - self._limit
         if excess <= 0:
             return own
         giving = [session for session in self._open.values() if session.gives_way and session not in own]
         if len(giving) < excess:
-            raise SessionLimit(self._limit, retry_after_s=RETRY_AFTER_S)
+            raise SessionLimit(f"{self._limit} sessions are open, and no more may be", retry_after_s=RETRY_AFTER_S)
         return own + heapq.nsmallest(excess, giving, key=_worth)
 
     def _giving_way_of(self, owner: str | None, count: int) -> list[Session]:
-        """The owner's sessions that must close for its own limit."""
-        limit = self._quotas.limits(owner).sessions
-        if limit is None:
+        """The owner's sessions that must close for its own limit, and for what it leaves to others."""
+        quota, share, wanted = self._quotas.limits(owner).sessions, self._share(owner), self._held[owner] + count
+        excess = wanted - (share if quota is None else min(share, quota))
+        if excess <= 0:
             return []
-        mine = list(self.owned_by(owner))
-        giving, excess = [session for session in mine if session.gives_way], len(mine) + count - limit
-        if len(giving) < excess:
+        giving = [session for session in self._open.values() if session.owner == owner and session.gives_way]
+        if len(giving) >= excess:
+            return heapq.nsmallest(excess, giving, key=_worth)
+        if quota is not None and len(giving) < wanted - quota:
             raise TenantLimit(
-                f"the limit of this tenant is {limit} open sessions: close some with DELETE /v1/sessions/{{id}}",
+                f"the limit of this tenant is {quota} open sessions: close some with DELETE /v1/sessions/{{id}}",
                 retry_after_s=RETRY_AFTER_S,
             )
-        return heapq.nsmallest(excess, giving, key=_worth) if excess > 0 else []
+        raise SessionLimit(
+            f"this tenant has {self._held[owner]} of the {self._limit} sessions that may be open, and leaves others "
+            f"one for each {HELD_FOR_A_FREE} of its own",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    def _share(self, owner: str | None) -> int:
+        """The most sessions that the owner may have beside those of others. Without tenants nobody leaves any."""
+        if owner is None:
+            return self._limit
+        left = self._limit - (self._held.total() - self._held[owner])
+        return math.ceil(left * HELD_FOR_A_FREE / (HELD_FOR_A_FREE + 1))
 
     def owned_by(self, owner: str | None) -> Iterator[Session]:
         """The owner's sessions, also those that the engine is still opening."""
@@ -101,6 +123,7 @@ class SessionTable:
     def add(self, session: Session) -> None:
         """Take in a session; from now on it is found."""
         self._open[session.id] = session
+        self._held[session.owner] += 1
         self.turns.follow(session)
         session.watcher = self.watcher
         self.watcher.opened(session)
@@ -108,6 +131,7 @@ class SessionTable:
     def remove(self, session: Session) -> None:
         """Let go of a session that closes."""
         del self._open[session.id]
+        self._let_go(session.owner)
         self.turns.leave(session)
         closed = self._closed[session.owner]
         closed[session.id] = None
@@ -119,6 +143,7 @@ class SessionTable:
     def opening(self, session: Session) -> Iterator[None]:
         """Count the session while the engine opens it, and take it in if that went well."""
         self._opening[session.id] = session
+        self._held[session.owner] += 1
         self.turns.follow(session)
         try:
             yield
@@ -127,7 +152,13 @@ class SessionTable:
             raise
         finally:
             del self._opening[session.id]
+            self._let_go(session.owner)
         self.add(session)
+
+    def _let_go(self, owner: str | None) -> None:
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
 
     def get(self, session_id: str, owner: str | None = None, *, or_any: bool = False) -> Session:
         """The owner's session of that id, or with `or_any` anybody's. Raises `NotFound`, also for another owner's."""

@@ -25,7 +25,11 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     Path: st.text("abc/.", min_size=1, max_size=8).map(Path),
     type(None): st.none(),
     DjinnError: st.sampled_from(
-        [FieldOutOfRange("too large", param="layers"), SessionLimit(7, retry_after_s=60), ContextTooLong("ü")]
+        [
+            FieldOutOfRange("too large", param="layers"),
+            SessionLimit("no more", retry_after_s=60),
+            ContextTooLong("ü"),
+        ]
     ),
 }
 DEPTH = 2

@@ -61,7 +61,7 @@ def test_what_takes_long_is_made_by_who_sends_it(value: Captures | ActivationNor
     assert answer.value() == value
 
 
-@pytest.mark.parametrize("error", [FieldOutOfRange("no", param="layers"), SessionLimit(3, retry_after_s=60)])
+@pytest.mark.parametrize("error", [FieldOutOfRange("no", param="layers"), SessionLimit("3 are open", retry_after_s=60)])
 def test_an_error_keeps_its_kind_and_its_field(error: DjinnError) -> None:
     [failed] = decode(encode_events([Failed(Ticket(1), error)]))  # type: ignore[misc]
     assert isinstance(failed, Failed)
