@@ -1,46 +1,34 @@
 """The open sessions: found by id and owner, listed in pages, counted against a limit."""
 
 import contextlib
-import heapq
-import math
 import secrets
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain
 
 from app.bridge.turn import Turn
-from app.domain.errors import Draining, FieldOutOfRange, NotFound, SessionLimit, TenantLimit
+from app.domain.errors import Draining, FieldOutOfRange, NotFound, TenantLimit
 from app.domain.limits import Quotas
-from app.domain.values import Phase, Residency, SessionId, SessionState, Tier
+from app.domain.values import Residency, SessionId, SessionState, Tier
 from app.sessions.busy import BusySessions
+from app.sessions.places import RETRY_AFTER_S, SessionPlaces
 from app.sessions.session import Session
 from app.sessions.watcher import NOBODY, Watcher
 
-RETRY_AFTER_S = 60
-"""Sessions close by themselves over minutes, not seconds."""
-HELD_FOR_A_FREE = 8
-"""So many sessions may a tenant have for each that it leaves others."""
-
 
 class SessionTable:
-    """Every open session. Sessions that the engine is still opening count, but are not found yet.
-
-    A tenant leaves places to others, in proportion to its own (Choudhury and Hahne, *Dynamic queue length thresholds*,
-    1998): each tenant finds some, and one that is alone has eight ninths.
-    """
+    """Every open session. Sessions that the engine is still opening count, but are not found yet."""
 
     def __init__(self, limit: int, quotas: Quotas, watcher: Watcher[Session] = NOBODY) -> None:
         self.watcher = watcher
         """Told of every session that is found."""
         self.draining = False
         """Whether the server shuts down: no sessions or turns are taken any more."""
-        self._limit = limit
         self._quotas = quotas
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
-        self._held: Counter[str | None] = Counter()
-        """How many of each owner are open or opening."""
+        self._places = SessionPlaces(limit, quotas, self._open.values)
         self.turns = BusySessions()
         """Those with a turn in them, also while the engine opens them."""
         self._closed: defaultdict[str | None, dict[SessionId, None]] = defaultdict(dict)
@@ -57,41 +45,7 @@ class SessionTable:
         Raises `TenantLimit` and `SessionLimit` if too few may close, `Draining`.
         """
         self.require_no_drain()
-        own = self._giving_way_of(owner, count)
-        excess = self._held.total() + count - len(own) - self._limit
-        if excess <= 0:
-            return own
-        giving = [session for session in self._open.values() if session.gives_way and session not in own]
-        if len(giving) < excess:
-            raise SessionLimit(f"{self._limit} sessions are open, and no more may be", retry_after_s=RETRY_AFTER_S)
-        return own + heapq.nsmallest(excess, giving, key=_worth)
-
-    def _giving_way_of(self, owner: str | None, count: int) -> list[Session]:
-        """The owner's sessions that must close for its own limit, and for what it leaves to others."""
-        quota, share, wanted = self._quotas.limits(owner).sessions, self._share(owner), self._held[owner] + count
-        excess = wanted - (share if quota is None else min(share, quota))
-        if excess <= 0:
-            return []
-        giving = [session for session in self._open.values() if session.owner == owner and session.gives_way]
-        if len(giving) >= excess:
-            return heapq.nsmallest(excess, giving, key=_worth)
-        if quota is not None and len(giving) < wanted - quota:
-            raise TenantLimit(
-                f"the limit of this tenant is {quota} open sessions: close some with DELETE /v1/sessions/{{id}}",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        raise SessionLimit(
-            f"this tenant has {self._held[owner]} of the {self._limit} sessions that may be open, and leaves others "
-            f"one for each {HELD_FOR_A_FREE} of its own",
-            retry_after_s=RETRY_AFTER_S,
-        )
-
-    def _share(self, owner: str | None) -> int:
-        """The most sessions that the owner may have beside those of others. Without tenants nobody leaves any."""
-        if owner is None:
-            return self._limit
-        left = self._limit - (self._held.total() - self._held[owner])
-        return math.ceil(left * HELD_FOR_A_FREE / (HELD_FOR_A_FREE + 1))
+        return self._places.giving_way(owner, count)
 
     def owned_by(self, owner: str | None) -> Iterator[Session]:
         """The owner's sessions, also those that the engine is still opening."""
@@ -123,7 +77,7 @@ class SessionTable:
     def add(self, session: Session) -> None:
         """Take in a session; from now on it is found."""
         self._open[session.id] = session
-        self._held[session.owner] += 1
+        self._places.take(session.owner)
         self.turns.follow(session)
         session.watcher = self.watcher
         self.watcher.opened(session)
@@ -131,11 +85,11 @@ class SessionTable:
     def remove(self, session: Session) -> None:
         """Let go of a session that closes."""
         del self._open[session.id]
-        self._let_go(session.owner)
+        self._places.let_go(session.owner)
         self.turns.leave(session)
         closed = self._closed[session.owner]
         closed[session.id] = None
-        if len(closed) > self._limit:
+        if len(closed) > self._places.limit:
             del closed[next(iter(closed))]
         self.watcher.closed(session)
 
@@ -143,7 +97,7 @@ class SessionTable:
     def opening(self, session: Session) -> Iterator[None]:
         """Count the session while the engine opens it, and take it in if that went well."""
         self._opening[session.id] = session
-        self._held[session.owner] += 1
+        self._places.take(session.owner)
         self.turns.follow(session)
         try:
             yield
@@ -152,13 +106,8 @@ class SessionTable:
             raise
         finally:
             del self._opening[session.id]
-            self._let_go(session.owner)
+            self._places.let_go(session.owner)
         self.add(session)
-
-    def _let_go(self, owner: str | None) -> None:
-        self._held[owner] -= 1
-        if not self._held[owner]:
-            del self._held[owner]
 
     def get(self, session_id: str, owner: str | None = None, *, or_any: bool = False) -> Session:
         """The owner's session of that id, or with `or_any` anybody's. Raises `NotFound`, also for another owner's."""
@@ -205,7 +154,7 @@ class SessionTable:
         is_open = session is not None and session.owner == owner
         if not is_open and session_id not in self._closed.get(owner, ()):
             raise FieldOutOfRange(
-                f"after must be the id of an open session, or of one of the last {self._limit} that closed; "
+                f"after must be the id of an open session, or of one of the last {self._places.limit} that closed; "
                 f"got '{session_id[:100]}'",
                 param="after",
             )
@@ -246,8 +195,3 @@ def holding(session: Session) -> Iterator[None]:
 def has_expired(session: Session) -> bool:
     """Whether the session's `ttl_s` has run out."""
     return session.expires_at is not None and session.expires_at <= time.time()
-
-
-def _worth(session: Session) -> tuple[bool, float]:
-    """Orders sessions that may give way. A client that waits for a tool is coming back; others may never."""
-    return session.phase in (Phase.IO_WAIT, Phase.READY), session.used_at

@@ -5,8 +5,9 @@ from __future__ import annotations
 import httpx
 
 from app.domain.errors import SessionLimit
+from app.sessions.places import HELD_FOR_A_FREE
 from app.sessions.session import Session
-from app.sessions.table import HELD_FOR_A_FREE, SessionTable, new_session_id
+from app.sessions.table import SessionTable, new_session_id
 from app.tenants.tenancy import Tenancy
 from tests.errors import assert_error
 from tests.serving import tiny_settings
