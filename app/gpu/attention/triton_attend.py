@@ -21,8 +21,10 @@ from app.gpu.attention.triton_merge import Parts, merge
 
 LEAST_ROWS = 16
 """Rows and columns below which `tl.dot` does not go."""
-KEY_TILE_BYTES = 16 * 1024
-"""Of one tile of keys, and of one of values. As compiled for Hopper, four programs share a multiprocessor then."""
+KEY_TILE_BYTES, WIDE_KEY_TILE_BYTES = 16 * 1024, 8 * 1024
+"""Of one tile of keys, and of one of values; the latter in float32, whose products have no tensor cores and keep the
+tile in registers: a larger one would not fit. As compiled for Hopper, three programs or more share a multiprocessor.
+"""
 MOST_KEYS = 128
 """In a tile, however small the head."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -79,7 +81,7 @@ def attend(sequences: Sequences, kv: Tensor, spec: AttentionSpec, output: Tensor
         head_dim=head_dim,
         block_size=block_size,
         tile_rows=tile_rows,
-        tile_keys=_tile_keys(tile_dims * kv.element_size()),
+        tile_keys=_tile_keys(tile_dims, kv.element_size()),
         tile_dims=tile_dims,
         num_warps=4,
         num_stages=3,
@@ -88,8 +90,9 @@ def attend(sequences: Sequences, kv: Tensor, spec: AttentionSpec, output: Tensor
         merge(parts, output)
 
 
-def _tile_keys(key_bytes: int) -> int:
-    return max(LEAST_ROWS, min(MOST_KEYS, KEY_TILE_BYTES // key_bytes))
+def _tile_keys(tile_dims: int, element_bytes: int) -> int:
+    tile_bytes = WIDE_KEY_TILE_BYTES if element_bytes == 4 else KEY_TILE_BYTES
+    return max(LEAST_ROWS, min(MOST_KEYS, tile_bytes // (tile_dims * element_bytes)))
 
 
 @triton.jit(do_not_specialize=["length", "table_stride"], do_not_specialize_on_alignment=["tables", "contexts"])

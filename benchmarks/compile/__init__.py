@@ -1,0 +1,1 @@
+"""The CUDA kernels compiled for devices that are not there: what each takes of a multiprocessor."""

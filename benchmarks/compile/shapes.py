@@ -1,0 +1,78 @@
+"""The shapes that are served, and the launches of our kernels in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+
+from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.cuda import PROMPT_ROWS
+from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
+from app.gpu.attention.triton_store import store
+from app.gpu.linear.triton_matmul import matmul
+
+HEAD_DIMS, GROUPS, BLOCK_SIZES = (64, 80, 96, 128), range(1, 9), (16, 32, 64)
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KV_HEADS, SEQUENCES, PROMPT, INPUTS, OUTPUTS = 2, 3, 64, 4096, 1024
+SPLITS = 4
+Launch = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`group`: heads of queries for each head of keys."""
+
+    head_dim: int = 128
+    group: int = 4
+    block_size: int = 16
+    dtype: str = "bfloat16"
+
+
+def every_shape() -> list[Shape]:
+    """All of them: minutes of compiling for each device."""
+    return [Shape(*each) for each in product(HEAD_DIMS, GROUPS, BLOCK_SIZES, DTYPES)]
+
+
+def main_shapes() -> list[Shape]:
+    """Each size of head in each type, and for the most common head each group and each block."""
+    usual = Shape()
+    heads = [Shape(head_dim, dtype=dtype) for head_dim, dtype in product(HEAD_DIMS, DTYPES)]
+    groups = [replace(usual, group=group) for group in GROUPS]
+    blocks = [replace(usual, block_size=size) for size in BLOCK_SIZES]
+    return list(dict.fromkeys((*heads, *groups, *blocks)))
+
+
+def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
+    """What is launched in that shape, by the name of what it is for."""
+    dtype, heads = DTYPES[shape.dtype], shape.group * KV_HEADS
+    pool = torch.zeros(8, 2, 2, KV_HEADS, shape.block_size, shape.head_dim, dtype=dtype)[:, 1]
+    # As a model hands them over: parts of one product.
+    fused = torch.zeros(PROMPT, heads + 2 * KV_HEADS, shape.head_dim, dtype=dtype)
+    query, key, value = fused.split((heads, KV_HEADS, KV_HEADS), dim=1)
+    output = torch.empty(PROMPT, heads, shape.head_dim, dtype=dtype)
+    tables, slots = torch.zeros(SEQUENCES, 5, dtype=torch.int32), torch.zeros(PROMPT, dtype=torch.int64)
+    contexts = torch.ones(SEQUENCES, dtype=torch.int32)
+    plain = AttentionSpec(shape.head_dim**-0.5)
+    decodes = Sequences(query[:SEQUENCES], tables, contexts, length=1)
+    prompt = Sequences(query, tables[:1], contexts[:1], length=PROMPT)
+    tall = PROMPT_ROWS if shape.dtype != "float32" else LEAST_ROWS
+    capped = AttentionSpec(plain.scale, window=30, softcap=50.0)
+    yield "store", lambda: store(key, value, pool, slots, slots)
+    yield "decode", lambda: attend(decodes, pool, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
+    yield "split decode", lambda: attend(decodes, pool, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=SPLITS)
+    yield "prompt", lambda: attend(prompt, pool, plain, output, rows=tall, splits=1)
+    yield "capped window", lambda: attend(decodes, pool, capped, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
+
+
+def product_launches(dtype: str) -> Iterator[tuple[str, Launch]]:
+    """The product that keeps rows apart. One kernel has to do for every number of rows: with another a row might have
+    other bits.
+    """
+    weight = torch.zeros(OUTPUTS, INPUTS, dtype=DTYPES[dtype])
+    yield (
+        "product",
+        lambda: [matmul(torch.zeros(rows, INPUTS, dtype=weight.dtype), weight, None) for rows in (1, 16, 17)],
+    )
