@@ -22,6 +22,7 @@ METAVARS = {
     "api_keys": "KEY[,KEY...]",
     "tenants": "FILE",
     "audit_log": "FILE",
+    "otlp_endpoint": "URL",
     "allowed_hosts": "NAME[,NAME...]",
     "cors_origins": "ORIGIN[,ORIGIN...]",
     "model": "MODEL",

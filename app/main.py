@@ -57,6 +57,8 @@ from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
 from app.tools.support import ToolSupport
+from app.traces.base import Traces
+from app.traces.opening import open_traces
 from app.web.access_log import AccessLogMiddleware
 from app.web.body_limit import BodyLimitMiddleware
 from app.web.cors import cross_origin
@@ -65,6 +67,7 @@ from app.web.hosts import HostMiddleware
 from app.web.openapi.document import DescribedAPI
 from app.web.request_id import RequestIdMiddleware
 from app.web.strict_requests import refuse_unread
+from app.web.trace_response import TraceResponseMiddleware
 
 QUIET_S = 1.0
 """Between the start, or the last look at turns that run, and the preparation of grammars."""
@@ -106,6 +109,9 @@ def load_app(
             undo.callback(process.close)
         tenancy = Tenancy(settings, clock)
         undo.callback(tenancy.close)
+        traces = open_traces(settings.otlp_endpoint) if settings.is_traced else None
+        if traces is not None:
+            undo.callback(traces.close)
         model = find_model(load)
         # Before the engine: it locks the folder, where the engine keeps files too.
         journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser())
@@ -116,7 +122,7 @@ def load_app(
             process.begin(load)
         tokens = load_tokens(model)
         engine = process.loaded() if process is not None else _load_here(model, load, room, undo)
-        app = create_app(settings, engine, tokens, tenancy, journal, room)
+        app = create_app(settings, engine, tokens, tenancy, journal, room, traces)
         undo.pop_all()
     return app
 
@@ -149,6 +155,7 @@ def create_app(
     tenancy: Tenancy,
     journal: Journal | None = None,
     room: DiskRoom | None = None,
+    traces: Traces | None = None,
 ) -> FastAPI:
     """The application. Its lifespan runs the engine thread, the journal and the sweep of expired sessions. `room` is
     that of files beside the journal, if the engine has it already.
@@ -163,7 +170,15 @@ def create_app(
     metrics = Metrics(engine.info.name)
     tool_waits = ToolWaits()
     registry = SessionRegistry(
-        executor, table, keeper, tokens, metrics, settings, tenancy.quotas, on_queued=tool_waits.end
+        executor,
+        table,
+        keeper,
+        tokens,
+        metrics,
+        settings,
+        tenancy.quotas,
+        on_queued=tool_waits.end,
+        traces=traces,
     )
     kept_responses = ResponseStore(registry, journal, limit=settings.max_responses)
     kept_responses.restore(restored)
@@ -173,6 +188,8 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as ends:
             ends.callback(tenancy.close)
+            if traces is not None:
+                ends.push_async_callback(asyncio.to_thread, traces.close)
             if journal is not None:
                 journal.start()
                 ends.push_async_callback(asyncio.to_thread, journal.close)
@@ -195,7 +212,9 @@ def create_app(
         docs_url=None,  # the framework's pages load a CDN; `routers/page.py` has one
         redoc_url=None,
         dependencies=[Depends(refuse_unread)],
-        middleware=_middleware(settings, tenancy),
+        middleware=_middleware(settings, tenancy, is_traced=traces is not None),
+        # The framework's own would have paths, errors and refused bodies: what requests said.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.services = Services(
         settings=settings,
@@ -221,7 +240,7 @@ def create_app(
     return app
 
 
-def _middleware(settings: Settings, tenancy: Tenancy) -> list[Middleware]:
+def _middleware(settings: Settings, tenancy: Tenancy, *, is_traced: bool) -> list[Middleware]:
     """Outermost first."""
 
     def most_imported(scope: Scope) -> int:
@@ -230,8 +249,10 @@ def _middleware(settings: Settings, tenancy: Tenancy) -> list[Middleware]:
 
     audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
     access = [Middleware(AccessLogMiddleware)] if settings.access_log else []
+    spans = [Middleware(TraceResponseMiddleware)] if is_traced else []
     return [
         Middleware(RequestIdMiddleware),
+        *spans,
         *access,
         *audit,
         *cross_origin(settings.cors_origins),

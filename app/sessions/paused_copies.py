@@ -12,6 +12,7 @@ from app.sessions.paused_turn import PausedPlace
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
 from app.sessions.turns import Turns
+from app.traces.base import TurnTrace
 
 
 class PausedCopies:
@@ -56,7 +57,7 @@ class PausedCopies:
             lambda ticket, turn: Fork(ticket, session.id, child.id, turn),
             self._turns.observer(child, charge),
         )
-        self._take_up(child, turn, place, charge)
+        self._take_up(child, turn, place, charge, copy_of=session.trace)
 
     async def export(self, session: Session) -> PausedTurn | None:
         """The session's turn as it can go on elsewhere; None if it is not paused."""
@@ -80,11 +81,20 @@ class PausedCopies:
         del held  # the engine has its own now
         self._take_up(session, turn, place, charge)
 
-    def _take_up(self, session: Session, turn: Turn, place: PausedPlace, charge: TurnCharge) -> None:
+    def _take_up(
+        self,
+        session: Session,
+        turn: Turn,
+        place: PausedPlace,
+        charge: TurnCharge,
+        *,
+        copy_of: TurnTrace | None = None,
+    ) -> None:
         """Make a new session be paused in that place, as the engine has it. It has its history already."""
         self._charges.begin(session.owner, charge)
         turn.readers = 0
         session.take_up(turn, place)
+        self._turns.trace(session, copy_of=copy_of)
         reader = self._turns.reader(session, turn, place.rule)
         reader.replay(session.history[place.prompt_tokens :], place.logprobs)
         self._pauses.wait(session, place.info)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from contextvars import Context
 
 from app.bridge.executor import EngineExecutor
 from app.domain.activations import CheckpointInfo
@@ -71,7 +72,8 @@ class Pauses:
             self._ends.cancel(session, session.turn)
             return
         timeout_s = session.pause_limit.timeout_s
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._time_out, session)
+        # No request asks for what the timer does, also if one has brought the paused turn.
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._time_out, session, context=Context())
         session.pause = Pause(info, time.time() + timeout_s, timer)
 
     def _time_out(self, session: Session) -> None:

@@ -27,6 +27,7 @@ from app.sessions.turn_ends import TurnEnds
 from app.sessions.turns import Turns
 from app.settings import Settings
 from app.text.tokenizer import Tokens
+from app.traces.base import Traces
 
 
 class SessionRegistry:
@@ -46,6 +47,7 @@ class SessionRegistry:
         quotas: Quotas,
         *,
         on_queued: Callable[[Session], None],
+        traces: Traces | None = None,
     ) -> None:
         """`on_queued` is told of each session whose next turn is in the queue."""
         self.executor = executor
@@ -74,6 +76,7 @@ class SessionRegistry:
             self.side_work,
             max_turns=settings.max_turns,
             on_queued=on_queued,
+            traces=traces,
         )
         self.paused_copies = PausedCopies(executor, self.turns, self.pauses, self.charges)
 

@@ -17,6 +17,7 @@ from app.sessions.paused_turn import DEFAULT_LIMIT, Pause, PausedPlace, PauseLim
 from app.sessions.usage import SessionUsage
 from app.sessions.watcher import NOBODY, Watcher
 from app.text.turn_reader import TurnReader
+from app.traces.base import TurnTrace
 
 UNNAMED = ""
 """The name of every session that a call without a name opened. No header can say it."""
@@ -68,6 +69,8 @@ class Session:
     """The turn that is in the session, or was the last in it."""
     reader: TurnReader | None = None
     """What reads the turn that is in the session, if it may pause."""
+    trace: TurnTrace | None = None
+    """That of the turn in it, if the turn is traced."""
     pause: Pause | None = None
     """The pause that the session is in."""
     pause_limit: PauseLimit = DEFAULT_LIMIT
@@ -166,6 +169,8 @@ class Session:
     def place(self, kv: SessionMemory) -> None:
         """Note where its KV is."""
         self.kv = kv
+        if self.trace is not None:
+            self.trace.placed(kv)
         self.watcher.changed(self)
 
     def begin(self, turn: Turn, history: array[int], max_tokens: int) -> None:
@@ -189,6 +194,8 @@ class Session:
         self.move(SessionState.QUEUED)
         self.phase, self.returns_at = Phase.COMPUTE, None
         self.spent.clear()
+        if self.trace is not None:
+            self.trace.resumed()
 
     def end(self, turn: Turn) -> None:
         """Follow a cancel of `turn` that is on its way: from now on nothing resumes the turn."""

@@ -5,7 +5,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from app.bridge.executor import EngineExecutor
@@ -26,6 +26,7 @@ from app.sessions.table import SessionTable
 from app.sessions.turn_ends import TurnEnds
 from app.text.tokenizer import Tokens
 from app.text.turn_reader import TextRule, TurnReader
+from app.traces.base import Traces, TurnStart, TurnTrace
 
 RETRY_AFTER_S = 1
 KNOWN_GRAMMARS = 64
@@ -67,6 +68,7 @@ class Turns:
         *,
         max_turns: int,
         on_queued: Callable[[Session], None],
+        traces: Traces | None,
     ) -> None:
         """`on_queued` is told of each session whose next turn is in the queue."""
         self._executor = executor
@@ -80,6 +82,7 @@ class Turns:
         self._side_work = side_work
         self._max_turns = max_turns
         self._on_queued = on_queued
+        self._traces = traces
         self._known_grammars: OrderedDict[Grammar, None] = OrderedDict()
         self._deadly = DeadlyTurns()
 
@@ -138,6 +141,7 @@ class Turns:
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
         self._charges.begin(session.owner, charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
+        self.trace(session, request)
         session.watcher.begun(session)
         cleanup.callback(self._ends.release, session, turn)
         self._on_queued(session)
@@ -156,6 +160,17 @@ class Turns:
         session.reader = TurnReader(turn, self._tokens, rule, on_stop, settled)
         return session.reader
 
+    def trace(self, session: Session, request: TurnRequest | None = None, copy_of: TurnTrace | None = None) -> None:
+        """Begin the trace of the turn that has come into the session, if turns are traced. Without a `request` it is
+        paused, as the turn of `copy_of` is.
+        """
+        if self._traces is None:
+            return
+        start = TurnStart(session.id, session.owner, self._executor.engine.info.name, session.kv, session.max_tokens)
+        if request is not None:
+            start = replace(start, param=request.param, sampling=request.sampling)
+        session.trace = self._traces.begin(replace(start, copy_of=copy_of))
+
     def observer(self, session: Session, charge: TurnCharge) -> Callable[[TurnEvent], None]:
         """What is to be told of a turn of the session before its reader is."""
         clock = TurnClock(self._metrics, is_resumed=len(session.history) > 0)
@@ -163,6 +178,8 @@ class Turns:
         def observe(event: TurnEvent) -> None:
             clock.observe(event)
             charge.observe(event)
+            if session.trace is not None:
+                session.trace.observe(event)
             usage = session.usage
             usage.queue_ms, usage.restore_ms, usage.prefill_ms = clock.queue_ms, clock.restore_ms, clock.prefill_ms
             self._judge(session, event)
@@ -174,6 +191,8 @@ class Turns:
                 self._pauses.begin(session, event.checkpoint)
             if isinstance(event, TurnFinished | Paused | Failed):
                 session.watcher.stopped(session, event)
+            if isinstance(event, TurnFinished | Failed):
+                session.trace = None
 
         return observe
 

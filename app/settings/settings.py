@@ -19,6 +19,7 @@ from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback, is_o
 from app.domain.values import KVPolicy
 from app.logs.formats import LogFormat
 from app.settings.engine import DRAFT_TOKENS, EngineSettings
+from app.settings.tracing import check_endpoint, is_traced
 from app.settings.values import Budget, none_if_auto, none_or_path, not_empty
 
 WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
@@ -46,6 +47,11 @@ class Settings(BaseSettings):
     )
     log_format: LogFormat = Field("text", description="of the log on standard error: lines of text, or of JSON")
     access_log: bool = Field(False, description="log a line for each request, without anything that it said")
+    otlp_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets a span for each turn; "
+        "needs djinn[otel] (default: that of the OTEL_* variables, else none)",
+    )
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
@@ -202,6 +208,12 @@ class Settings(BaseSettings):
                 raise ValueError(f"{origin!r} is no origin: a scheme and a host, such as https://example.org")
         return value
 
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _only_collectors(cls, value: str | None) -> str | None:
+        check_endpoint(value)
+        return value
+
     @model_validator(mode="after")
     def _any_page_needs_a_key(self) -> Self:
         if "*" in self.cors_origins and not self.needs_key:
@@ -247,6 +259,11 @@ class Settings(BaseSettings):
     def needs_key(self) -> bool:
         """Whether callers need a key."""
         return bool(self.api_keys) or self.tenants is not None
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether turns are traced: there is a collector, and nothing turns traces off."""
+        return is_traced(self.otlp_endpoint)
 
     @property
     def answered_hosts(self) -> tuple[str, ...]:

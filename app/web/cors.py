@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from app.traces.base import TRACE_RESPONSE
+
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 READABLE = (
     "Retry-After",
@@ -12,6 +14,7 @@ READABLE = (
     "Request-Id",
     "X-Session-ID",
     "X-Djinn-Ignored",
+    TRACE_RESPONSE,
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )
 """Headers of answers that a page may read. Those of requests are not held to a list: SDKs send many of their own."""

@@ -64,7 +64,13 @@ class TurnState:
         matcher = None if self.matcher is None else self.matcher.copy()
         logprobs, hashes = list(self.prompt_logprobs), list(self.prefix_hashes)
         return replace(
-            self, ticket=ticket, matcher=matcher, drafter=None, prompt_logprobs=logprobs, prefix_hashes=hashes
+            self,
+            ticket=ticket,
+            matcher=matcher,
+            drafter=None,
+            prompt_logprobs=logprobs,
+            prefix_hashes=hashes,
+            restore_ms=0.0,  # the copy has waited for nothing
         )
 
     def generated(self, history_tokens: int) -> int:

@@ -1,0 +1,25 @@
+"""Whether turns are traced, as a flag and OpenTelemetry's own variables say."""
+
+import os
+from urllib.parse import urlsplit
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def is_traced(endpoint: str | None) -> bool:
+    """Whether there is a collector, from the flag or from a variable, and no variable turns traces off."""
+    is_off = _variable("OTEL_SDK_DISABLED").lower() == "true" or _variable("OTEL_TRACES_EXPORTER").lower() == "none"
+    return not is_off and (endpoint is not None or any(map(_variable, ENDPOINTS)))
+
+
+def check_endpoint(endpoint: str | None) -> None:
+    """Raise `ValueError` if spans cannot be sent there."""
+    if endpoint is not None:
+        url = urlsplit(endpoint)
+        if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
+            raise ValueError(f"{endpoint!r} is no address of a collector: a URL such as http://127.0.0.1:4318")
+
+
+def _variable(name: str) -> str:
+    """What it says; empty if it is not set."""
+    return os.environ.get(name, "").strip()

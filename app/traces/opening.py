@@ -1,0 +1,27 @@
+"""The way in: only a server that traces imports OpenTelemetry's packages."""
+
+import os
+
+from app.domain.errors import FieldOutOfRange
+from app.traces.base import Traces
+
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+HTTP = "http/protobuf"
+
+
+def open_traces(endpoint: str | None) -> Traces:
+    """Traces that go to the collector at the URL `endpoint`; None: where `OTEL_EXPORTER_OTLP_*` say.
+
+    Raises `FieldOutOfRange` if the packages are not installed, or a variable asks for another protocol than HTTP.
+    """
+    for name in PROTOCOLS:
+        if os.environ.get(name, HTTP) not in (HTTP, ""):
+            raise FieldOutOfRange(f"{name} must be {HTTP}: spans go out in no other way", param=name)
+    try:
+        from app.traces import export
+    except ModuleNotFoundError as error:
+        raise FieldOutOfRange(
+            f"otlp_endpoint: traces need packages that are not installed ({error.name}): pip install 'djinn[otel]'",
+            param="otlp_endpoint",
+        ) from error
+    return export.SpanTraces(export.exporter_to(endpoint))

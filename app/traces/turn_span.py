@@ -1,0 +1,157 @@
+"""The span of one turn: it opens in the queue and ends with the turn, however many requests resume it meanwhile."""
+
+import time
+from typing import Self
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, get_current_span, set_span_in_context
+
+from app.domain.activations import CheckpointInfo
+from app.domain.errors import DjinnError
+from app.domain.memory_map import SessionMemory
+from app.domain.values import Tier
+from app.logs.about import REQUEST
+from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
+from app.traces import names
+from app.traces.attributes import Attributes, at_begin, at_end, by_request, of_pause, operation_of
+from app.traces.base import TurnStart
+from app.traces.context import caller, tell_caller
+
+MOST_PARTS = 128
+"""Spans below a turn's own. A turn that pauses at each token would have three for each, and no end of them."""
+
+
+class TurnSpan:
+    """Follows one turn. Times are those of `time.perf_counter`, until they are written into a span."""
+
+    @classmethod
+    def begin(cls, tracer: Tracer, turn: TurnStart) -> Self | None:
+        """The turn that the task's request has asked for; None if it is not sampled."""
+        begun = cls(tracer, turn)
+        if not begun.span.is_recording():
+            return None
+        tell_caller(begun.span.get_span_context())
+        return begun
+
+    def __init__(self, tracer: Tracer, turn: TurnStart) -> None:
+        """Begin in the queue; a copy begins with a pause. The parent is what the task's request comes from."""
+        self._tracer = tracer
+        self._zero_ns = time.time_ns() - time.perf_counter_ns()
+        self._begun = time.perf_counter()
+        self.span: Span = tracer.start_span(
+            f"{operation_of(turn)} {turn.model}",
+            caller(),
+            SpanKind.SERVER,
+            at_begin(turn),
+            [Link(turn.copy_of.span.get_span_context())] if isinstance(turn.copy_of, TurnSpan) else (),
+            self._ns(self._begun),
+        )
+        self._below = set_span_in_context(self.span, Context())
+        self._kv = turn.kv
+        self._part: Span | None = None
+        self._parts = 0
+        self._since = self._begun
+        """When the part began."""
+        self._pauses = 0
+        self._has_token = False
+        self._restored_ms = 0.0
+        """Of the turn's earlier parts: the engine tells the sum."""
+        self._returns_since: float | None = None
+        """When the KV set out for the device, since the turn is in the queue."""
+        self._enter(names.PAUSE if turn.is_copy else names.QUEUE, self._begun)
+
+    def observe(self, event: TurnEvent) -> None:
+        """Take the turn's next event."""
+        match event:
+            case Token():
+                if not self._has_token:
+                    self._take_first_token(time.perf_counter())
+            case Started():
+                self._start(event)
+            case Paused():
+                self._pause(event.checkpoint)
+            case TurnFinished():
+                self.span.set_attributes(at_end(event, self._pauses))
+                self._end()
+            case Failed():
+                self._fail(event.error)
+
+    def placed(self, memory: SessionMemory) -> None:
+        """Note a move of the session's KV, or that it is lost. KV that only grows has not moved."""
+        before, self._kv = self._kv, memory
+        if before.tier in (None, memory.tier):
+            return
+        now = time.perf_counter()
+        is_read = memory.tier is Tier.TO_HOST and before.tier is Tier.DISK
+        if self._returns_since is None and (is_read or memory.tier is Tier.TO_DEVICE):
+            self._returns_since = now
+        moved = memory.bytes_in - before.bytes_in + memory.bytes_out - before.bytes_out
+        self.span.add_event(
+            names.KV_MOVE,
+            {
+                names.KV_FROM: before.tier or names.NO_TIER,
+                names.KV_TO: memory.tier or names.NO_TIER,
+                names.KV_BYTES: moved,
+            },
+            self._ns(now),
+        )
+
+    def resumed(self) -> None:
+        """Link the request that has resumed the turn, and wait in the queue again."""
+        now = time.perf_counter()
+        request = get_current_span(caller()).get_span_context()
+        if request.is_valid:
+            self.span.add_link(request)
+        by = names.BY_TIMEOUT if REQUEST.get() is None else names.BY_REQUEST
+        self.span.add_event(names.RESUME, {names.RESUME_BY: by, **by_request()}, self._ns(now))
+        tell_caller(self.span.get_span_context())
+        self._returns_since = None
+        self._enter(names.QUEUE, now)
+
+    def _start(self, event: Started) -> None:
+        at = max(event.at, self._since)
+        restored_ms, self._restored_ms = event.restore_ms - self._restored_ms, event.restore_ms
+        if restored_ms > 0 and self._part is not None:
+            began = max(self._returns_since or self._since, self._since)
+            below = set_span_in_context(self._part, Context())
+            restore = self._tracer.start_span(names.RESTORE, below, start_time=self._ns(began))
+            restore.end(self._ns(min(began + restored_ms / 1000, at)))
+        self._returns_since = None
+        self._enter(names.DECODE if self._has_token else names.PREFILL, at)
+
+    def _take_first_token(self, now: float) -> None:
+        self._has_token = True
+        if not self._pauses:
+            self.span.set_attribute(names.TIME_TO_FIRST_TOKEN, now - self._begun)
+        self.span.add_event(names.FIRST_TOKEN, timestamp=self._ns(now))
+        self._enter(names.DECODE, now)
+
+    def _pause(self, checkpoint: CheckpointInfo) -> None:
+        self._pauses += 1
+        self._enter(names.PAUSE, time.perf_counter(), of_pause(checkpoint))
+
+    def _fail(self, error: DjinnError) -> None:
+        self.span.set_attributes({names.ERROR_TYPE: error.code, names.PAUSES: self._pauses})
+        self.span.set_status(StatusCode.ERROR, error.code)
+        self._end()
+
+    def _end(self) -> None:
+        now = time.perf_counter()
+        self._leave(now)
+        self.span.end(self._ns(now))
+
+    def _enter(self, name: str, at: float, attributes: Attributes | None = None) -> None:
+        self._leave(at)
+        self._since = at
+        if self._parts < MOST_PARTS:
+            self._parts += 1
+            self._part = self._tracer.start_span(name, self._below, attributes=attributes, start_time=self._ns(at))
+
+    def _leave(self, at: float) -> None:
+        if self._part is not None:
+            self._part.end(self._ns(at))
+            self._part = None
+
+    def _ns(self, at: float) -> int:
+        """The same time in Unix nanoseconds."""
+        return self._zero_ns + int(at * 1e9)
