@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 CUDA='^(torch|triton|cuda-.*|nvidia-.*)$'
 
 compile() {
-    uv pip compile pyproject.toml --constraint constraints.txt --universal --python-version 3.11 --quiet \
+    uv pip compile pyproject.toml --extra otel --constraint constraints.txt --universal --python-version 3.11 --quiet \
         --no-annotate --custom-compile-command docker/lock.sh "$@"
 }
 names() { sed -nE 's/^([a-z0-9-]+)==.*/\1/p'; }

@@ -3,6 +3,7 @@
 from opentelemetry.util.types import AttributeValue
 
 from app.domain.activations import CheckpointInfo
+from app.domain.memory_map import SessionMemory
 from app.domain.values import SamplingParams
 from app.logs.about import request_id
 from app.messages import TurnFinished
@@ -28,11 +29,16 @@ def at_begin(turn: TurnStart) -> Attributes:
         names.REQUEST_MODEL: turn.model,
         names.CONVERSATION: turn.session,
         names.MAX_TOKENS: turn.max_tokens,
-        names.KV_TIER: turn.kv.tier or names.NO_TIER,
+        names.KV_TIER: tier_of(turn.kv),
     }
     if turn.owner is not None:
         known[names.TENANT] = turn.owner
     return known | by_request() | ({} if turn.sampling is None else _of_sampling(turn.sampling))
+
+
+def tier_of(kv: SessionMemory) -> str:
+    """Where KV is, or is moving."""
+    return names.NO_TIER if kv.tier is None else kv.tier.value
 
 
 def by_request() -> Attributes:

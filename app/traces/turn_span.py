@@ -13,7 +13,7 @@ from app.domain.values import Tier
 from app.logs.about import REQUEST
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.traces import names
-from app.traces.attributes import Attributes, at_begin, at_end, by_request, of_pause, operation_of
+from app.traces.attributes import Attributes, at_begin, at_end, by_request, of_pause, operation_of, tier_of
 from app.traces.base import TurnStart
 from app.traces.context import caller, tell_caller
 
@@ -89,8 +89,8 @@ class TurnSpan:
         self.span.add_event(
             names.KV_MOVE,
             {
-                names.KV_FROM: before.tier or names.NO_TIER,
-                names.KV_TO: memory.tier or names.NO_TIER,
+                names.KV_FROM: tier_of(before),
+                names.KV_TO: tier_of(memory),
                 names.KV_BYTES: moved,
             },
             self._ns(now),
@@ -110,12 +110,13 @@ class TurnSpan:
 
     def _start(self, event: Started) -> None:
         at = max(event.at, self._since)
-        restored_ms, self._restored_ms = event.restore_ms - self._restored_ms, event.restore_ms
-        if restored_ms > 0 and self._part is not None:
-            began = max(self._returns_since or self._since, self._since)
+        restored_s, self._restored_ms = (event.restore_ms - self._restored_ms) / 1000, event.restore_ms
+        if restored_s > 0 and self._part is not None:
+            # The word that the KV has set out may have come after it was there.
+            began = max(self._since, min(self._returns_since or self._since, at - restored_s))
             below = set_span_in_context(self._part, Context())
             restore = self._tracer.start_span(names.RESTORE, below, start_time=self._ns(began))
-            restore.end(self._ns(min(began + restored_ms / 1000, at)))
+            restore.end(self._ns(min(began + restored_s, at)))
         self._returns_since = None
         self._enter(names.DECODE if self._has_token else names.PREFILL, at)
 

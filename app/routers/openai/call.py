@@ -89,6 +89,7 @@ class OpenAICall:
                 replace(body.to_text_rule(with_logprobs=False), shown=shown),
                 replace=True,
                 pausable=False,
+                param=prompt_field,
             )
             for prompt, room in zip(prompts, rooms, strict=True)
         ]

@@ -1,0 +1,204 @@
+"""Spans on the wire: to a collector that takes them, and to one that is away."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from app.traces import export, quiet
+from app.traces.quiet import BETWEEN_LINES_S, QuietExporter
+from tests.routers.generating import GREEDY
+from tests.serving import serve
+from tests.traces.spans import CALLER
+
+TURN = {**GREEDY, "max_tokens": 4}
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes spans over OTLP and HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Receiver)
+        self.requests: list[tuple[str, dict[str, str], ExportTraceServiceRequest]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def spans(self) -> list[Span]:
+        return [
+            span
+            for _, _, request in self.requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+
+class Receiver(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.requests.append((self.path, headers, ExportTraceServiceRequest.FromString(body)))
+        answer = ExportTraceServiceResponse().SerializeToString()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@contextmanager
+def deaf() -> Iterator[str]:
+    """The URL of a collector that takes connections and answers none."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def take_turn(url: str, **headers: str) -> httpx.Response:
+    with httpx.Client(base_url=url, timeout=60, headers=headers) as http:
+        session = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+        return http.post(f"{session}/generate", json=TURN).raise_for_status()
+
+
+def values(attributes: Sequence[KeyValue]) -> dict[str, object]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value") or "") for each in attributes}
+
+
+def assert_a_turn_came(collector: Collector) -> None:
+    path, headers, request = collector.requests[0]
+    assert path == "/v1/traces"
+    assert headers["content-type"] == "application/x-protobuf"
+    (resource,) = request.resource_spans
+    assert values(resource.resource.attributes)["service.name"] == "djinn"
+    (turn,) = [span for span in collector.spans if span.parent_span_id == bytes.fromhex("b" * 16)]
+    assert turn.trace_id == bytes.fromhex("a" * 32)
+    assert turn.kind == Span.SPAN_KIND_SERVER
+    said = values(turn.attributes)
+    assert said["gen_ai.operation.name"] == "text_completion"
+    assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (4, 4)
+    below = {span.name for span in collector.spans if span.parent_span_id == turn.span_id}
+    assert below == {"queue", "prefill", "decode"}
+
+
+def test_a_collector_gets_the_spans_of_a_turn(collector: Collector) -> None:
+    with serve(otlp_endpoint=f"{collector.url}/") as url:
+        answer = take_turn(url, traceparent=CALLER)
+    assert_a_turn_came(collector)
+    assert answer.headers["traceresponse"][3:35] == "a" * 32
+
+
+def test_the_variables_of_opentelemetry_do_without_a_flag(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20sesame")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+    with serve() as url:
+        take_turn(url, traceparent=CALLER)
+    assert_a_turn_came(collector)
+    _, headers, request = collector.requests[0]
+    assert headers["authorization"] == "Bearer sesame"
+    assert values(request.resource_spans[0].resource.attributes)["deployment.environment.name"] == "test"
+
+
+def test_a_service_has_the_name_that_it_is_given(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
+    with serve(otlp_endpoint=collector.url) as url:
+        take_turn(url)
+    assert values(collector.requests[0][2].resource_spans[0].resource.attributes)["service.name"] == "ours"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans go out as soon as they end, and the server's end does not wait for them."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setattr(export, "CLOSE_S", 0.1)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_collector_that_answers_nothing_delays_no_turn() -> None:
+    with deaf() as silent, serve(otlp_endpoint=silent) as url:
+        began = time.monotonic()
+        for _ in range(5):
+            take_turn(url)
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_collector_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with serve(otlp_endpoint=f"http://127.0.0.1:{port}") as url:
+        deadline = time.monotonic() + 30
+        while not caplog.records and time.monotonic() < deadline:
+            take_turn(url)
+    assert [record.name for record in caplog.records] == [quiet.__name__]
+    assert "takes no spans" in caplog.text
+
+
+class Moody(SpanExporter):
+    """Takes spans, or does not."""
+
+    takes = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS if self.takes else SpanExportResult.FAILURE
+
+
+def test_the_log_has_a_line_a_minute_and_one_when_it_is_over(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(quiet.time, "monotonic", lambda: now)
+    caplog.set_level(logging.INFO)
+    moody = Moody()
+    exporter, batch = QuietExporter(moody), [ReadableSpan("a"), ReadableSpan("b")]
+    for _ in range(5):
+        exporter.export(batch)
+    now += BETWEEN_LINES_S
+    exporter.export(batch)
+    moody.takes = True
+    exporter.export(batch)
+    moody.takes = False
+    exporter.export(batch)
+    moody.takes = True
+    exporter.export(batch)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the collector of traces takes no spans; lost so far: 2",
+        "the collector of traces takes no spans; lost so far: 12",
+        "the collector takes spans again; lost meanwhile: 12",
+    ]

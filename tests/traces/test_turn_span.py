@@ -1,0 +1,270 @@
+"""The span of a turn, from the events of the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
+from opentelemetry.semconv.attributes import error_attributes
+from opentelemetry.trace import StatusCode
+
+from app.domain.activations import CheckpointInfo
+from app.domain.breakpoints import Pass
+from app.domain.errors import EngineRestarting
+from app.domain.memory_map import SessionMemory
+from app.domain.values import FinishReason, SamplingParams, SessionId, Ticket, Tier, TurnUsage
+from app.logs.about import REQUEST
+from app.messages import Failed, Paused, Started, Token, TurnFinished
+from app.traces import names
+from app.traces.base import TurnStart
+from app.traces.turn_span import MOST_PARTS, TurnSpan
+from tests.traces.spans import CALLER, RESUMER, Spans, assert_nested, attribute, began, ended, events, span_id
+
+TICKET = Ticket(1)
+SESSION = SessionId("ses_" + "0" * 36)
+START = TurnStart(SESSION, "tenant", "tiny", SessionMemory(tier=Tier.HOST), 8, "prompt", SamplingParams(seed=1))
+CHECKPOINT = CheckpointInfo(2, 4, 5, 64, "float32", 256, Pass.DECODE, "bp_1", 0.1, 0.0)
+USAGE = TurnUsage(prompt_tokens=9, cached_tokens=4, completion_tokens=3, tokens_recomputed=2)
+PAUSED = Paused(TICKET, CHECKPOINT, USAGE)
+FINISHED = TurnFinished(TICKET, FinishReason.STOP, USAGE, 12)
+TOKEN = Token(TICKET, 5)
+ENDS = (FINISHED, Failed(TICKET, EngineRestarting("it has died beside 'swordfish'")))
+
+
+def started(restore_ms: float = 0.0) -> Started:
+    return Started(TICKET, 4, restore_ms)
+
+
+class Traced:
+    """Spans of turns that a test makes up."""
+
+    def __init__(self) -> None:
+        exporter = InMemorySpanExporter()
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        self._tracer = provider.get_tracer("test")
+        self.spans = Spans(exporter)
+
+    def begin(self, start: TurnStart = START) -> TurnSpan:
+        span = TurnSpan.begin(self._tracer, start)
+        assert span is not None
+        return span
+
+
+@pytest.fixture
+def traced() -> Traced:
+    return Traced()
+
+
+def requested(*headers: tuple[bytes, bytes]) -> dict[str, object]:
+    return {"headers": headers, "state": {"request_id": "req_1"}}
+
+
+@pytest.fixture
+def scope() -> Iterator[dict[str, object]]:
+    """A request of a caller that has a span."""
+    made = requested((b"traceparent", CALLER.encode()))
+    token = REQUEST.set(made)
+    yield made
+    REQUEST.reset(token)
+
+
+def test_the_names_are_those_of_the_conventions() -> None:
+    modules = (gen_ai_attributes, gen_ai_metrics, error_attributes)
+    published = {name for module in modules for name in vars(module).values() if isinstance(name, str)}
+    ours = {name for name in vars(names).values() if isinstance(name, str) and name.startswith(("gen_ai.", "error."))}
+    assert len(ours) > 10
+    assert ours <= published
+    operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
+    assert {names.CHAT, names.TEXT_COMPLETION} <= operations
+
+
+def test_a_turn_has_its_parts_and_its_usage(traced: Traced) -> None:
+    turn = traced.begin()
+    for event in (started(), TOKEN, TOKEN, FINISHED):
+        turn.observe(event)
+    span = traced.spans.turn()
+    assert span.name == "text_completion tiny"
+    assert traced.spans.tree(span) == ["queue", "prefill", "decode"]
+    assert span.status.status_code is StatusCode.UNSET
+    assert span.attributes is not None
+    assert {name: span.attributes[name] for name in (names.CONVERSATION, names.TENANT, names.KV_TIER)} == {
+        "gen_ai.conversation.id": SESSION,
+        "djinn.tenant": "tenant",
+        "djinn.kv.tier": "host",
+    }
+    assert [attribute(span, name) for name in (names.INPUT_TOKENS, names.CACHED_TOKENS, names.OUTPUT_TOKENS)] == [
+        9,
+        4,
+        3,
+    ]
+    assert attribute(span, names.FINISH_REASONS) == ("stop",)
+    seconds = attribute(span, names.TIME_TO_FIRST_TOKEN)
+    assert isinstance(seconds, float)
+    assert 0 < seconds < 60
+    assert len(events(span, names.FIRST_TOKEN)) == 1
+
+
+@pytest.mark.parametrize(
+    ("param", "operation"), [("messages", "chat"), ("input", "chat"), ("token_ids", "text_completion")]
+)
+def test_a_turn_on_messages_is_a_chat(traced: Traced, param: str, operation: str) -> None:
+    traced.begin(replace(START, param=param)).observe(FINISHED)
+    assert attribute(traced.spans.turn(), names.OPERATION) == operation
+
+
+def test_an_error_is_the_spans_status_without_its_message(traced: Traced) -> None:
+    turn = traced.begin()
+    turn.observe(started())
+    turn.observe(ENDS[1])
+    span = traced.spans.turn()
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description == attribute(span, names.ERROR_TYPE) == "engine_restarting"
+    assert "swordfish" not in span.to_json()
+
+
+def test_a_caller_is_the_parent_and_learns_of_the_span(traced: Traced, scope: dict[str, dict[str, str]]) -> None:
+    traced.begin().observe(FINISHED)
+    span = traced.spans.turn()
+    assert span.parent is not None
+    assert span.parent.is_remote
+    assert (f"{span.parent.trace_id:x}", f"{span.parent.span_id:x}") == ("a" * 32, "b" * 16)
+    assert scope["state"]["traceresponse"].startswith(f"00-{'a' * 32}-{span_id(span):016x}-")
+    assert attribute(span, names.REQUEST_ID) == "req_1"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"traceparent", b"swordfish")],
+        [(b"traceparent", CALLER.encode()), (b"Traceparent", RESUMER.encode())],
+        [(b"traceparent", b"00-" + b"0" * 32 + b"-" + b"b" * 16 + b"-01")],
+        [(b"tracestate", b"a=1")],
+    ],
+)
+def test_a_caller_that_says_no_sense_is_no_parent(traced: Traced, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    token = REQUEST.set(requested(*headers))
+    traced.begin().observe(FINISHED)
+    REQUEST.reset(token)
+    assert traced.spans.turn().parent is None
+
+
+def test_a_caller_that_samples_nothing_gets_no_span(traced: Traced) -> None:
+    token = REQUEST.set(asked := requested((b"traceparent", CALLER.removesuffix("1").encode() + b"0")))
+    with pytest.raises(AssertionError):
+        traced.begin()
+    REQUEST.reset(token)
+    assert not list(traced.spans)
+    assert "traceresponse" not in str(asked["state"])
+
+
+def test_the_way_back_of_kv_is_a_part_of_the_queue(traced: Traced) -> None:
+    turn = traced.begin()
+    turn.placed(SessionMemory(tier=Tier.TO_DEVICE, bytes_out=64))
+    turn.placed(SessionMemory(tier=Tier.DEVICE, bytes_out=64, bytes_in=64))
+    turn.placed(SessionMemory(tier=Tier.DEVICE, bytes_out=64, bytes_in=64, tokens=9))
+    time.sleep(0.01)
+    turn.observe(started(restore_ms=5.0))
+    turn.observe(FINISHED)
+    span = traced.spans.turn()
+    assert traced.spans.tree(span) == [("queue", ["restore"]), "prefill"]
+    (restore,) = traced.spans.below(traced.spans.below(span)[0])
+    assert ended(restore) - began(restore) == pytest.approx(5e6, abs=1e4)
+    moves = [[attribute(event, name) for name in (names.KV_FROM, names.KV_TO, names.KV_BYTES)] for event in span.events]
+    assert moves == [["host", "to_device", 64], ["to_device", "device", 64]]
+
+
+def test_a_second_wait_has_only_its_own_way_back(traced: Traced) -> None:
+    turn = traced.begin()
+    for event in (started(restore_ms=1.0), TOKEN, PAUSED):
+        turn.observe(event)
+    turn.resumed()
+    turn.observe(started(restore_ms=1.0))
+    turn.observe(FINISHED)
+    (span,) = traced.spans.turns
+    assert traced.spans.tree(span) == [("queue", ["restore"]), "prefill", "decode", "pause", "queue", "decode"]
+
+
+def test_a_turn_that_is_resumed_is_one_span_with_a_link(traced: Traced) -> None:
+    turn = traced.begin()
+    for event in (started(), TOKEN, PAUSED):
+        turn.observe(event)
+    assert traced.spans.turns == []
+    token = REQUEST.set(asked := requested((b"traceparent", RESUMER.encode())))
+    turn.resumed()
+    REQUEST.reset(token)
+    for event in (started(), TOKEN, FINISHED):
+        turn.observe(event)
+    span = traced.spans.turn()
+    assert [f"{link.context.trace_id:x}" for link in span.links] == ["c" * 32]
+    assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "request"
+    assert f"{span_id(span):016x}" in str(asked["state"])
+    (pause,) = [each for each in traced.spans if each.name == "pause"]
+    assert [attribute(pause, name) for name in (names.PAUSE_LAYER, names.PAUSE_BREAKPOINT)] == [2, "bp_1"]
+    assert attribute(span, names.PAUSES) == 1
+
+
+def test_a_timeout_is_no_request(traced: Traced) -> None:
+    turn = traced.begin()
+    turn.observe(PAUSED)
+    turn.resumed()
+    turn.observe(FINISHED)
+    span = traced.spans.turn()
+    assert span.links == ()
+    assert attribute(events(span, names.RESUME)[0], names.RESUME_BY) == "timeout"
+    assert attribute(span, names.TIME_TO_FIRST_TOKEN) is None
+
+
+def test_a_copy_begins_with_a_pause_and_a_link_to_its_model(traced: Traced) -> None:
+    turn = traced.begin()
+    copy = traced.begin(replace(START, sampling=None, copy_of=turn))
+    copy.resumed()
+    for each in (turn, copy):
+        each.observe(FINISHED)
+    first, second = traced.spans.turns
+    assert [link.context.span_id for link in second.links] == [span_id(first)]
+    assert traced.spans.tree(second) == ["pause", "queue"]
+
+
+def test_a_turn_that_pauses_at_each_token_has_an_end_of_spans(traced: Traced) -> None:
+    turn = traced.begin()
+    for _ in range(MOST_PARTS):
+        for event in (started(), TOKEN, PAUSED):
+            turn.observe(event)
+        turn.resumed()
+    turn.observe(FINISHED)
+    span = traced.spans.turn()
+    assert len(traced.spans.below(span)) == MOST_PARTS
+    assert attribute(span, names.PAUSES) == MOST_PARTS
+
+
+STRETCH = st.tuples(st.floats(0, 50), st.integers(0, 3), st.sampled_from([None, *Tier]))
+
+
+@settings(max_examples=50)
+@given(st.lists(STRETCH, max_size=5), st.sampled_from(ENDS), st.booleans())
+def test_however_a_turn_goes_all_spans_end_within_their_parents(
+    stretches: list[tuple[float, int, Tier | None]], end: TurnFinished | Failed, is_late: bool
+) -> None:
+    traced = Traced()
+    turn = traced.begin()
+    restored = 0.0
+    for restore_ms, tokens, tier in stretches:
+        turn.placed(SessionMemory(tier=tier))
+        restored += restore_ms
+        turn.observe(replace(started(restored), at=time.perf_counter() + (0 if is_late else -1)))
+        for event in (*[TOKEN] * tokens, PAUSED):
+            turn.observe(event)
+        turn.resumed()
+    turn.observe(end)
+    assert_nested(traced.spans)
+    assert traced.spans.below(traced.spans.turn())[-1].name == "queue"
