@@ -91,6 +91,7 @@ def test_the_locks_have_all_that_the_project_asks_for() -> None:
     with_loadgen = locked | pinned("docker/requirements-loadgen.txt")
     for asked, there in (
         (project["dependencies"], with_torch),
+        (project["optional-dependencies"]["otel"], locked),
         (project["optional-dependencies"]["loadgen"], with_loadgen),
     ):
         for each in map(Requirement, asked):

@@ -14,7 +14,18 @@ from app.routers.dependencies import Services
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from tests.exports.spooling import spooled
-from tests.pausing import EACH_TOKEN, PROMPT_END, TOKENS, assert_nobody_waits, assert_same, finish, paused, read, whole
+from tests.pausing import (
+    EACH_TOKEN,
+    PROMPT_END,
+    TOKENS,
+    assert_nobody_waits,
+    assert_same,
+    finish,
+    paused,
+    read,
+    start,
+    whole,
+)
 from tests.serving import running_services
 from tests.taking_turns import assert_nothing_is_held, until
 
@@ -40,6 +51,20 @@ async def test_a_fork_of_a_paused_session_is_paused_in_the_same_place(services: 
     assert_same(reader, expected)
     assert_same(child_reader, expected)
     await assert_nothing_is_held(registry)
+
+
+async def test_a_fork_has_not_waited_for_what_its_parent_waited_for(services: Services) -> None:
+    registry = services.sessions
+    parent = registry.create()
+    await read(start(registry, parent))
+    registry.set_phase(parent, Phase.IO_WAIT)
+    await until(lambda: parent.kv.tier is Tier.HOST)
+    await registry.breakpoints.arm(parent, EACH_TOKEN)
+    await read(start(registry, parent))
+    child = await registry.fork(parent)
+    await finish(registry, child, registry.pauses.resume(child, NEXT_BREAKPOINT))
+    assert parent.usage.restore_ms > 0
+    assert child.usage.restore_ms == 0
 
 
 async def test_a_fork_that_nobody_waits_for_leaves_nothing_behind(services: Services) -> None:
