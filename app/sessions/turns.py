@@ -141,9 +141,9 @@ class Turns:
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
         self._charges.begin(session.owner, charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
-        self.trace(session, request)
         session.watcher.begun(session)
         cleanup.callback(self._ends.release, session, turn)
+        self.trace(session, request)
         self._on_queued(session)
         return self.reader(session, turn, request.text)
 

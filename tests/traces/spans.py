@@ -59,7 +59,7 @@ def ended(span: ReadableSpan) -> int:
 
 def span_id(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    return int(span.context.span_id)
 
 
 def attribute(span: ReadableSpan | Event, name: str) -> object:

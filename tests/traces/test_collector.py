@@ -183,7 +183,7 @@ def test_the_log_has_a_line_a_minute_and_one_when_it_is_over(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(quiet.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     caplog.set_level(logging.INFO)
     moody = Moody()
     exporter, batch = QuietExporter(moody), [ReadableSpan("a"), ReadableSpan("b")]
