@@ -141,6 +141,20 @@ def test_a_service_has_the_name_that_it_is_given(collector: Collector, monkeypat
     assert values(collector.requests[0][2].resource_spans[0].resource.attributes)["service.name"] == "ours"
 
 
+def test_nothing_comes_of_what_the_framework_could_send(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would send paths, errors and refused bodies."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    with serve() as url:
+        take_turn(url)
+        httpx.post(f"{url}/v1/completions", json={"prompt": {"swordfish": 1}})
+    assert {path for path, _, _ in collector.requests} == {"/v1/traces"}
+    requests = [request for _, _, request in collector.requests]
+    scopes = [scope for request in requests for found in request.resource_spans for scope in found.scope_spans]
+    assert {scope.scope.name for scope in scopes} == {"djinn"}
+    assert b"swordfish" not in b"".join(request.SerializeToString() for request in requests)
+
+
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans go out as soon as they end, and the server's end does not wait for them."""
