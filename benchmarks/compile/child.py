@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.compile.absent import absent_device
-from benchmarks.compile.shapes import DTYPES, Shape, every_shape, launches, main_shapes, product_launches
+from benchmarks.compile.shapes import DTYPES, Shape, every_shape, launches, main_shapes, wide_launches
 from benchmarks.compile.usage import usage_of
 
 SHAPES: dict[str, Callable[[], list[Shape]]] = {
@@ -42,7 +42,7 @@ def _all_launches(shapes: list[Shape]) -> Iterator[tuple[Shape, str, Callable[[]
     for shape in shapes:
         yield from ((shape, purpose, launch) for purpose, launch in launches(shape))
     for dtype in DTYPES:
-        yield from ((Shape(dtype=dtype), purpose, launch) for purpose, launch in product_launches(dtype))
+        yield from ((Shape(dtype=dtype), purpose, launch) for purpose, launch in wide_launches(dtype))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from app.gpu.attention.cuda import PROMPT_ROWS
 from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
 from app.gpu.attention.triton_store import store
 from app.gpu.linear.triton_matmul import matmul
+from app.gpu.models.triton_elementwise import add_rms_norm, rotate, silu_mul
 
 HEAD_DIMS, GROUPS, BLOCK_SIZES = (64, 80, 96, 128), range(1, 9), (16, 32, 64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -60,6 +61,8 @@ def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
     prompt = Sequences(query, tables[:1], contexts[:1], length=PROMPT)
     tall = PROMPT_ROWS if shape.dtype != "float32" else LEAST_ROWS
     capped = AttentionSpec(plain.scale, window=30, softcap=50.0)
+    table = torch.zeros(8, shape.head_dim, dtype=dtype)
+    yield "rotate", lambda: rotate(fused[:, : heads + KV_HEADS], table, slots)
     yield "store", lambda: store(key, value, pool, slots, slots)
     yield "decode", lambda: attend(decodes, pool, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
     yield "split decode", lambda: attend(decodes, pool, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=SPLITS)
@@ -67,12 +70,12 @@ def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
     yield "capped window", lambda: attend(decodes, pool, capped, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
 
 
-def product_launches(dtype: str) -> Iterator[tuple[str, Launch]]:
-    """The product that keeps rows apart. One kernel has to do for every number of rows: with another a row might have
-    other bits.
+def wide_launches(dtype: str) -> Iterator[tuple[str, Launch]]:
+    """What is launched over whole rows. One product has to do for every number of them: with another kernel a row might
+    have other bits.
     """
     weight = torch.zeros(OUTPUTS, INPUTS, dtype=DTYPES[dtype])
-    yield (
-        "product",
-        lambda: [matmul(torch.zeros(rows, INPUTS, dtype=weight.dtype), weight, None) for rows in (1, 16, 17)],
-    )
+    inputs = [torch.zeros(rows, INPUTS, dtype=weight.dtype) for rows in (1, 16, 17)]
+    yield "product", lambda: [matmul(each, weight, None) for each in inputs]
+    yield "add and norm", lambda: add_rms_norm(inputs[-1], inputs[-1], weight[0], 1e-5)
+    yield "silu and product", lambda: silu_mul(inputs[-1])

@@ -1,9 +1,8 @@
-"""What lies between a layer's matrix products: PyTorch's operators, or on CPU one fused kernel for each.
+"""What lies between a layer's matrix products: one fused kernel for each where it pays, else PyTorch's operators.
 
-The CPU kernels are imported where they are used: they are compiled by Numba, which a GPU needs nothing of.
+The kernels are imported where they are used: a GPU needs nothing of Numba, and a CPU nothing of Triton.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -49,8 +48,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         from app.gpu.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.silu_mul(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    from app.gpu.models import triton_elementwise
+
+    return triton_elementwise.silu_mul(gate_up)
+
+
+def add_rms_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`x` `[tokens, width]`, dense, to which `other` of the same shape has been added, and its `rms_norm`."""
+    if x.device.type == "cpu":
+        return (total := add_(x, other)), rms_norm(total, weight, eps)
+    from app.gpu.models import triton_elementwise
+
+    return triton_elementwise.add_rms_norm(x, other, weight, eps)
 
 
 def add_(x: Tensor, other: Tensor) -> Tensor:
@@ -72,6 +81,6 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
         from app.gpu.cpu import elementwise as cpu_elementwise
 
         return cpu_elementwise.rotate(x, table, positions)
-    cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    from app.gpu.models import triton_elementwise
+
+    return triton_elementwise.rotate(x, table, positions)

@@ -12,7 +12,7 @@ from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import Batch
 from app.gpu.linear.base import Linear
 from app.gpu.linear.matrix import stack
-from app.gpu.models.elementwise import add_, rms_norm, silu_mul
+from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, silu_mul
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary
 from app.gpu.weights.source import WeightSource
@@ -116,6 +116,10 @@ class RmsNorm:
         """`[tokens, hidden]` to the same shape."""
         return rms_norm(x, self._weight.tensor, self._eps)
 
+    def of_sum(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """`x`, to which `other` has been added, and the norm of that."""
+        return add_rms_norm(x, other, self._weight.tensor, self._eps)
+
 
 class LlamaLayer:
     """`h = x + attention(norm(x))`, then `h + mlp(norm(h))`."""
@@ -138,5 +142,6 @@ class LlamaLayer:
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`. Each sum goes into the tensor that the projection has just made."""
-        hidden = add_(self._attention(self._input_norm(hidden), batch, kv), hidden)
-        return add_(self._mlp(self._mlp_norm(hidden)), hidden)
+        attended = self._attention(self._input_norm(hidden), batch, kv)
+        hidden, normed = self._mlp_norm.of_sum(attended, hidden)
+        return add_(self._mlp(normed), hidden)

@@ -1,0 +1,129 @@
+"""Triton kernels for what lies between a layer's matrix products: one launch each, instead of one for each operator.
+
+Each computes in float32 and rounds once. A program has a row, or a part of one, to itself: a row's bits depend on
+nothing but the row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 1024
+"""Values of a row that one program of `silu_mul` has."""
+WIDE, WIDE_WARPS, WARPS = 2048, 8, 4
+"""From that many values on a row has more warps."""
+
+
+def rotate(x: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+    """See `app.gpu.models.elementwise.rotate`."""
+    tokens, heads, head_dim = x.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    with torch.cuda.device_of(x):
+        _rotate[(tokens,)](
+            x,
+            table,
+            positions,
+            out,
+            *x.stride()[:2],
+            heads=heads,
+            half=head_dim // 2,
+            tile_heads=triton.next_power_of_2(heads),
+            tile_half=triton.next_power_of_2(head_dim // 2),
+        )
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `app.gpu.models.elementwise.silu_mul`."""
+    tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(tokens, inner, dtype=gate_up.dtype, device=gate_up.device)
+    with torch.cuda.device_of(gate_up):
+        _silu_mul[(tokens, triton.cdiv(inner, TILE))](gate_up, out, gate_up.stride(0), inner=inner, tile=TILE)
+    return out
+
+
+def add_rms_norm(x: Tensor, other: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `app.gpu.models.elementwise.add_rms_norm`."""
+    tokens, width = x.shape
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    with torch.cuda.device_of(x):
+        _add_rms_norm[(tokens,)](
+            x,
+            other,
+            weight,
+            normed,
+            other.stride(0),
+            eps,
+            width=width,
+            tile=triton.next_power_of_2(width),
+            num_warps=WIDE_WARPS if width >= WIDE else WARPS,
+        )
+    return x, normed
+
+
+@triton.jit
+def _rotate(
+    x: tl.tensor,
+    table: tl.tensor,
+    positions: tl.tensor,
+    out: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    heads: tl.constexpr,
+    half: tl.constexpr,
+    tile_heads: tl.constexpr,
+    tile_half: tl.constexpr,
+) -> None:
+    """One program rotates one token: `[heads, 2 * half]`, padded to powers of two."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, tile_heads)[:, None]
+    at = tl.arange(0, tile_half)[None, :]
+    angle = table + tl.load(positions + token) * (2 * half) + at
+    cos = tl.load(angle, mask=at < half, other=0.0).to(tl.float32)
+    sin = tl.load(angle + half, mask=at < half, other=0.0).to(tl.float32)
+    real = (head < heads) & (at < half)
+    value = x + token * token_stride + head * head_stride + at
+    first = tl.load(value, mask=real, other=0.0).to(tl.float32)
+    second = tl.load(value + half, mask=real, other=0.0).to(tl.float32)
+    rotated = out + (token * heads + head) * (2 * half) + at
+    tl.store(rotated, (first * cos - second * sin).to(out.dtype.element_ty), mask=real)
+    tl.store(rotated + half, (second * cos + first * sin).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _silu_mul(gate_up: tl.tensor, out: tl.tensor, stride: tl.tensor, inner: tl.constexpr, tile: tl.constexpr) -> None:
+    """One program has `tile` values of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * tile + tl.arange(0, tile)
+    real = at < inner
+    gate = tl.load(gate_up + row * stride + at, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + inner + at, mask=real, other=0.0).to(tl.float32)
+    shrunk = tl.exp(-tl.abs(gate))  # overflows for no gate
+    silu = gate * tl.where(gate < 0, shrunk, 1.0) / (1 + shrunk)
+    tl.store(out + row * inner + at, (silu * up).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _add_rms_norm(
+    x: tl.tensor,
+    other: tl.tensor,
+    weight: tl.tensor,
+    normed: tl.tensor,
+    other_stride: tl.tensor,
+    eps: tl.tensor,
+    width: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    """One program has one row. What is normed is the sum as it is stored."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, tile)
+    real = at < width
+    here = x + row * width + at
+    more = tl.load(other + row * other_stride + at, mask=real, other=0.0).to(tl.float32)
+    total = (tl.load(here, mask=real, other=0.0).to(tl.float32) + more).to(x.dtype.element_ty)
+    tl.store(here, total, mask=real)
+    wide = total.to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    factor = tl.load(weight + at, mask=real, other=0.0).to(tl.float32)
+    tl.store(normed + row * width + at, (wide * scale * factor).to(x.dtype.element_ty), mask=real)
