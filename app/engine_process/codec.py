@@ -21,7 +21,7 @@ from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Ticket
 from app.engine_process.frames import FromEngine, ToEngine
-from app.messages import Command, Done, Event, ExportedKV, Failed, ImportedKV, Token
+from app.messages import Command, Done, Event, ExportedKV, Failed, ImportedKV, KeptKV, Token
 
 Frame = Command | ToEngine | FromEngine
 FRAMES: dict[str, type[Any]] = {each.__name__: each for each in get_args(Frame)}
@@ -30,7 +30,7 @@ VALUES: dict[str, Any] = {
     "NoneType": None,
     "int": int,
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
-    **{each.__name__: each for each in (CheckpointLens, LensRows, MemoryMap, PausedTurn)},
+    **{each.__name__: each for each in (CheckpointLens, KeptKV, LensRows, MemoryMap, PausedTurn)},
 }
 """What a `Done` may carry, by the name of its type."""
 MADE_LATER = ("ActivationNorms", "Captures")

@@ -24,7 +24,7 @@ from app.gpu.step.progress import Progress
 from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import KVLoans
 from app.grammars.compiler import Grammars
-from app.messages import Command, Event, Failed, FreeDisk, Inspect, Paused, Restored, Started, TurnFinished
+from app.messages import Command, Event, Failed, FreeDisk, Inspect, KeepKV, Paused, Restored, Started, TurnFinished
 
 logger = logging.getLogger(__name__)
 
@@ -247,6 +247,7 @@ class Engine:
             self.progress.note()
             self._outdated = True
         self._phases.tick()
+        events += self._handler.keeper.tick()
         self._mover.submit(self._placement.take_orders())
         return events
 
@@ -254,9 +255,11 @@ class Engine:
         """The session that a message changes; None if it changes none."""
         if isinstance(message, Moved):
             return self._placement.tiers.ledger.find(message.number)[1].session
-        return None if isinstance(message, Restored | Inspect | FreeDisk) else message.session
+        return None if isinstance(message, Restored | Inspect | FreeDisk | KeepKV) else message.session
 
     def _until_alarm(self) -> float | None:
+        if self._handler.keeper.is_due:
+            return 0.0
         alarm = self._phases.next_alarm()
         return None if alarm is None else max(0.0, alarm - time.monotonic())
 

@@ -6,7 +6,7 @@ turn. A turn that is cancelled while it is paused ends once more, with `TurnFini
 paused under. Nothing is dropped in silence.
 """
 
-from app.messages.answers import ExportedKV, ImportedKV
+from app.messages.answers import ExportedKV, ImportedKV, KeptKV
 from app.messages.checkpoint_commands import (
     Arm,
     BreakpointCommand,
@@ -42,11 +42,11 @@ from app.messages.events import (
     TurnEvent,
     TurnFinished,
 )
-from app.messages.server_commands import FreeDisk, Inspect, Restored
+from app.messages.server_commands import FreeDisk, Inspect, KeepKV, Restored
 from app.messages.session_commands import Close, Export, Fork, FreeHost, Import, Open, Rewind, SessionCommand, SetPhase
 from app.messages.turn_commands import Cancel, Resume, Submit, TurnCommand
 
-Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | Restored | Inspect | FreeDisk
+Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | Restored | Inspect | FreeDisk | KeepKV
 
 __all__ = [
     "Arm",
@@ -71,6 +71,8 @@ __all__ = [
     "Import",
     "ImportedKV",
     "Inspect",
+    "KeepKV",
+    "KeptKV",
     "Lens",
     "Lost",
     "MapLens",

@@ -17,3 +17,13 @@ class ImportedKV:
 
     token_ids: tuple[int, ...]
     about: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKV:
+    """`sessions` have their KV on disk, that of `tokens` tokens; `lost` others have some which is not there."""
+
+    sessions: int
+    tokens: int
+    lost: int
+    lost_tokens: int

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.domain.values import Ticket
+from app.domain.values import SessionId, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +29,14 @@ class FreeDisk:
 
     ticket: Ticket
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepKV:
+    """Write the KV of `sessions` to disk, the first ones first, as far as there is room and `within_s` seconds: the
+    engine is about to stop. Those with a turn follow when it is over. Answered by `Done(KeptKV)`.
+    """
+
+    ticket: Ticket
+    sessions: tuple[SessionId, ...]
+    within_s: float

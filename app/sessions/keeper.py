@@ -71,6 +71,11 @@ class SessionKeeper:
             await self._journal.settled(session.id)
 
     @property
+    def is_durable(self) -> bool:
+        """Whether sessions come back after a restart."""
+        return self._journal is not None
+
+    @property
     def state(self) -> JournalState:
         """What is to be told of the journal."""
         return NO_JOURNAL if self._journal is None else self._journal.state

@@ -13,6 +13,7 @@ from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionState
 from app.messages import Close, Notice, Open, Placed, Restored, Rewind, SetPhase, Spent
 from app.sessions.keeper import SessionKeeper
+from app.sessions.kept_kv import keep_kv
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import SessionTable, has_expired
@@ -20,6 +21,8 @@ from app.sessions.table import SessionTable, has_expired
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.5
+KEEP_S = 5.0
+"""How much longer than turns KV has to get to disk: that of turns which were cancelled at last is not there yet."""
 AT_ONCE = 64
 """Sessions that are opened together in an engine that knows of none."""
 
@@ -76,15 +79,19 @@ async def sweep(registry: SessionRegistry) -> None:
 
 
 async def drain(registry: SessionRegistry, timeout_s: float) -> None:
-    """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that. Then
-    whoever watches the sessions is told that nothing more will happen.
+    """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that.
+    Meanwhile, and for `KEEP_S` more, KV is written to disk. Then whoever watches the sessions is told that nothing more
+    will happen.
 
     Nobody can resume a paused turn any more: it is cancelled at once.
     """
     registry.table.draining = True
+    keeping = asyncio.create_task(keep_kv(registry, timeout_s + KEEP_S))
     try:
         await _end_turns(registry, timeout_s)
+        await keeping
     finally:
+        keeping.cancel()
         registry.table.watcher.end()
 
 

@@ -169,7 +169,9 @@ class Settings(BaseSettings):
     engine_timeout_s: float = Field(
         120.0, gt=0, description="how long the engine may make no progress before it is ended and started again"
     )
-    drain_timeout_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running turns")
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="how long SIGTERM waits for running turns, and for KV on its way to disk"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.sessions.lifecycle import KEEP_S
 from app.settings import Settings
 from app.web.openapi.security import OPEN_PATHS
 from app.web.server import CLOSE_TIMEOUT_S
@@ -89,7 +90,7 @@ def test_the_load_generators_command_is_one() -> None:
     ids=["compose", "kubernetes"],
 )
 def test_a_drain_ends_before_the_kill(arguments: list[str], grace_s: int) -> None:
-    assert grace_s >= served(list(map(filled, arguments))).drain_timeout_s + CLOSE_TIMEOUT_S + 5
+    assert grace_s >= served(list(map(filled, arguments))).drain_timeout_s + KEEP_S + CLOSE_TIMEOUT_S + 5
 
 
 def test_prometheus_asks_the_server_and_reads_the_rules() -> None:

@@ -8,6 +8,7 @@ from app.gpu.commands.checkpoint_reads import read_activation, read_captures, re
 from app.gpu.commands.checkpoint_writes import edit_checkpoint, write_checkpoint
 from app.gpu.commands.checkpoints import CheckpointHandler, arm, disarm
 from app.gpu.commands.inspection import Inspector
+from app.gpu.commands.kept_kv import KVKeeper
 from app.gpu.commands.saved_files import FilesFound, SavedFiles
 from app.gpu.commands.session_files import SessionFiles
 from app.gpu.commands.sessions import SessionHandler
@@ -34,6 +35,7 @@ from app.messages import (
     FreeHost,
     Import,
     Inspect,
+    KeepKV,
     Lens,
     MapLens,
     Open,
@@ -74,6 +76,7 @@ class CommandHandler:
         self._checkpoints = checkpoints
         self._inspector = inspector
         self._session_files = SessionFiles(scheduler.placement, turns.max_model_len)
+        self.keeper = KVKeeper(scheduler.placement, phases)
 
     @property
     def sequences(self) -> Collection[TokenSequence]:
@@ -97,6 +100,10 @@ class CommandHandler:
                 return self._session_files.export(sessions.find_resting(command.session), command)
             case Import():
                 return self._session_files.import_(command)
+            case KeepKV():
+                found = (sessions.find(each) for each in command.sessions if each in sessions)
+                self.keeper.begin(command.ticket, found, command.within_s)
+                return []
             case Close():
                 return [*sessions.close(command), Done(command.ticket)]
             case Open():

@@ -145,7 +145,7 @@ class LowerTiers:
         """Whether a file of `needed` blocks for the sequence fits now, in place of its own."""
         if needed > self.disk_blocks:
             return False
-        return self._delete_files(self.disk_blocks - needed + for_sequence.disk_blocks, (for_sequence, *keep))
+        return self._delete_files(self.disk_blocks - needed + for_sequence.disk_blocks, {for_sequence, *keep})
 
     def _delete_files(self, most: int, keep: Collection[TokenSequence]) -> bool:
         """Delete files until all have `most` blocks at most: first those whose KV is elsewhere too, then the oldest."""

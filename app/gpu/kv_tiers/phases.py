@@ -73,6 +73,12 @@ class Phases:
         self._wanted.remove(sequence)
         self._expected.remove(sequence)
 
+    def rest(self) -> None:
+        """Begin no more moves, whatever is signalled: the engine is about to stop."""
+        self._listens = False
+        self._leaving.clear()
+        self._wanted, self._expected = ReturnOrder(self._blocks), PrefetchOrder(self._blocks)
+
     def tick(self) -> None:
         """Go on with every session that waits for its time or for room. Costs nothing while neither has come."""
         if self._placement.changed or self._clock() >= min(self._expected.next_start, self._retry_at):

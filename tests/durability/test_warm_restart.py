@@ -1,0 +1,73 @@
+"""A server that ends in order leaves the KV of its sessions on disk: their next turns recompute nothing."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.durability.restarting import generate, open_session
+from tests.processes import ServerProcess, serve_process
+
+SESSIONS = 40
+NEXT = [7, 8]
+SMALL_HOST = ("--kv-device", "4MiB", "--kv-host", "1MiB")
+KEPT = re.compile(r"sessions with KV on disk: (\d+), with (\d+) tokens; sessions that lose KV: (\d+), with (\d+)")
+PHASES: list[dict[str, Any] | None] = [
+    None,
+    {"phase": "io_wait", "resume_in_ms": 60_000},
+    {"phase": "io_wait"},
+    {"phase": "idle"},
+    {"phase": "ready"},
+]
+
+
+def client_of(server: ServerProcess) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=60)
+
+
+def kept(server: ServerProcess) -> list[int]:
+    """Sessions with KV on disk, their tokens, and the same of those that lose KV, as the log says at the end."""
+    found = KEPT.search(server.output.read_text())
+    assert found is not None, server.output.read_text()
+    return [int(number) for number in found.groups()]
+
+
+def prompt(number: int) -> list[int]:
+    return [3 + number, *range(20, 40 + 3 * (number % 13))]
+
+
+def next_turn(http: httpx.Client, session: str) -> tuple[list[int], int]:
+    """Its tokens, and how many the server has computed again for it."""
+    answer = generate(http, session, NEXT)
+    return answer["token_ids"], answer["usage"]["tokens_recomputed"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "own_engine"), [((), True), (SMALL_HOST, False)], ids=["host as it is", "host smaller than the device"]
+)
+def test_parked_and_resident_sessions_recompute_nothing(
+    tmp_path: Path, http: httpx.Client, flags: tuple[str, ...], own_engine: bool
+) -> None:
+    folder = tmp_path / "state"
+    with serve_process(folder, *flags, own_engine=own_engine) as server, client_of(server) as client:
+        sessions = [open_session(client) for _ in range(SESSIONS)]
+        for number, (session, phase) in enumerate(zip(sessions, itertools.cycle(PHASES), strict=False)):
+            generate(client, session, prompt(number))
+            if phase is not None:
+                client.post(f"/v1/sessions/{session}/phase", json=phase).raise_for_status()
+        server.terminate()
+        count, tokens, lost, _ = kept(server)
+        assert (count, lost) == (SESSIONS, 0)
+        assert tokens == sum(len(prompt(number)) + 12 - 1 for number in range(SESSIONS))
+    with serve_process(folder, *flags) as server, client_of(server) as client:
+        after = [next_turn(client, session) for session in sessions]
+    assert [recomputed for _, recomputed in after] == [0] * SESSIONS
+    for number, (token_ids, _) in enumerate(after):
+        uninterrupted = open_session(http)
+        generate(http, uninterrupted, prompt(number))
+        assert next_turn(http, uninterrupted)[0] == token_ids
