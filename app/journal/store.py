@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from array import array
@@ -13,12 +14,14 @@ from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables, response_table
+from app.journal.migrations import FORMAT, OLDEST, migrate
 from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, VectorKey, WriteBatch
 from app.journal.steering import Steering
 from app.journal.writing import COLUMNS, Refused, write_batch
 from app.machine.disk import free_bytes
 
-FORMAT = 5
+logger = logging.getLogger(__name__)
+
 TABLES = f"""
 CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
 STRICT;
@@ -52,8 +55,8 @@ class JournalStore:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `FieldOutOfRange` if the file is damaged, not a journal, or cannot be written: no session is given up
-        in silence.
+        """A file of an older format becomes one of this. Raises `FieldOutOfRange` if it is damaged, not a journal, of a
+        format that this version does not read, or cannot be written: no session is given up in silence.
         """
         self._path = path
         if not path.exists():
@@ -151,8 +154,11 @@ class JournalStore:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version != FORMAT and not self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             raise self._damaged("it has no tables")
-        if version != FORMAT:
+        if not OLDEST <= version <= FORMAT:
             raise self._of_another_version(version)
+        if version < FORMAT:
+            migrate(self._connection, version)
+            logger.info("the journal is of format %d now; it was of format %d", FORMAT, version)
 
     def _require_writable(self) -> None:
         """SQLite opens a read-only file too, and fails at the first commit."""
@@ -194,10 +200,12 @@ class JournalStore:
         return replace(read, residency=Residency(read.residency), phase=Phase(read.phase))
 
     def _of_another_version(self, version: int) -> FieldOutOfRange:
+        age = "a newer" if version > FORMAT else "an older"
         return FieldOutOfRange(
-            f"the journal {self._path} was written by another version of Djinn: its format is {version}, "
-            f"this version's is {FORMAT}. It is not damaged, but only that version can read it: go on with "
-            "that one, or name another folder with --state-dir, or move the file away to start without its sessions",
+            f"the journal {self._path} was written by {age} version of Djinn: its format is {version}, "
+            f"this version reads {OLDEST} to {FORMAT}. It is not damaged. Go on with that version, put back a backup "
+            "that this version wrote, name another folder with --state-dir, or move the file away to start without its "
+            "sessions",
             param="state_dir",
         )
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo, SessionId
+from app.journal.migrations import FORMAT, OLDEST
 from app.journal.records import WriteBatch, add_to
 from app.journal.store import JournalStore
 from tests.journal.building import FILE, change, histories, model_info, record
@@ -170,13 +171,14 @@ def test_what_cannot_be_a_history_is_not_taken_for_one(tmp_path: Path, sql: str)
         histories(path)
 
 
-def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "age"), [(1, "an older"), (OLDEST - 1, "an older"), (FORMAT + 1, "a newer")])
+def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path: Path, version: int, age: str) -> None:
     path = tmp_path / FILE
     filled(path)
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(FieldOutOfRange, match=r"another version of Djinn: .* 1, .*--state-dir") as refused:
+    with pytest.raises(FieldOutOfRange, match=f"{age} version of Djinn: .* {version}, .*--state-dir") as refused:
         JournalStore(path)
     assert str(path) in refused.value.message
     assert "cannot read" not in refused.value.message
