@@ -62,6 +62,7 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
     Raises `BadExport`, `SessionLimit`, `TenantLimit`, `RateLimited`, `Draining`, `JournalUnavailable`.
     """
     session = Session(new_session_id(), owner)
+    session.namespace = session.id
     async with registry.opening(session):
         found = await _import(registry, session, path)
         try:
@@ -79,7 +80,6 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
 
 
 async def _import(registry: SessionRegistry, session: Session, path: Path) -> ImportedKV:
-    # Only the importer trusts the KV in the file, so it gets a namespace of its own.
     call = registry.executor.call(lambda ticket: Import(ticket, session.id, str(path), session.id, session.owner or ""))
     importing = asyncio.ensure_future(call)
     found: ImportedKV

@@ -10,6 +10,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE session ADD COLUMN forked_tokens INTEGER",
         "UPDATE session SET usage = json_set(usage, '$.last', NULL)",
     ),
+    ("ALTER TABLE session ADD COLUMN namespace TEXT",),
 )
 """The first makes format `OLDEST` one newer, and so on. A step never changes once it has been released."""
 FORMAT = OLDEST + len(STEPS)

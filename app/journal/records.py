@@ -16,7 +16,8 @@ TOKEN_BYTES = 4
 class SessionRecord:
     """A session without its history. `metadata` and `usage` are JSON; `name` is what `X-Session-ID` calls it.
 
-    `forked_from` had `forked_tokens` tokens when this session was made of it.
+    `forked_from` had `forked_tokens` tokens when this session was made of it. KV is shared within `namespace`; None:
+    with the owner's other sessions.
     """
 
     id: SessionId
@@ -31,6 +32,7 @@ class SessionRecord:
     usage: str
     forked_from: SessionId | None = None
     forked_tokens: int | None = None
+    namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from app.domain.values import Phase, Residency, SessionId, Ticket
 class Open:
     """Make the session known to the engine, with the history that it has already. Answered by `Done(None)`.
 
-    KV prefixes are shared only between sessions of one `tenant`: none ever sees another's timing. KV on disk
-    that belongs to a beginning of `token_ids` is taken up again. `interventions` are those that the history was
-    computed with, `breakpoints` those that are armed.
+    KV prefixes are shared only between sessions of one `namespace` (None: that of the `tenant`): no tenant ever sees
+    another's timing. KV on disk that belongs to a beginning of `token_ids` is taken up again. `interventions` are those
+    that the history was computed with, `breakpoints` those that are armed.
     """
 
     ticket: Ticket
@@ -22,6 +22,7 @@ class Open:
     token_ids: tuple[int, ...] = ()
     breakpoints: tuple[Breakpoint, ...] = ()
     interventions: tuple[Intervention, ...] = ()
+    namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,7 @@ def _record(session: Session) -> SessionRecord:
         usage=json.dumps(asdict(session.usage)),
         forked_from=None if origin is None else origin.session,
         forked_tokens=None if origin is None else origin.tokens,
+        namespace=session.namespace,
     )
 
 
@@ -121,6 +122,7 @@ def _session(record: SessionRecord, history: array[int], steering: Steering) -> 
         created_at=record.created_at,
         used_at=record.used_at,
         forked_from=_origin(record),
+        namespace=record.namespace,
         usage=_usage(json.loads(record.usage)),
         history=history,
         breakpoints={each.id: each for each in steering.breakpoints},

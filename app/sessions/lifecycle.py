@@ -148,6 +148,7 @@ async def _open(executor: EngineExecutor, session: Session) -> None:
             tuple(session.history),
             tuple(session.breakpoints.values()),
             session.interventions,
+            session.namespace,
         ),
         while_restarting=True,
     )

@@ -162,6 +162,7 @@ class SessionRegistry:
         session.require(SessionState.IDLE, SessionState.PAUSED, to="fork")
         origin = ForkPoint(session.id, len(session.history))
         child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s, forked_from=origin)
+        child.namespace = session.namespace
         child.history, child.uncounted = session.history[:], session.uncounted
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions
         place = self.paused_copies.place(session)

@@ -52,6 +52,10 @@ class Session:
     """Whether it lives for one call only: it is not journaled."""
     forked_from: ForkPoint | None = None
     """None: it was opened empty, or imported."""
+    namespace: str | None = None
+    """Only sessions of the same one share its KV; None: its owner's, but for those that have one. KV that a client has
+    sent may be forged, so an imported session has one of its own, and its forks have that too.
+    """
     phase: Phase = Phase.COMPUTE
     """What was last signalled; a turn makes it `compute`."""
     returns_at: float | None = None

@@ -71,3 +71,32 @@ def test_parked_and_resident_sessions_recompute_nothing(
         uninterrupted = open_session(http)
         generate(http, uninterrupted, prompt(number))
         assert next_turn(http, uninterrupted)[0] == token_ids
+
+
+def send(client: httpx.Client, file: bytes) -> str:
+    answer = client.post("/v1/sessions/import", content=file)
+    assert answer.status_code == 201, answer.text
+    session: str = answer.json()["id"]
+    return session
+
+
+def test_imported_sessions_recompute_nothing_and_still_share_with_none_but_their_forks(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serve_process(folder) as server, client_of(server) as client:
+        origin = open_session(client)
+        generate(client, origin, prompt(12))
+        file = client.get(f"/v1/sessions/{origin}/export").raise_for_status().content
+        untouched, used = send(client, file), send(client, file)
+        expected = next_turn(client, used)[0]
+        fork = client.post(f"/v1/sessions/{untouched}/fork").json()["id"]
+        assert client.delete(f"/v1/sessions/{origin}").is_success
+        server.terminate()
+        assert kept(server)[2:] == [0, 0]
+    with serve_process(folder) as server, client_of(server) as client:
+        tiers = [client.get(f"/v1/sessions/{each}").json()["kv"]["tier"] for each in (untouched, used, fork)]
+        assert tiers[:2] == ["disk", "disk"]
+        assert next_turn(client, untouched) == (expected, 0)
+        assert next_turn(client, used)[1] == 0
+        assert next_turn(client, fork)[0] == expected
+        stranger = open_session(client)
+        assert generate(client, stranger, [*prompt(12), 1])["usage"]["cached_tokens"] == 0

@@ -35,6 +35,7 @@ def record(session: str, **changed: Any) -> SessionRecord:
         usage='{"prompt_tokens": 1}',
         forked_from=SessionId("ses_other"),
         forked_tokens=7,
+        namespace="ses_imported",
     )
     return replace(whole, **changed)
 

@@ -58,6 +58,7 @@ class SessionFiles:
             return [Failed(asked.ticket, BadExport(message))], None
         sequence.tokens = list(report.token_ids)
         sequence.assume_computed()
+        sequence.sent = True
         blocks = self._tiers.cache.host.blocks_for(report.computed)
         self._placement.lower.adopt(sequence, report.computed, blocks)
         return [Done(asked.ticket, ImportedKV(report.token_ids, report.about))], sequence

@@ -57,7 +57,7 @@ class SessionHandler:
             self._check_reserve()
         sequence = TokenSequence(
             command.session,
-            namespace_hash(command.tenant),
+            namespace_hash(command.tenant if command.namespace is None else command.namespace),
             guaranteed,
             list(command.token_ids),
             tenant=command.tenant,

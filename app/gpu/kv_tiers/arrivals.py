@@ -78,6 +78,8 @@ class Arrivals:
         if arrived and sequence.moving is Tier.TO_HOST:
             host = self._cache.host
             sequence.moving = None
+            if sequence.sent:
+                sequence.disk_tokens = 0  # the next file says whose KV it is
             self._cache.hash_blocks(sequence)
             kept = move.target[: host.blocks_for(sequence.computed)]
             host.share(kept)

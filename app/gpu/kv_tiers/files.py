@@ -27,7 +27,7 @@ class KVFiles:
             self._cache.release_copies(sequence, 0)
             return
         self._set_size(sequence, len(sequence.host_blocks))
-        sequence.disk_tokens = 0
+        sequence.disk_tokens, sequence.sent = 0, False
         sequence.moving = Tier.TO_DISK
         self._cache.host.share(sequence.host_blocks)
         sequence.saving = self._ledger.order(

@@ -103,18 +103,24 @@ class Keeping:
 
     def _has_time(self, sequence: TokenSequence) -> bool:
         seconds, left = self._placement.meter.seconds, self._until - self._placement.clock()
-        blocks = sum(self._blocks(each) for each in (*self._begun, sequence))
-        leaving = max(0, len(sequence.blocks) - len(sequence.host_blocks))
-        return seconds(MoveKind.TO_DISK, blocks) + seconds(MoveKind.OUT, leaving) <= left
+        written = seconds(MoveKind.TO_DISK, sum(self._blocks(each) for each in (*self._begun, sequence)))
+        if sequence.sent:
+            return written + seconds(MoveKind.FROM_DISK, sequence.disk_blocks) <= left
+        return written + seconds(MoveKind.OUT, max(0, len(sequence.blocks) - len(sequence.host_blocks))) <= left
 
     def _goes_on(self, sequence: TokenSequence) -> bool:
-        """Take it one tier down, if it does not move already. False: it has arrived, or gets no further."""
+        """Take it one tier down, if it does not move already; a file that a client has sent first comes back up. False:
+        it has arrived, or gets no further.
+        """
         if sequence.turn is not None or _is_kept(sequence):
             return False
         if sequence.moving is None and self._placement.clock() >= self._until:
             return False
         if sequence.moving is Tier.TO_DEVICE:
             self._tiers.turn_round(sequence)
+        if sequence.tier is Tier.DISK and not self._tiers.files.load(sequence):
+            self._make_host_room(sequence, sequence.disk_blocks)
+            self._tiers.files.load(sequence)
         if sequence.tier is Tier.DEVICE and not self._park(sequence):
             return False
         if sequence.tier is Tier.HOST and not self._lower.save(sequence, self._promised):
@@ -127,14 +133,14 @@ class Keeping:
         if self._parks[sequence] == PARKS:
             return False
         if not self._tiers.park(sequence):
-            self._make_host_room(sequence)
+            self._make_host_room(sequence, len(sequence.blocks) - len(sequence.host_blocks))
             self._tiers.park(sequence)
         self._parks[sequence] += sequence.moving is Tier.TO_HOST
         return True
 
-    def _make_host_room(self, sequence: TokenSequence) -> None:
+    def _make_host_room(self, sequence: TokenSequence, missing: int) -> None:
         """Free host blocks for the session: copies of what the device has too, then KV that no file will keep."""
-        host, missing = self._tiers.cache.host, len(sequence.blocks) - len(sequence.host_blocks)
+        host = self._tiers.cache.host
         for other in (*self._placement.resident.values(), *self._placement.active.values()):
             if host.available < missing and other.blocks and other.moving is None and other is not sequence:
                 self._tiers.cache.release_copies(other, 0)
@@ -149,4 +155,4 @@ class Keeping:
 
 
 def _is_kept(sequence: TokenSequence) -> bool:
-    return sequence.disk_tokens >= sequence.computed
+    return not sequence.computed or (sequence.disk_tokens >= sequence.computed and not sequence.sent)

@@ -48,6 +48,8 @@ class TokenSequence:
     """Blocks in the session's file."""
     disk_tokens: int = 0
     """Tokens of the history, from its beginning, whose KV is in the file."""
+    sent: bool = False
+    """Whether the file is the one that a client has sent: after a restart nobody could tell what is true of it."""
     computed: int = 0
     reached: int = 0
     plain_to: int = 0

@@ -167,3 +167,13 @@ def test_no_signal_brings_kv_back_meanwhile() -> None:
     keeping = run(bench, [sequence], meanwhile=lambda ended: bench.phases.signal(sequence, Phase.READY, None))
     assert keeping.kept == [sequence]
     assert tier_of(sequence) is Tier.DISK
+
+
+def test_a_file_that_a_client_has_sent_is_written_anew() -> None:
+    bench = Bench(device=8, host=4, disk=8)
+    sent, other = placed(bench, 4, Tier.DISK), placed(bench, 4, Tier.DEVICE)
+    sent.sent = True
+    keeping = run(bench, [sent, other])
+    assert keeping.kept == [sent, other]
+    assert bench.placement.meter.totals()["to_disk"].moves == 3  # the first put the file there
+    assert not sent.sent
