@@ -1,4 +1,4 @@
-"""The command line: `djinn serve`, `demo`, `doctor`, `keys new`, `models pull`, `models list` and `models export`."""
+"""The command line: `djinn serve`, `demo`, `backup`, `doctor`, `keys new`, and `models pull`, `list` and `export`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from app.demo import demo
-from app.domain.errors import DjinnError
+from app.domain.errors import DjinnError, FieldOutOfRange
 from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_of
 from app.logs.formats import configure
 from app.machine.descriptors import raise_descriptor_limit
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _doctor(arguments)
         elif arguments.command == "demo":
             return demo(arguments.model, opens=arguments.open)
+        elif arguments.command == "backup":
+            _back_up(arguments)
         elif arguments.command == "keys":
             _new_key()
         else:
@@ -83,9 +86,12 @@ def _parser() -> argparse.ArgumentParser:
         help="as `djinn serve` has it (default: %(default)s)",
     )
     showing.add_argument("--open", action="store_true", help="open the page in the browser")
+    backup = _add_command(commands, "backup", "copy a state folder, also while a server uses it")
+    backup.add_argument("folder", metavar="FOLDER", help="the copy: a folder that is empty, or not there yet")
+    backup.add_argument("--with-kv", action="store_true", help="KV files too: turns of the copy compute less again")
+    _add_settings(backup, ("state-dir", "FOLDER"))
     doctor = _add_command(commands, "doctor", "examine this machine before anything is measured on it")
-    for setting, metavar in (("device", "NAME"), ("state-dir", "FOLDER")):
-        doctor.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")
+    _add_settings(doctor, ("device", "NAME"), ("state-dir", "FOLDER"))
     doctor.add_argument("--json", action="store_true", help="all facts too, for programs")
     keys = _add_command(commands, "keys", "API keys of tenants")
     making = keys.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -104,6 +110,12 @@ def _add_command(commands: argparse._SubParsersAction[OneLineParser], name: str,
     parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     parser.set_defaults(parser=parser)
     return parser
+
+
+def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
+    """Flags of some settings, and their metavars."""
+    for setting, metavar in settings:
+        command.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")
 
 
 def _serve(settings: Settings) -> None:
@@ -144,6 +156,16 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     state_dir = None if settings.state_dir is None else settings.state_dir.expanduser()
     return diagnose(settings.device, state_dir, as_json=arguments.json)
+
+
+def _back_up(arguments: argparse.Namespace) -> None:
+    settings = settings_of(arguments)
+    from app.backup import back_up
+
+    if settings.state_dir is None:
+        raise FieldOutOfRange("state_dir is none: that server keeps nothing", param="state_dir")
+    kv_dir = settings.engine().kv_dir if arguments.with_kv else None
+    back_up(settings.state_dir.expanduser(), kv_dir, Path(arguments.folder).expanduser())
 
 
 def _new_key() -> None:

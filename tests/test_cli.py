@@ -34,8 +34,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "djinn: missing COMMAND: serve, demo, doctor, keys, models. See djinn --help"),
-        (("fly",), "djinn: unknown COMMAND 'fly': serve, demo, doctor, keys, models. See djinn --help"),
+        ((), "djinn: missing COMMAND: serve, demo, backup, doctor, keys, models. See djinn --help"),
+        (("fly",), "djinn: unknown COMMAND 'fly': serve, demo, backup, doctor, keys, models. See djinn --help"),
         (("models",), "djinn: missing ACTION: pull, list, export. See djinn models --help"),
         (("models", "pull"), "djinn: missing NAME. See djinn models pull --help"),
         (("models", "list", "--port", "1"), "djinn: unknown flag --port. See djinn models --help"),

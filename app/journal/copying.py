@@ -1,0 +1,30 @@
+"""A copy of the journal, also while a server writes to it."""
+
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from app.domain.errors import FieldOutOfRange
+
+
+def copy_journal(source: Path, target: Path) -> int:
+    """Make `target` a copy of the journal `source`, as it is at one moment; returns how many sessions are in it.
+
+    All that a server has answered by then is there. The server goes on meanwhile. Raises `FieldOutOfRange` if either
+    cannot be read or written, or if the journal is damaged.
+    """
+    try:
+        reading = sqlite3.connect(f"file:{quote(str(source))}?mode=rw", uri=True)
+        writing = sqlite3.connect(target)
+        try:
+            reading.backup(writing)  # in one step: a reader keeps nobody waiting
+            (found,) = writing.execute("PRAGMA quick_check(1)").fetchone()
+            (sessions,) = writing.execute("SELECT count(*) FROM session").fetchone()
+        finally:
+            writing.close()
+            reading.close()
+    except sqlite3.Error as error:
+        raise FieldOutOfRange(f"the journal {source} cannot be copied to {target}: {error}") from error
+    if found != "ok":
+        raise FieldOutOfRange(f"the journal {source} is damaged: {found}")
+    return int(sessions)
