@@ -56,6 +56,7 @@ class Phases:
             self._wanted.remove(sequence)
             if sequence.moving is Tier.TO_DEVICE:
                 self._tiers.turn_round(sequence)
+                self._placement.note_placed(sequence)
             self._leaving[sequence.session] = sequence
             if sequence.resume_at is not None:
                 self._expected.add(sequence)
