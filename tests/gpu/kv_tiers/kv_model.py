@@ -69,6 +69,13 @@ class KVModel:
         for sequence in sequences:
             self._check(self.host, sequence.host_blocks, sequence, sequence.computed)
 
+    def check_files(self, sequences: Iterable[TokenSequence]) -> None:
+        """As much of every file as a sequence counts on is of its own history."""
+        for sequence in sequences:
+            for position in range(sequence.disk_tokens):
+                block = self.files[sequence.session][position // self._size]
+                assert block[position % self._size] == _content(sequence, position, ())
+
     def _export(self, move: Move, namespace: bytes) -> None:
         blocks = [self._read(self.host, block) for block in move.source]
         for position in range(move.computed):

@@ -126,6 +126,10 @@ class TierMachine(PlanningMachine):
         self.model.check_copies(self.handler.sequences)
 
     @invariant()
+    def files_are_of_the_right_history(self) -> None:
+        self.model.check_files(self.handler.sequences)
+
+    @invariant()
     def kv_is_where_its_tier_says(self) -> None:
         for sequence in self.handler.sequences:
             needed = self.pool.blocks_for(sequence.computed)
