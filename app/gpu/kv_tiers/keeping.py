@@ -31,9 +31,11 @@ class Keeping:
         """Those that have room on disk, also once they are closed."""
         self._unpromised: list[TokenSequence] = []
         self._promise()
-        self._waiting = deque(each for each in self._promised if each.turn is not None or not _is_kept(each))
+        self._waiting = deque(each for each in self._promised if each.turn is None and not _is_kept(each))
+        self._in_turns = [each for each in self._promised if each.turn is not None]
         self._begun: list[TokenSequence] = []
-        self._in_turns: list[TokenSequence] = []
+        self._aside: list[TokenSequence] = []
+        """Those for which the host has no room, unless a turn ends that holds some of it."""
         self._parks = Counter[TokenSequence]()
 
     @property
@@ -59,8 +61,10 @@ class Keeping:
     def tick(self) -> None:
         """Go on with what has become possible: a move has ended, or a turn."""
         ended = [sequence for sequence in self._in_turns if sequence.turn is None]
-        self._in_turns = [sequence for sequence in self._in_turns if sequence.turn is not None]
-        self._waiting.extendleft(reversed(ended))
+        if ended:
+            self._in_turns = [sequence for sequence in self._in_turns if sequence.turn is not None]
+            self._waiting.extendleft(reversed([*ended, *self._aside]))
+            self._aside.clear()
         self._begun = [sequence for sequence in self._begun if self._goes_on(sequence)]
         while (following := self._next()) is not None:
             self._begin(following)
@@ -79,7 +83,7 @@ class Keeping:
 
     def _next(self) -> TokenSequence | None:
         """The next to begin, if not too much is under way. While one waits for room on the host, that is one which will
-        give it some. If there is none and nothing moves, the one that waits is larger than the host, and is given up.
+        give it some. If there is none and nothing moves, the one that waits is set aside.
         """
         under_way = sum(self._blocks(sequence) for sequence in self._begun) * self._tiers.block_bytes
         if not self._waiting or under_way >= UNDER_WAY_BYTES:
@@ -87,18 +91,17 @@ class Keeping:
         elif all(sequence.moving for sequence in self._begun):
             following = self._waiting[0]
         else:
-            following = next((each for each in self._waiting if each.tier is Tier.HOST and each.turn is None), None)
+            following = next((each for each in self._waiting if each.tier is Tier.HOST), None)
         if following is not None:
             self._waiting.remove(following)
         elif self._begun and not self._tiers.ledger.in_flight:
+            self._aside += self._begun
             self._begun.clear()
             return self._next()
         return following
 
     def _begin(self, sequence: TokenSequence) -> None:
-        if sequence.turn is not None:
-            self._in_turns.append(sequence)
-        elif self._has_time(sequence) and self._goes_on(sequence):
+        if self._has_time(sequence) and self._goes_on(sequence):
             self._begun.append(sequence)
 
     def _has_time(self, sequence: TokenSequence) -> bool:
