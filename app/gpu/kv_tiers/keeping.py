@@ -85,7 +85,7 @@ class Keeping:
         """The next to begin, if not too much is under way. While one waits for room on the host, that is one which will
         give it some. If there is none and nothing moves, the one that waits is set aside.
         """
-        under_way = sum(self._blocks(sequence) for sequence in self._begun) * self._tiers.block_bytes
+        under_way = sum(self._blocks(each) for each in self._begun if each.moving) * self._tiers.block_bytes
         if not self._waiting or under_way >= UNDER_WAY_BYTES:
             following = None
         elif all(sequence.moving for sequence in self._begun):

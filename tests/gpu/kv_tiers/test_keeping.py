@@ -58,8 +58,9 @@ def run(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_all_that_fits_is_kept_wherever_it_is_and_moves(seed: int) -> None:
+def test_all_that_fits_is_kept_wherever_it_is_and_moves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(seed)
+    monkeypatch.setattr("app.gpu.kv_tiers.keeping.UNDER_WAY_BYTES", choose.choice([1, 4, 100]) * BLOCK_BYTES)
     bench = Bench(device=40, host=choose.choice([6, 9, 64]), disk=200)
     sequences = []
     for _ in range(8):
@@ -113,6 +114,15 @@ def test_one_that_is_larger_than_the_host_holds_up_no_other() -> None:
     keeping = run(bench, [large, small])
     assert keeping.kept == [small]
     assert keeping.lost == [large]
+
+
+def test_one_that_is_larger_than_what_moves_at_once_has_the_room_of_those_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.gpu.kv_tiers.keeping.UNDER_WAY_BYTES", BLOCK_BYTES)
+    bench = Bench(device=16, host=8)
+    large, small = placed(bench, 8, Tier.DEVICE), placed(bench, 4, Tier.HOST)
+    assert run(bench, [large, small]).kept == [large, small]
 
 
 def test_host_room_goes_from_kv_that_no_file_will_keep_to_kv_that_one_will() -> None:
