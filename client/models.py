@@ -109,7 +109,8 @@ class ForkPoint(Answer):
 class SessionInfo(Answer):
     """A session as it was when the server answered. `tokens` is the length of its history; times are Unix seconds.
 
-    `checkpoint` is there while it is paused. `tenant` is whose it is, None on a server without keys.
+    `checkpoint` is there while it is paused. `used_at` is when a turn last began, paused or ended. `tenant` is whose it
+    is, None on a server without keys.
     """
 
     id: str
@@ -124,6 +125,7 @@ class SessionInfo(Answer):
     forked_from: ForkPoint | None
     metadata: dict[str, str]
     created_at: float
+    used_at: float
     returns_at: float | None
     expires_at: float | None
 

@@ -159,7 +159,8 @@ class ForkView(BaseModel):
 class SessionView(BaseModel):
     """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`.
 
-    `tenant` is whose it is: null on a server without keys. `metadata` is for its tenant: operators see none of others.
+    `used_at` is when a turn last began, paused or ended. `tenant` is whose it is: null on a server without keys.
+    `metadata` is for its tenant: operators see none of others.
     """
 
     id: str
@@ -174,6 +175,7 @@ class SessionView(BaseModel):
     forked_from: ForkView | None
     metadata: dict[str, str]
     created_at: float
+    used_at: float
     returns_at: float | None
     expires_at: float | None
 
@@ -194,6 +196,7 @@ class SessionView(BaseModel):
             forked_from=origin and ForkView(session_id=origin.session, tokens=origin.tokens),
             metadata=session.metadata,
             created_at=session.created_at,
+            used_at=session.used_at,
             returns_at=session.returns_at,
             expires_at=session.expires_at,
         )

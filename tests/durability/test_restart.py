@@ -136,7 +136,8 @@ def test_a_turn_that_ran_at_the_kill_leaves_its_session_as_it_was_before(tmp_pat
             next(events)
             with as_if_killed(folder) as after:
                 [view] = sessions(after)
-    assert view == before | {"expires_at": pytest.approx(before["expires_at"], abs=60)}
+    moved = {name: pytest.approx(before[name], abs=60) for name in ("used_at", "expires_at")}
+    assert view == before | moved
     assert view["state"] == "idle"
 
 

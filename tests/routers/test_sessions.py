@@ -34,7 +34,7 @@ def test_a_new_session_is_idle_and_empty(http: httpx.Client) -> None:
         is None
     )
     assert session["metadata"] == {"task": "42"}
-    assert before <= session["created_at"] <= time.time()
+    assert before <= session["created_at"] <= session["used_at"] <= time.time()
     assert session["expires_at"] == pytest.approx(session["created_at"] + 60, abs=1)
     assert http.get(f"/v1/sessions/{session['id']}").json() == session
 
@@ -99,6 +99,16 @@ def test_a_closed_session_is_gone(http: httpx.Client) -> None:
         http.post(f"/v1/sessions/{session}/generate", json={"prompt": "a"}),
     ):
         assert session in assert_error(answer, 404, "not_found", param="session_id")
+
+
+def test_a_turn_is_a_use_and_a_signal_is_none(http: httpx.Client) -> None:
+    session = f"/v1/sessions/{create(http)}"
+    opened = http.get(session).json()
+    http.post(f"{session}/generate", json={"token_ids": [5, 6], "max_tokens": 1})
+    used = http.get(session).json()
+    assert opened["used_at"] < used["used_at"] <= time.time()
+    http.post(f"{session}/phase", json={"phase": "idle"})
+    assert http.get(session).json()["used_at"] == used["used_at"]
 
 
 def test_usage_and_kv_add_up_over_turns(http: httpx.Client) -> None:
