@@ -1,4 +1,4 @@
-"""The command line: `djinn serve`, `demo`, `backup`, `doctor`, `keys new`, and `models pull`, `list` and `export`."""
+"""The command line: `djinn serve`, `demo`, `ps`, `top`, `chat`, `backup`, `doctor`, `keys` and `models`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_o
 from app.logs.formats import configure
 from app.machine.descriptors import raise_descriptor_limit
 from app.settings import Settings
+from app.shell import SHELL_COMMANDS, add_shell_commands, run_shell_command
 from app.tenants.keys import digest, new_key
 from app.web.field_schema import schema_of
 from app.web.problems import describe_problem
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return demo(arguments.model, opens=arguments.open)
         elif arguments.command == "backup":
             _back_up(arguments)
+        elif arguments.command in SHELL_COMMANDS:
+            return run_shell_command(arguments)
         elif arguments.command == "keys":
             _new_key()
         else:
@@ -86,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         help="as `djinn serve` has it (default: %(default)s)",
     )
     showing.add_argument("--open", action="store_true", help="open the page in the browser")
+    add_shell_commands(lambda name, text: _add_command(commands, name, text))
     backup = _add_command(commands, "backup", "copy a state folder, also while a server uses it")
     backup.add_argument("folder", metavar="FOLDER", help="the copy: a folder that is empty, or not there yet")
     backup.add_argument("--with-kv", action="store_true", help="KV files too: turns of the copy compute less again")

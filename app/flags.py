@@ -91,8 +91,10 @@ class OneLineParser(argparse.ArgumentParser):
         return f"{name}: {problem}"
 
     def _choices(self, name: str) -> str:
-        """The words that may stand for a positional, if there are only some."""
-        action = next((action for action in self._actions if name in (action.metavar, action.dest)), None)
+        """The words that may stand for an argument, if there are only some."""
+        action = next(
+            (action for action in self._actions if name in (action.metavar, action.dest, *action.option_strings)), None
+        )
         return f": {', '.join(map(str, action.choices))}" if action and action.choices else ""
 
 

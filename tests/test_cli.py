@@ -18,6 +18,7 @@ from tests.processes import ServerProcess, serve_process
 from tests.serving import serve
 
 READY = re.compile(r"Djinn serves (\S+) on (http://\S+:\d+)\n")
+COMMANDS = "serve, demo, ps, top, chat, backup, doctor, keys, models"
 TINY = ("--model", "random:tiny-llama", "--kv-device", "4MiB", "--state-dir", "none", "--port", "0")
 
 
@@ -34,9 +35,13 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "djinn: missing COMMAND: serve, demo, backup, doctor, keys, models. See djinn --help"),
-        (("fly",), "djinn: unknown COMMAND 'fly': serve, demo, backup, doctor, keys, models. See djinn --help"),
+        ((), f"djinn: missing COMMAND: {COMMANDS}. See djinn --help"),
+        (("fly",), f"djinn: unknown COMMAND 'fly': {COMMANDS}. See djinn --help"),
         (("models",), "djinn: missing ACTION: pull, list, export. See djinn models --help"),
+        (("ps", "--state", "flying"), "unknown --state 'flying': idle, queued, running, paused. See djinn ps --help"),
+        (("ps", "--json", "--watch"), "djinn: --watch: not allowed with argument --json. See djinn ps --help"),
+        (("top", "--count", "0"), "djinn: --count: an integer from 1; got '0'. See djinn top --help"),
+        (("chat", "--api-key", "sesame"), "djinn: unknown flag --api-key. See djinn chat --help"),
         (("models", "pull"), "djinn: missing NAME. See djinn models pull --help"),
         (("models", "list", "--port", "1"), "djinn: unknown flag --port. See djinn models --help"),
         (("serve", "--bogus", "1"), "djinn: unknown flag --bogus. See djinn serve --help"),

@@ -61,6 +61,11 @@ def test_a_variable_that_no_setting_reads_is_refused(monkeypatch: pytest.MonkeyP
         from_flags()
 
 
+def test_the_variable_of_clients_is_none_of_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJINN_URL", "http://127.0.0.1:9000")
+    assert from_flags().port == 8000
+
+
 def test_the_key_variable_may_be_singular(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DJINN_API_KEY", "secret")
     assert from_flags().api_keys == ("secret",)

@@ -176,8 +176,10 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _read_odd_variables(cls, values: dict[str, object]) -> dict[str, object]:
-        """`DJINN_API_KEY` is taken for `DJINN_API_KEYS`; a variable that no setting reads is a mistake."""
-        known = {f"DJINN_{name}".upper() for name in cls.model_fields} | {"DJINN_API_KEY"}
+        """`DJINN_API_KEY` is taken for `DJINN_API_KEYS`; a variable that neither a setting nor a client reads is a
+        mistake.
+        """
+        known = {f"DJINN_{name}".upper() for name in cls.model_fields} | {"DJINN_API_KEY", "DJINN_URL"}
         unknown = sorted(name for name in os.environ if name.startswith("DJINN_") and name.upper() not in known)
         if unknown:
             raise ValueError(f"unknown environment variable {' and '.join(unknown)}; see djinn serve --help")

@@ -1,0 +1,94 @@
+"""The flags of `djinn ps`, `djinn top` and `djinn chat`. `client/shell/` does what they ask for."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from app.domain.values import SessionState, Tier
+
+AddCommand = Callable[[str, str], argparse.ArgumentParser]
+KEY = "An API key comes from DJINN_API_KEY: others can see arguments in the list of processes."
+STATES = [state.value for state in SessionState if state is not SessionState.CLOSED]
+SAMPLING = {"max_tokens": (int, "COUNT"), "temperature": (float, "NUMBER"), "seed": (int, "NUMBER")}
+"""Fields of a turn that `djinn chat` has flags for."""
+
+
+def add_shell_commands(add_command: AddCommand) -> None:
+    """Add the three commands."""
+    _add_ps(add_command("ps", "list the sessions of a server"))
+    _add_top(add_command("top", "show what a server does, each second"))
+    _add_chat(add_command("chat", "talk in a session of a server, and stop it between two layers"))
+
+
+def run_shell_command(arguments: argparse.Namespace) -> int:
+    """Do what the command says; returns the exit status."""
+    return SHELL_COMMANDS[arguments.command](arguments)
+
+
+def _add_ps(parser: argparse.ArgumentParser) -> None:
+    _add_url(parser)
+    parser.add_argument("--state", choices=STATES, metavar="STATE", help=f"only those that are {_either(STATES)}")
+    tiers = [tier.value for tier in Tier]
+    parser.add_argument("--tier", choices=tiers, metavar="TIER", help=f"only those with their KV in {_either(tiers)}")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--watch", action="store_true", help="again each second, until Ctrl-C")
+    form.add_argument("--json", action="store_true", help="all that the server says of them, for programs")
+
+
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    _add_url(parser)
+    parser.add_argument("--count", type=_positive, metavar="COUNT", help="end after so many times (default: at Ctrl-C)")
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    _add_url(parser)
+    parser.add_argument(
+        "session", nargs="?", metavar="SESSION", help="an id, or its end; it stays open (default: a new session)"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the new session open at the end")
+    parser.add_argument("--raw", action="store_true", help="send lines as they are, without the chat template")
+    for name, (kind, metavar) in SAMPLING.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help="as a turn has it (default: the server's)"
+        )
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", metavar="URL", help="of the server (default: DJINN_URL, or else http://127.0.0.1:8000)"
+    )
+    parser.epilog = KEY
+
+
+def _either(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"an integer from 1; got {text!r}")
+    return int(text)
+
+
+def _ps(arguments: argparse.Namespace) -> int:
+    from client.shell.ps import ps  # imports httpx and NumPy, as the others do: `djinn serve` needs not wait for them
+
+    return ps(arguments.url, state=arguments.state, tier=arguments.tier, watch=arguments.watch, as_json=arguments.json)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from client.shell.top import top
+
+    return top(arguments.url, count=arguments.count)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from client.calls import TurnOptions
+    from client.shell.chat.program import chat
+
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in SAMPLING}
+    sampling: TurnOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    return chat(arguments.url, session=arguments.session, keep=arguments.keep, raw=arguments.raw, sampling=sampling)
+
+
+SHELL_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"ps": _ps, "top": _top, "chat": _chat}

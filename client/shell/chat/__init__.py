@@ -1,0 +1,1 @@
+"""`djinn chat`: a conversation in a session, and the commands between its lines."""

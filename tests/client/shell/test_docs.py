@@ -1,0 +1,55 @@
+"""The page about the shell: its commands run, and it knows every flag and every command of a conversation."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli import main
+from client import Djinn
+from client.shell.chat.commands import COMMANDS
+
+PAGE = (Path(__file__).parents[3] / "docs/shell.md").read_text("utf-8")
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("djinn ")[1].split()[0])
+def test_commands_run_as_they_are_printed(block: str, server_url: str, tmp_path: Path) -> None:
+    command = tmp_path / ".venv/bin/djinn"
+    command.parent.mkdir(parents=True)
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m app "$@"\n')
+    command.chmod(0o755)
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "DJINN_URL": server_url,
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    with Djinn(server_url) as djinn, djinn.sessions.create():
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", block],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("ps", "top", "chat"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+    flags = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"}
+    assert flags - set(re.findall(r"--[a-z][a-z-]*", PAGE)) == set()
+
+
+def test_every_command_of_a_conversation_is_documented() -> None:
+    assert {name for name in COMMANDS if f"`{name}" not in PAGE} == set()

@@ -1,0 +1,190 @@
+"""`djinn ps`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from app.cli import main
+from client import Djinn
+from tests.client.conftest import AnswerWith
+from tests.client.shell.terminals import CTRL_C, djinn_in_terminal
+from tests.processes import serve_process
+from tests.serving import serve
+
+WIDE = "\u4e16\u754c" * 20
+BOTH_SCREENS = re.compile(r"\x1b\[\?1049h.*\x1b\[\?1049l", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of these tests alone, with a session that has KV, one with a long name, and one that is paused."""
+    with serve() as url, Djinn(url, timeout=30) as djinn:
+        djinn.sessions.create(metadata={"name": "planner", "team": "7"}).generate(token_ids=[5, 6, 7], max_tokens=0)
+        djinn.sessions.create(metadata={"name": WIDE})
+        paused = djinn.sessions.create()
+        paused.break_at(layer=1)
+        paused.generate(token_ids=[5, 6], max_tokens=1)
+        yield url
+
+
+@pytest.fixture
+def closed_url() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_it_lists_sessions_whole_and_without_colours(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--url", url]) == 0
+    header, first, second, third = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header == ["ID", "NAME", "STATE", "PHASE", "TIER", "TOKENS", "KV", "USED"]
+    with Djinn(url) as djinn:
+        ids = [session.id for session in djinn.sessions.list()]
+    assert [row[0] for row in (first, second, third)] == ids
+    assert first[1:-1] == ["planner", "team=7", "idle", "compute", "device", "3", "16.0", "KiB"]
+    assert re.fullmatch(r"\d+[sm]", first[-1])
+    assert second[1:-1] == [WIDE, "idle", "compute", "-", "0", "-"]
+    assert third[1:3] == ["-", "paused"]
+
+
+def test_json_is_what_the_server_says(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--json", "--state", "paused", "--url", url]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["checkpoint"]["layer"] == 1
+    assert found["checkpoint"]["pass"] == "prefill"
+    assert found["kv"]["device_bytes"] > 0
+
+
+@pytest.mark.parametrize(("flags", "count"), [(("--state", "idle"), 2), (("--tier", "disk"), 0)])
+def test_sessions_can_be_chosen(
+    url: str, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], count: int
+) -> None:
+    assert main(["ps", *flags, "--url", url]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + count
+
+
+def test_an_operator_sees_whose_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tenants.yaml"
+    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("acme", "ops")}
+    tenants = [{"name": name, "keys": [{"sha256": key}]} for name, key in keys.items()]
+    tenants[1]["role"] = "operator"
+    file.write_text(json.dumps({"tenants": tenants}))
+    with serve(tenants=file) as url:
+        monkeypatch.setenv("DJINN_API_KEY", "ops")
+        for key in keys:
+            with Djinn(url, api_key=key) as djinn:
+                djinn.sessions.create(metadata={"name": f"of {key}"})
+        assert main(["ps", "--url", url]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[1:3] == ["NAME", "TENANT"]
+    assert [row.split()[1:-6] for row in rows] == [["-", "acme"], ["of", "ops", "ops"]]
+
+
+def test_names_cannot_steer_the_terminal(server_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Djinn(server_url) as djinn, djinn.sessions.create(metadata={"name": "\x1b]0;owned\x07\nses_2"}):
+        assert main(["ps", "--url", server_url]) == 0
+    out = capsys.readouterr().out
+    assert "\ufffd]0;owned\ufffd ses_2" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("columns", [120, 60, 40, 24])
+def test_a_line_fits_its_terminal(url: str, columns: int) -> None:
+    with djinn_in_terminal("ps", columns=columns, DJINN_URL=url) as terminal:
+        assert terminal.end() == 0
+    lines = terminal.text.splitlines()
+    assert len(lines) == 4
+    assert max(map(cell_len, lines)) <= columns
+    assert "\ufffd" not in terminal.text
+    assert "STATE" in lines[0]
+    assert "idle" in lines[1]
+
+
+def test_watching_shows_what_comes_and_leaves_the_terminal_as_it_was(server_url: str) -> None:
+    with (
+        Djinn(server_url) as djinn,
+        djinn.sessions.create(metadata={"name": "early"}),
+        djinn_in_terminal("ps", "--watch", DJINN_URL=server_url) as terminal,
+    ):
+        terminal.expect("early")
+        with djinn.sessions.create(metadata={"name": "late"}):
+            terminal.expect("late")
+        terminal.type(CTRL_C)
+        assert terminal.end() == 130
+    assert BOTH_SCREENS.search(terminal.raw)
+    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
+    assert "Traceback" not in terminal.text
+
+
+def test_a_server_that_goes_away_ends_watching_with_a_word(tmp_path: Path) -> None:
+    with (
+        serve_process(tmp_path / "state") as server,
+        djinn_in_terminal("ps", "--watch", DJINN_URL=server.url) as terminal,
+    ):
+        terminal.expect("STATE")
+        server.kill()
+        assert terminal.end() == 1
+    said = terminal.text.rpartition("\x1b[?1049l")[2]
+    assert "djinn: " in said
+    assert server.url in said
+
+
+def test_watching_where_no_terminal_is_prints_again_and_again(server_url: str) -> None:
+    command = [sys.executable, "-m", "app", "ps", "--watch", "--url", server_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        headers = (line for line in process.stdout if line.startswith("ID"))
+        assert [next(headers), next(headers)]
+        process.terminate()
+        assert process.wait(30) == 128 + 15
+
+
+def test_no_server_is_said_with_what_to_do(closed_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--url", closed_url]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"djinn: no server answers at {closed_url} (")
+    assert "Start one with djinn serve, or name another with --url or DJINN_URL\n" in err
+
+
+def test_a_key_is_asked_for_and_a_wrong_one_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(api_keys=("sesame",)) as url:
+        monkeypatch.delenv("DJINN_API_KEY", raising=False)
+        assert main(["ps", "--url", url]) == 1
+        assert capsys.readouterr().err == f"djinn: {url} wants an API key: put it into DJINN_API_KEY\n"
+        monkeypatch.setenv("DJINN_API_KEY", "simsim")
+        assert main(["ps", "--url", url]) == 1
+        assert capsys.readouterr().err == f"djinn: {url} does not take the key in DJINN_API_KEY\n"
+
+
+def test_an_address_that_is_none_is_a_mistake_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--url", "localhost:8000"]) == 2
+    assert capsys.readouterr().err.startswith("djinn: --url or DJINN_URL must be http://HOST[:PORT] or https://HOST")
+
+
+def test_another_server_is_no_djinn(answer_with: AnswerWith, capsys: pytest.CaptureFixture[str]) -> None:
+    page = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nConnection: close\r\n\r\n<html>\n\x1b[2J\n"
+    assert main(["ps", "--url", answer_with(page)]) == 1
+    err = capsys.readouterr().err
+    assert "the answer is not what Djinn answers" in err
+    assert len(err.splitlines()) == 1
+    assert "\x1b" not in err
+
+
+def test_who_stops_reading_hears_nothing_of_it(url: str) -> None:
+    command = f"{sys.executable} -m app ps --json --url {url} | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
