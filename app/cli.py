@@ -1,4 +1,4 @@
-"""The command line: `djinn serve`, `demo`, `ps`, `top`, `chat`, `backup`, `doctor`, `keys` and `models`."""
+"""The command line: `djinn serve`, `demo`, `ps`, `top`, `chat`, `backup`, `doctor`, `keys`, `models`, `completion`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from app.tenants.keys import digest, new_key
 from app.web.field_schema import schema_of
 from app.web.problems import describe_problem
 
+SHELLS = ("bash", "zsh", "fish")
+"""Those that `djinn completion` writes a script for."""
 INTERRUPTED = 130
 """What a shell reports of a process that Ctrl-C has ended."""
 SPIN_COUNT = "4000"
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _back_up(arguments)
         elif arguments.command in SHELL_COMMANDS:
             return run_shell_command(arguments)
+        elif arguments.command == "completion":
+            _complete(arguments.shell)
         elif arguments.command == "keys":
             _new_key()
         else:
@@ -106,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="what there is, and what is here already")
     export = actions.add_parser("export", help="make a Transformers folder of a GGUF file's model, in float32")
     export.add_argument("name", metavar="MODEL", help="a pulled name or a .gguf file")
+    completing = _add_command(commands, "completion", "a script that lets a shell complete these commands")
+    completing.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     return parser
 
 
@@ -170,6 +176,12 @@ def _back_up(arguments: argparse.Namespace) -> None:
         raise FieldOutOfRange("state_dir is none: that server keeps nothing", param="state_dir")
     kv_dir = settings.engine().kv_dir if arguments.with_kv else None
     back_up(settings.state_dir.expanduser(), kv_dir, Path(arguments.folder).expanduser())
+
+
+def _complete(shell: str) -> None:
+    from app.completion import completion
+
+    print(completion(_parser(), shell))
 
 
 def _new_key() -> None:

@@ -18,7 +18,7 @@ from tests.processes import ServerProcess, serve_process
 from tests.serving import serve
 
 READY = re.compile(r"Djinn serves (\S+) on (http://\S+:\d+)\n")
-COMMANDS = "serve, demo, ps, top, chat, backup, doctor, keys, models"
+COMMANDS = "serve, demo, ps, top, chat, backup, doctor, keys, models, completion"
 TINY = ("--model", "random:tiny-llama", "--kv-device", "4MiB", "--state-dir", "none", "--port", "0")
 
 
@@ -42,6 +42,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("ps", "--json", "--watch"), "djinn: --watch: not allowed with argument --json. See djinn ps --help"),
         (("top", "--count", "0"), "djinn: --count: an integer from 1; got '0'. See djinn top --help"),
         (("chat", "--api-key", "sesame"), "djinn: unknown flag --api-key. See djinn chat --help"),
+        (("completion", "tcsh"), "djinn: unknown SHELL 'tcsh': bash, zsh, fish. See djinn completion --help"),
         (("models", "pull"), "djinn: missing NAME. See djinn models pull --help"),
         (("models", "list", "--port", "1"), "djinn: unknown flag --port. See djinn models --help"),
         (("serve", "--bogus", "1"), "djinn: unknown flag --bogus. See djinn serve --help"),

@@ -40,7 +40,9 @@ def test_commands_run_as_they_are_printed(block: str, server_url: str, tmp_path:
             timeout=60,
         )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout
+    assert done.stdout or "completion" in block
+    for path in re.findall(r"> ~/(\S+)", block):
+        assert "djinn" in (tmp_path / path).read_text()
 
 
 def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
