@@ -12,7 +12,7 @@ import pytest
 import client
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("README.md", "docs/tutorial.md", "docs/client.md", "docs/openai.md")
+GUIDES = ("README.md", "docs/client.md", "docs/openai.md")
 EXAMPLES = [
     pytest.param(example, id=f"{guide}-{number}")
     for guide in GUIDES

@@ -1,0 +1,34 @@
+"""`python -m docs.site` writes build/docs: every page, those that come from the code, and `llms.txt`.
+
+`zensical build` makes the site of it.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from docs.site.client_page import client_page
+from docs.site.flags_page import flags_page
+from docs.site.llms import llms_text
+from docs.site.pages import ROOT, site_files
+from docs.site.routes_page import document, routes_page
+
+
+def write(folder: Path) -> None:
+    """Write all that the site is built of to `folder`, in place of what is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    generated = {
+        "reference/routes.md": routes_page(document()),
+        "reference/flags.md": flags_page(),
+        "reference/client.md": client_page(),
+    }
+    files = site_files() | {path: text.encode() for path, text in generated.items()}
+    files["llms.txt"] = llms_text(files).encode()
+    for path, content in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build/docs")

@@ -1,0 +1,51 @@
+"""Where each file of the repository is in the site, and its links there.
+
+Pages of docs/ are at the root. A file elsewhere comes along if a page links to it, at its path in the repository.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+KINDS = {".md", ".png", ".svg", ".css", ".js", ".json", ".txt"}
+ADDED = {"app/static/icon.svg": "images/djinn.svg"}
+"""Files that no page links to."""
+LINK = re.compile(r"(\]\()(?![a-z]+:)([^)#\s]+)")
+
+
+def site_files() -> dict[str, bytes]:
+    """Each file of the site by its path there, pages with the links that hold there.
+
+    Raises `FileNotFoundError` if a page links to a file that is not there.
+    """
+    found = {place: (ROOT / source).read_bytes() for source, place in ADDED.items()}
+    waiting = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*") if path.suffix in KINDS]
+    while waiting:
+        source = waiting.pop()
+        if (place := site_path(source)) in found:
+            continue
+        found[place] = (ROOT / source).read_bytes()
+        if source.endswith(".md"):
+            text, linked = _moved(source, found[place].decode())
+            found[place] = text.encode()
+            waiting += linked
+    return found
+
+
+def site_path(source: str) -> str:
+    """Where a file of the repository is in the site."""
+    return source.removeprefix("docs/site/").removeprefix("docs/")
+
+
+def _moved(source: str, text: str) -> tuple[str, list[str]]:
+    """A page as the site has it, and the files outside docs/ that it links to."""
+    outside = []
+
+    def move(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[2]))
+        if not target.startswith("docs/"):
+            outside.append(target)
+        return link[1] + posixpath.relpath(site_path(target), posixpath.dirname(site_path(source)) or ".")
+
+    return LINK.sub(move, text), outside
