@@ -11,6 +11,10 @@ ROOT = Path(__file__).parents[2]
 KINDS = {".md", ".png", ".svg", ".css", ".js", ".json", ".txt"}
 ADDED = {"app/static/icon.svg": "images/djinn.svg"}
 """Files that no page links to."""
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""The head of results: their many tables would come before the pages that explain them."""
+ROW, CODE = re.compile(r"^\|.*$", re.MULTILINE), re.compile(r"`[^`]*`")
+"""GitHub needs a bar of code in a table escaped, the site shows the escape."""
 LINK = re.compile(r"(\]\()(?![a-z]+:)([^)#\s]+)")
 
 
@@ -28,7 +32,7 @@ def site_files() -> dict[str, bytes]:
         found[place] = (ROOT / source).read_bytes()
         if source.endswith(".md"):
             text, linked = _moved(source, found[place].decode())
-            found[place] = text.encode()
+            found[place] = (text if source.startswith("docs/") else UNSEARCHED + text).encode()
             waiting += linked
     return found
 
@@ -48,4 +52,4 @@ def _moved(source: str, text: str) -> tuple[str, list[str]]:
             outside.append(target)
         return link[1] + posixpath.relpath(site_path(target), posixpath.dirname(site_path(source)) or ".")
 
-    return LINK.sub(move, text), outside
+    return ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), LINK.sub(move, text)), outside

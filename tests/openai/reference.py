@@ -57,7 +57,7 @@ class Reference:
         return torch.log_softmax(logits, dim=-1)
 
 
-def save_tiny_model(folder: Path, *, max_model_len: int = 1024, may_end: bool = False) -> None:
+def save_tiny_model(folder: Path, *, max_model_len: int = 1024, layers: int = 4, may_end: bool = False) -> None:
     """A small Llama of random weights with a byte-level tokenizer, as Transformers saves them.
 
     Unless it `may_end` its turns like any other model, it ends one only where a grammar allows nothing else, or
@@ -65,6 +65,7 @@ def save_tiny_model(folder: Path, *, max_model_len: int = 1024, may_end: bool = 
     """
     config = shape_config("tiny-llama")
     config.max_position_embeddings = max_model_len
+    config.num_hidden_layers = layers
     config.initializer_range = 0.2  # at the default, all tokens are nearly equally likely
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
