@@ -57,6 +57,17 @@ METAVARS = {
     "drain_timeout_s": "SECONDS",
 }
 """What `--help` calls the value of each setting that is neither a choice of words nor a switch."""
+GROUPS = {
+    "host": "access and logs",
+    "model": "the model",
+    "batch_invariant": "computation",
+    "weights_device": "memory",
+    "max_step_tokens": "sessions and turns",
+    "max_connections": "connections, requests and files",
+    "park_on_tool_calls": "OpenAI's and Anthropic's routes",
+    "engine_timeout_s": "failures and shutdown",
+}
+"""The first setting of each part of `--help`, in the order of the settings, and what the part is about."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -100,7 +111,10 @@ class OneLineParser(argparse.ArgumentParser):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Give the parser a flag for each setting. What is not given is not in the namespace."""
+    group: argparse._ActionsContainer = parser
     for name, field in Settings.model_fields.items():
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
         flags = (flag_of(name), *ALIASES.get(name, ()))
         text = f"{field.description}{_default(field)}".replace("%", "%%")
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
@@ -112,7 +126,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             options["metavar"] = METAVARS[name]
         if name in ALIASES:
             options["action"] = "append"
-        parser.add_argument(*flags, **options)
+        group.add_argument(*flags, **options)
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

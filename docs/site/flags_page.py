@@ -21,8 +21,9 @@ def flags_page() -> str:
     sections = []
     for group in parser._action_groups:
         if group._group_actions:
-            title = "" if group.title == "options" else f"## {str(group.title).capitalize()}\n\n"
-            sections.append(title + table(("flag", "value", "meaning"), map(_row, group._group_actions)))
+            title = str(group.title)
+            rows = table(("flag", "value", "meaning"), map(_row, group._group_actions))
+            sections.append(f"## {title[0].upper()}{title[1:]}\n\n{rows}")
     return HEAD + "\n".join(sections)
 
 

@@ -52,4 +52,5 @@ def _moved(source: str, text: str) -> tuple[str, list[str]]:
             outside.append(target)
         return link[1] + posixpath.relpath(site_path(target), posixpath.dirname(site_path(source)) or ".")
 
-    return ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), LINK.sub(move, text)), outside
+    linked = LINK.sub(move, text)
+    return ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), linked), outside

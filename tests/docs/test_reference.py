@@ -30,6 +30,7 @@ def test_every_setting_has_its_flag_and_its_meaning() -> None:
     for name, field in Settings.model_fields.items():
         [row] = re.findall(rf"^\| .*`--{name.replace('_', '-')}`.*$", page, re.MULTILINE)
         assert (field.description or "").partition(";")[0] in row
+    assert "## OpenAI's and Anthropic's routes" in page
 
 
 def test_every_public_class_of_the_client_is_there_with_its_calls() -> None:
