@@ -21,10 +21,12 @@ from app.gpu.attention.triton_merge import Parts, merge
 
 LEAST_ROWS = 16
 """Rows and columns below which `tl.dot` does not go."""
-KEY_TILE_BYTES, WIDE_KEY_TILE_BYTES = 16 * 1024, 8 * 1024
-"""Of one tile of keys, and of one of values; the latter in float32, whose products have no tensor cores and keep the
-tile in registers: a larger one would not fit. As compiled for Hopper, three programs or more share a multiprocessor.
+KEY_TILE_BYTES, SMALL_KEY_TILE_BYTES = 16 * 1024, 8 * 1024
+"""Of one tile of keys, and of one of values. The latter where registers would be spilled otherwise: in float32, whose
+products have no tensor cores, and beside `TALL_ROWS` queries or more. As compiled for Hopper, three programs of decode
+rows or more share a multiprocessor.
 """
+TALL_ROWS = 64
 MOST_KEYS = 128
 """In a tile, however small the head."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -81,7 +83,7 @@ def attend(sequences: Sequences, kv: Tensor, spec: AttentionSpec, output: Tensor
         head_dim=head_dim,
         block_size=block_size,
         tile_rows=tile_rows,
-        tile_keys=_tile_keys(tile_dims, kv.element_size()),
+        tile_keys=_tile_keys(tile_rows, tile_dims, kv.element_size()),
         tile_dims=tile_dims,
         num_warps=4,
         num_stages=3,
@@ -90,8 +92,9 @@ def attend(sequences: Sequences, kv: Tensor, spec: AttentionSpec, output: Tensor
         merge(parts, output)
 
 
-def _tile_keys(tile_dims: int, element_bytes: int) -> int:
-    tile_bytes = WIDE_KEY_TILE_BYTES if element_bytes == 4 else KEY_TILE_BYTES
+def _tile_keys(tile_rows: int, tile_dims: int, element_bytes: int) -> int:
+    is_small = element_bytes == 4 or tile_rows >= TALL_ROWS
+    tile_bytes = SMALL_KEY_TILE_BYTES if is_small else KEY_TILE_BYTES
     return max(LEAST_ROWS, min(MOST_KEYS, tile_bytes // (tile_dims * element_bytes)))
 
 
