@@ -5,6 +5,7 @@ chosen. The first that differs from the draft ends the row, so a draft changes n
 the request's seed and the position, and the engine drafts only where a token's bits do not depend on its company.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +21,8 @@ _WORTH = 1.2
 """How many times its cost a drafted token must be expected to bring. Both are estimates, and the tokens that are chosen
 are those whose odds are overestimated. A step that products take up gains nothing then, and is left as it is.
 """
+_SHARED_STRETCH = 1.25
+"""How many times as long drafts may make a step that several tenants share: who has none waits for those of others."""
 
 
 class Drafting:
@@ -43,14 +46,15 @@ class Drafting:
         """Drafts that have been computed."""
         return DraftCounts(self._drafted, self._accepted)
 
-    def add_drafts(self, rows: Sequence[Row], budget: int) -> list[Row]:
-        """The same rows, of which some have drafts, of together at most `budget` tokens; blocks that those write to are
-        reserved. A draft takes blocks that are available now: nothing gives way to it.
+    def add_drafts(self, rows: Sequence[Row], budget: int, *, is_shared: bool) -> list[Row]:
+        """The same rows, of which some have drafts, of together at most `budget` tokens, and fewer if several tenants
+        share the step (`is_shared`); blocks that those write to are reserved. A draft takes blocks that are available
+        now: nothing gives way to it.
         """
         if not self.max_tokens:
             return list(rows)
         guesses = [self._guess(row) for row in rows]
-        lengths = self._choose(rows, guesses, budget)
+        lengths = self._choose(rows, guesses, budget, _SHARED_STRETCH if is_shared else math.inf)
         return [
             self._with_draft(row, guess.token_ids[:length]) if length else row
             for row, guess, length in zip(rows, guesses, lengths, strict=True)
@@ -89,19 +93,21 @@ class Drafting:
             room = next((at - length for at in positions if not runs_plainly(sequence, turn, at)), room)
         return room
 
-    def _choose(self, rows: Sequence[Row], guesses: Sequence[Guess], budget: int) -> list[int]:
+    def _choose(self, rows: Sequence[Row], guesses: Sequence[Guess], budget: int, stretch: float) -> list[int]:
         """How many tokens of each guess to compute. The likeliest come first; one pays if it is expected to bring
-        `_WORTH` times as many tokens for its time as the step does without it.
+        `_WORTH` times as many tokens for its time as the step does without it. All of them make the step at most
+        `stretch` times as long.
 
         Prompts do not count: beside them a token takes long to come, but to compute it in a later step is as cheap.
         """
         lengths = [0] * len(rows)
         tokens = sum(row.length for row in rows if row.choices == row.length)
         expected = float(tokens)
-        per_token = self._costs.per_token
+        per_token, most_s = self._costs.per_token, stretch * self._costs.seconds(tokens)
         offers = [(odds, number) for number, guess in enumerate(guesses) for odds in guess.odds]
         for odds, number in sorted(offers, reverse=True)[: max(0, budget)]:
-            if odds * self._costs.seconds(tokens) <= _WORTH * per_token * expected:
+            is_worth_it = odds * self._costs.seconds(tokens) > _WORTH * per_token * expected
+            if not is_worth_it or self._costs.seconds(tokens + 1) > most_s:
                 break
             lengths[number] += 1
             tokens, expected = tokens + 1, expected + odds

@@ -111,7 +111,8 @@ class Scheduler:
         budget = self._plan_prompts(plan, prompts, budget)
         plan.passed_over |= self._admission.too_early
         live = [row for row in plan.rows if row.sequence.session in self.queue.running]
-        plan.rows[:] = sorted(self.drafting.add_drafts(live, budget), key=attrgetter("length"))
+        drafted = self.drafting.add_drafts(live, budget, is_shared=self.queue.tenants_running > 1)
+        plan.rows[:] = sorted(drafted, key=attrgetter("length"))
         return plan
 
     def give_up(self, rows: Iterable[Row]) -> None:

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.domain.breakpoints import Action, When
-from app.domain.values import KVPolicy, Phase, SamplingParams, StopRule
+from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId, StopRule
 from app.gpu.engine import Engine
 from app.grammars.matcher import Matcher
-from app.messages import Event, Failed, Submit, Token, TurnFinished
+from app.messages import Event, Failed, Open, Submit, Token, TurnFinished
 from app.model_store.resolve import resolve
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
@@ -332,3 +332,29 @@ def test_a_prompt_in_the_step_makes_no_draft_worth_more(tiny_llama: TinyModel) -
     driver.begin(driver.open(), prompt(7, 100), 1)
     driver.settle(turn)
     assert driver.memory().drafts.drafted == 0
+
+
+class Cheap(Linear):
+    """Costs under which a step of eight tokens takes a quarter longer than one of two."""
+
+    per_token = 0.05
+
+    def seconds(self, tokens: int) -> float:
+        return 1.1 + self.per_token * (tokens - 2)
+
+
+@pytest.mark.parametrize("tenants", [("a", "a"), ("a", "b")])
+def test_drafts_make_a_step_that_tenants_share_a_quarter_longer_at_most(
+    tiny_llama: TinyModel, tenants: tuple[str, str]
+) -> None:
+    driver = drive(tiny_llama.engine(max_step_tokens=64))
+    driver.engine._scheduler.drafting._costs = Cheap()  # type: ignore[assignment]
+    turns = []
+    for number, tenant in enumerate(tenants):
+        session = SessionId(f"of {tenant} {number}")
+        driver.do(Open(driver.ticket(), session, tenant))
+        turns.append(driver.begin(session, repetitive(number, 20), 30))
+    driver.settle(*turns)
+    decodes = [plan.rows for plan in driver.plans if plan.rows and all(row.choices == row.length for row in plan.rows)]
+    most = max(sum(row.length for row in rows) for rows in decodes if len(rows) == len(tenants))
+    assert 2 < most <= 7 if tenants == ("a", "b") else most > 7
