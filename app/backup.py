@@ -35,13 +35,23 @@ def back_up(state_dir: Path, kv_dir: Path | None, target: Path) -> None:
 
 @contextmanager
 def _becoming(target: Path) -> Iterator[Path]:
-    """A folder that becomes `target` at the end of the block, unless the block fails."""
+    """A folder that becomes `target` at the end of the block, unless the block fails. A `target` that is there may be
+    the root of a disk, or all that can be written to: the folder is in it then, and its files move up, the journal
+    last.
+    """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unnamed = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        is_there = target.exists()
+        parent = target if is_there else target.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        unnamed = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=parent))
         try:
             yield unnamed
-            unnamed.rename(target)
+            if is_there:
+                for each in sorted(unnamed.iterdir(), key=lambda each: each.name == FILE_NAME):
+                    each.rename(target / each.name)
+                unnamed.rmdir()
+            else:
+                unnamed.rename(target)
         except BaseException:
             shutil.rmtree(unnamed)
             raise

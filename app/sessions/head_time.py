@@ -13,6 +13,9 @@ from app.messages import Lens, MapLens
 SHARE = 0.1
 """Of the engine's time, that all lenses together take while turns are under way: tokens wait for no more."""
 
+LOOK_S = 0.05
+"""How often a rest looks whether any turn is still under way."""
+
 
 class _Timed(Protocol):
     @property
@@ -44,9 +47,8 @@ class HeadTime:
         async with self._asking[owner]:
             await self._computing.acquire()
             try:
-                rest = self._rests_until - time.perf_counter()
-                if rest > 0 and self._any_runs():
-                    await asyncio.sleep(rest)
+                while (rest := self._rests_until - time.perf_counter()) > 0 and self._any_runs():  # noqa: ASYNC110 (most rests are a moment)
+                    await asyncio.sleep(min(rest, LOOK_S))
             except BaseException:
                 self._computing.release()
                 raise

@@ -43,7 +43,7 @@ class SessionPlaces:
 
     def giving_way(self, owner: str | None, count: int) -> list[Session]:
         """The sessions that must close before the owner may open `count` more, in that order. Its own come first where
-        it has a limit of its own.
+        it has a limit of its own, or as many as it may beside others.
 
         Raises `TenantLimit` and `SessionLimit` if too few may close.
         """
@@ -57,31 +57,42 @@ class SessionPlaces:
         return own + heapq.nsmallest(excess, giving, key=_worth)
 
     def _giving_way_of(self, owner: str | None, count: int) -> list[Session]:
-        """The owner's sessions that must close for its own limit, and for what it leaves to others."""
-        quota, share, wanted = self._quotas.limits(owner).sessions, self._share(owner), self._held[owner] + count
-        excess = wanted - (share if quota is None else min(share, quota))
-        if excess <= 0:
+        """The owner's sessions that must close for its own limit, and for what it leaves to others: of the latter no
+        more than it opens, as others may have come since.
+        """
+        quota, wanted = self._quotas.limits(owner).sessions, self._held[owner] + count
+        over_quota = 0 if quota is None else max(0, wanted - quota)
+        over_share = min(count, max(0, wanted - self._share(owner, wanted)))
+        if not over_quota and not over_share:
             return []
         giving = [session for session in self._sessions() if session.owner == owner and session.gives_way]
-        if len(giving) >= excess:
-            return heapq.nsmallest(excess, giving, key=_worth)
-        if quota is not None and len(giving) < wanted - quota:
+        if len(giving) < over_quota:
             raise TenantLimit(
                 f"the limit of this tenant is {quota} open sessions: close some with DELETE /v1/sessions/{{id}}",
                 retry_after_s=RETRY_AFTER_S,
             )
-        raise SessionLimit(
-            f"this tenant has {self._held[owner]} of the {self.limit} sessions that may be open, and leaves others "
-            f"one for each {HELD_FOR_A_FREE} of its own",
-            retry_after_s=RETRY_AFTER_S,
-        )
+        if len(giving) < over_share:
+            raise SessionLimit(
+                f"this tenant has {self._held[owner]} of the {self.limit} sessions that may be open, and leaves others "
+                f"one for each {HELD_FOR_A_FREE} of its own",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return heapq.nsmallest(max(over_quota, over_share), giving, key=_worth)
 
-    def _share(self, owner: str | None) -> int:
-        """The most sessions that the owner may have beside those of others. Without tenants nobody leaves any."""
+    def _share(self, owner: str | None, wanted: int) -> int:
+        """The most sessions that the owner may have beside those of others, if it is fewer than `wanted`. Without
+        tenants nobody leaves any. Those of others that give way are as good as free.
+        """
         if owner is None:
             return self.limit
         left = self.limit - (self._held.total() - self._held[owner])
-        return math.ceil(left * HELD_FOR_A_FREE / (HELD_FOR_A_FREE + 1))
+        if wanted > _part(left):
+            left += sum(session.owner != owner and session.gives_way for session in self._sessions())
+        return _part(left)
+
+
+def _part(places: int) -> int:
+    return max(1, math.ceil(places * HELD_FOR_A_FREE / (HELD_FOR_A_FREE + 1)))
 
 
 def _worth(session: Session) -> tuple[bool, float]:

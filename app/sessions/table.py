@@ -39,11 +39,7 @@ class SessionTable:
         return iter(list(self._open.values()))
 
     def giving_way(self, owner: str | None, count: int) -> list[Session]:
-        """The sessions that must close before the owner may open `count` more, in that order. Its own come first where
-        it has a limit of its own.
-
-        Raises `TenantLimit` and `SessionLimit` if too few may close, `Draining`.
-        """
+        """See `SessionPlaces.giving_way`. Raises `TenantLimit` and `SessionLimit` if too few may close, `Draining`."""
         self.require_no_drain()
         return self._places.giving_way(owner, count)
 

@@ -1,11 +1,20 @@
 """W3C trace context: the span that a request comes from, and the span that its answer names."""
 
-from opentelemetry import propagate
+import os
+
 from opentelemetry.context import Context
+from opentelemetry.propagate import get_global_textmap
+from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import SpanContext
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from app.logs.about import REQUEST
 from app.traces.base import TRACE_RESPONSE
+
+_PROPAGATOR: TextMapPropagator = (
+    get_global_textmap() if os.environ.get("OTEL_PROPAGATORS") else TraceContextTextMapPropagator()
+)
+"""By itself OpenTelemetry reads `baggage` too, and its warnings would have a caller's words."""
 
 
 def caller() -> Context:
@@ -18,7 +27,7 @@ def caller() -> Context:
     for raw, value in () if scope is None else scope["headers"]:
         name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
         carrier[name] = f"{carrier[name]},{text}" if name in carrier else text  # two parents are none
-    return propagate.extract(carrier, Context())
+    return _PROPAGATOR.extract(carrier, Context())
 
 
 def tell_caller(span: SpanContext) -> None:

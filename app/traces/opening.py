@@ -19,6 +19,8 @@ def open_traces(endpoint: str | None) -> Traces:
             raise FieldOutOfRange(f"{name} must be {HTTP}: spans go out in no other way", param=name)
     try:
         from app.traces import export
+    except ValueError as error:
+        raise FieldOutOfRange(f"OTEL_PROPAGATORS: {error}", param="OTEL_PROPAGATORS") from error
     except ModuleNotFoundError as error:
         raise FieldOutOfRange(
             f"otlp_endpoint: traces need packages that are not installed ({error.name}): pip install 'djinn[otel]'",

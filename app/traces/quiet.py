@@ -10,9 +10,13 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 logger = logging.getLogger(__name__)
 
 BETWEEN_LINES_S = 60.0
-SPEAKS_FOR_ITSELF = {"opentelemetry.exporter": logging.CRITICAL, "opentelemetry.sdk": logging.ERROR}
+SPEAKS_FOR_ITSELF = {
+    "opentelemetry.exporter": logging.CRITICAL,
+    "opentelemetry.sdk": logging.ERROR,
+    "opentelemetry.baggage": logging.ERROR,
+}
 """The packages' own loggers, and the level from which on they are heard. Below it they have a line for each attempt,
-and for spans that find no room in the queue."""
+for spans that find no room in the queue, and with what a caller's header says."""
 
 
 def hush() -> None:

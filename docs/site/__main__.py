@@ -1,4 +1,5 @@
-"""`python -m docs.site` writes build/docs: every page, those that come from the code, and `llms.txt`.
+"""`python -m docs.site [FOLDER]` writes every page, those that come from the code, and `llms.txt` to build/docs, or to
+FOLDER.
 
 `zensical build` makes the site of it.
 """
@@ -13,10 +14,16 @@ from docs.site.llms import llms_text
 from docs.site.pages import ROOT, site_files
 from docs.site.routes_page import document, routes_page
 
+BUILT = ROOT / "build/docs"
+
 
 def write(folder: Path) -> None:
-    """Write all that the site is built of to `folder`, in place of what is there."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Write all that the site is built of to `folder`, which must be new or empty. Only the default one is replaced."""
+    if folder == BUILT and folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        sys.exit(f"{folder} is not empty")
     generated = {
         "reference/routes.md": routes_page(document()),
         "reference/flags.md": flags_page(),
@@ -31,4 +38,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build/docs")
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else BUILT)

@@ -92,6 +92,20 @@ def test_the_folder_is_left_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "copy").stat().st_mode & 0o077 == 0
 
 
+def test_an_empty_folder_that_is_there_stays_the_same_one(tmp_path: Path) -> None:
+    """It may be where a disk is mounted, which cannot be replaced."""
+    folder, target = tmp_path / "state", tmp_path / "copy"
+    with serving(folder) as http:
+        open_session(http)
+    target.mkdir()
+    before = target.stat().st_ino
+    assert main(["backup", "--state-dir", str(folder), "--with-kv", str(target)]) == 0
+    assert target.stat().st_ino == before
+    assert not any(path.name.startswith(".") for path in target.iterdir())
+    with serving(target) as http:
+        assert len(http.get("/v1/sessions").json()["data"]) == 1
+
+
 def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, target = tmp_path / "state", tmp_path / "copy"
     folder.mkdir()

@@ -6,7 +6,7 @@ import httpx
 
 from app.domain.errors import SessionLimit
 from app.sessions.places import HELD_FOR_A_FREE
-from app.sessions.session import Session
+from app.sessions.session import UNNAMED, Session
 from app.sessions.table import SessionTable, new_session_id
 from app.tenants.tenancy import Tenancy
 from tests.errors import assert_error
@@ -51,3 +51,24 @@ def test_after_three_greedy_tenants_a_fourth_finds_places() -> None:
     opened = [open_in(table, owner, 5000) for owner in "abcd"]
     assert opened[0] == -(-4096 * HELD_FOR_A_FREE // (HELD_FOR_A_FREE + 1))
     assert min(opened) >= 1
+
+
+def fill(table: SessionTable, **held: int) -> None:
+    """Idle sessions that unnamed calls have opened: they give way."""
+    for owner, count in held.items():
+        for _ in range(count):
+            table.add(Session(new_session_id(), owner, name=UNNAMED))
+
+
+def test_a_tenant_without_sessions_gets_a_place_of_one_that_gives_way() -> None:
+    table = SessionTable(100, Tenancy(tiny_settings(), lambda: 0.0).quotas)
+    fill(table, b=89, c=10, d=1)
+    assert len(table.giving_way("e", 1)) == 1
+
+
+def test_places_that_others_have_taken_since_push_out_no_more_than_one_opens() -> None:
+    table = SessionTable(100, Tenancy(tiny_settings(), lambda: 0.0).quotas)
+    fill(table, b=89)
+    for _ in range(10):
+        table.add(Session(new_session_id(), "c"))
+    assert [session.owner for session in table.giving_way("b", 1)] == ["b"]
