@@ -69,7 +69,7 @@ class Admission:
         if sequence.tier is Tier.DISK or _is_coming(sequence):
             return Admitted.COMING
         if sequence.tier is Tier.TO_DISK:
-            # It leaves the host for a turn before it. Were it to turn round, neither would ever run.
+            # It leaves the host for another session's KV. Were it to turn round, neither turn might ever run.
             return Admitted.COMING
         if sequence.tier is Tier.HOST:
             growth = blocks_for(len(sequence.tokens)) - blocks_for(sequence.written)
