@@ -1,7 +1,8 @@
 """Triton kernels for what lies between a layer's matrix products: one launch each, instead of one for each operator.
 
-Each computes in float32 and rounds once. A program has a row, or a part of one, to itself: a row's bits depend on
-nothing but the row.
+Each computes in float32 and rounds once. A program has a row, or a part of one, to itself: a row's bits depend on no
+other row. Triton compiles another kernel for tensors that begin or step at no multiple of 16, which might sum in
+another order.
 """
 
 import torch
