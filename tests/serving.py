@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -63,6 +64,7 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
         server.should_exit = True
         thread.join(timeout=START_TIMEOUT_S)
         if thread.is_alive():
+            faulthandler.dump_traceback()  # of all threads: one of them is what it waits for
             raise RuntimeError("the server did not stop")
 
 

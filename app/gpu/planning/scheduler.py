@@ -240,7 +240,7 @@ class Scheduler:
         if self._waits_for_work(plan, sequence):
             return 0
         if sequence.watched:
-            limits = RowLimits(self.max_step_tokens, self.shared.prompt_tokens, budget)
+            limits = RowLimits(self.max_step_tokens, self.shared.crowded_tokens, budget)
             length, way = plan_row(sequence, turn, self.num_layers, limits)
             work = work_of_way(way)
             if work and not self._work.take(sequence.session, sequence.tenant, work):

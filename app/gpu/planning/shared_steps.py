@@ -23,6 +23,11 @@ class SharedSteps:
         self._owed: dict[str, int] = {}
         """By tenant, what its prompts had beyond their part of a step: nobody's load may cut some of them."""
 
+    @property
+    def crowded_tokens(self) -> int:
+        """Of prompts, in a step while those of one tenant hold up turns of another."""
+        return max(1, self.prompt_tokens // 2)
+
     def resting(self) -> Collection[SessionId]:
         """Those that run and do not decode in the next step: each has its place in some steps. Call it once a step."""
         self._steps += 1
@@ -43,7 +48,7 @@ class SharedSteps:
         """
         if len(self._queue) == 1:
             return budget
-        return min(budget, max(1, self.prompt_tokens // (2 if self._is_crowded(decodes) else 1)))
+        return min(budget, self.crowded_tokens if self._is_crowded(decodes) else self.prompt_tokens)
 
     def overdraw(self, tenant: str, tokens: int) -> None:
         """Note tokens of the tenant's prompts beyond its part of a step; 0 or less are none."""

@@ -106,7 +106,7 @@ class TinyModel:
         )
         loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)
         engine = build_engine(self.resolved, loaded, settings, recorder)
-        engine._scheduler.shared.prompt_tokens = max_step_tokens
+        engine._scheduler.shared.prompt_tokens = 2 * max_step_tokens  # a capture has half of it
         return engine
 
 

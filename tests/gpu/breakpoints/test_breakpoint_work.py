@@ -116,12 +116,12 @@ def test_sessions_that_want_more_than_a_step_take_turns_and_others_have_every_st
 
 
 @pytest.mark.parametrize(("pauses", "part"), [(False, 16), (True, 64)])
-def test_a_prompt_that_only_captures_has_the_parts_of_a_shared_step(
+def test_a_prompt_that_only_captures_has_the_parts_of_a_crowded_step(
     tiny_llama: TinyModel, pauses: bool, part: int
 ) -> None:
     """Whether others have turns or not. One that may pause has whole steps."""
     engine = tiny_llama.engine(max_step_tokens=64)
-    engine._scheduler.shared.prompt_tokens = 16
+    engine._scheduler.shared.prompt_tokens = 32
     driver = BreakDriver(engine)
     session = driver.open()
     driver.arm(session, 1, action=Action.CAPTURE)

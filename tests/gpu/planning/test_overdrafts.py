@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from app.domain.breakpoints import Action
+from app.domain.breakpoints import When
 from tests.gpu.breakpoints.breaking import BreakDriver
 from tests.gpu.breakpoints.breaking_models import TinyModel, prompt
 
@@ -22,17 +22,19 @@ def long_rows(driver: BreakDriver) -> list[int]:
 
 @pytest.mark.parametrize("other", ["many", "one"])
 def test_rows_that_are_not_cut_leave_steps_to_those_who_decode(tiny_llama: TinyModel, other: str) -> None:
-    driver = BreakDriver(tiny_llama.engine(max_step_tokens=STEP_TOKENS))
+    engine = tiny_llama.engine(max_step_tokens=STEP_TOKENS)
+    engine._scheduler.shared.prompt_tokens = STEP_TOKENS
+    driver = BreakDriver(engine)
     one = driver.submit(driver.open("one"), prompt(0, 3), ANSWER)
     while not driver.tokens(one):
         driver.take(driver.engine.step())
-    captured = []
+    whole = []
     for seed in range(1, 6):
         session = driver.open(other)
-        driver.arm(session, 1, action=Action.CAPTURE)
-        captured.append(driver.submit(session, prompt(seed, UNCUT), 1))
+        driver.arm(session, 1, when=When(token_id=500))  # never
+        whole.append(driver.submit(session, prompt(seed, UNCUT), 1))
     driver.plans.clear()
-    driver.finish(*captured)
+    driver.finish(*whole)
     rows = long_rows(driver)
     assert all(tokens % UNCUT == 0 for tokens in rows)  # whole, as the client sees them
     # No step may be given to the device before such a one has ended, or prompts wait as long as others decode.
@@ -40,5 +42,5 @@ def test_rows_that_are_not_cut_leave_steps_to_those_who_decode(tiny_llama: TinyM
     if other == "many":
         assert all(sum(pair) <= UNCUT for pair in pairwise(rows))
     else:
-        assert len(rows) <= len(captured)
+        assert len(rows) <= len(whole)
     driver.finish(one)
