@@ -1,5 +1,6 @@
 """KV that outlives the server: at its end the engine writes it to disk, the most useful first."""
 
+import asyncio
 import logging
 import time
 from functools import partial
@@ -13,16 +14,27 @@ from app.sessions.session import Session
 logger = logging.getLogger(__name__)
 
 
+LATE_S = 10.0
+"""For writes that are under way when the time is over: a disk may have stalled."""
+
+
 async def keep_kv(registry: SessionRegistry, within_s: float) -> None:
-    """Have the KV of the sessions that the journal brings back written to disk, those of turns when they are over."""
+    """Have the KV of the sessions that the journal brings back written to disk, those of turns when they are over.
+
+    Ends `LATE_S` after `within_s` seconds at the latest.
+    """
     if not registry.keeper.is_durable:
         return
     now = time.time()
     sessions = sorted((each for each in registry.table if not each.ephemeral), key=lambda each: _worth(each, now))
     try:
-        kept: KeptKV = await registry.executor.call(
-            partial(KeepKV, sessions=tuple(session.id for session in sessions), within_s=within_s)
-        )
+        async with asyncio.timeout(within_s + LATE_S):
+            kept: KeptKV = await registry.executor.call(
+                partial(KeepKV, sessions=tuple(session.id for session in sessions), within_s=within_s)
+            )
+    except TimeoutError:
+        logger.error("drain: a write of KV has not ended within %g s; the server ends without it", within_s + LATE_S)
+        return
     except DjinnError as error:
         logger.warning("drain: KV was not written to disk: %s", error.message)
         return

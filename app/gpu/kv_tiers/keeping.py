@@ -31,6 +31,7 @@ class Keeping:
         """Those that have room on disk, also once they are closed."""
         self._unpromised: list[TokenSequence] = []
         self._promise()
+        self._lower.promised = self._promised
         self._waiting = deque(each for each in self._promised if each.turn is None and not _is_kept(each))
         self._in_turns = [each for each in self._promised if each.turn is not None]
         self._begun: list[TokenSequence] = []
@@ -126,7 +127,7 @@ class Keeping:
             self._tiers.files.load(sequence)
         if sequence.tier is Tier.DEVICE and not self._park(sequence):
             return False
-        if sequence.tier is Tier.HOST and not self._lower.save(sequence, self._promised):
+        if sequence.tier is Tier.HOST and not self._lower.save(sequence):
             return False
         self._placement.refile(sequence)
         return not _is_kept(sequence)

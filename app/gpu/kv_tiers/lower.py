@@ -31,6 +31,8 @@ class LowerTiers:
         self.disk_blocks = disk_blocks
         self.away: OrderedDict[SessionId, TokenSequence] = OrderedDict()
         self._files: OrderedDict[SessionId, TokenSequence] = OrderedDict()
+        self.promised: Collection[TokenSequence] = ()
+        """Those whose files give way to none."""
         self.dropped = 0
         self._clock = clock
         self._writable_at = -math.inf
@@ -155,7 +157,7 @@ class LowerTiers:
         for sequence in chain(spare, only):
             if files.used <= most:
                 break
-            if sequence in keep or (sequence.guaranteed and sequence.tier is Tier.DISK):
+            if sequence in keep or sequence in self.promised or (sequence.guaranteed and sequence.tier is Tier.DISK):
                 continue
             if sequence.tier is Tier.DISK:
                 self.drop(sequence)

@@ -188,11 +188,14 @@ class Placement:
             self.evict(sequence, for_sequence)
 
     def make_host_room(self, needed: int, *keep: TokenSequence) -> bool:
-        """`LowerTiers.make_host_room`, with the sessions that may lose host blocks."""
+        """`LowerTiers.make_host_room`, with the sessions that may lose host blocks. Those whose turn waits do only for
+        one that has a turn: with the file of a session that nobody waits for yet, the turn would wait for both.
+        """
         if self.tiers.cache.host.available >= needed:
             return True
         on_device = (*self.active.values(), *self.resident.values())
-        return self.lower.make_host_room(needed, on_device, tuple(reversed(self.active.values())), keep)
+        queued = tuple(reversed(self.active.values())) if any(each.busy for each in keep) else ()
+        return self.lower.make_host_room(needed, on_device, queued, keep)
 
     def free_host(self, sequence: TokenSequence) -> None:
         """Take the KV of a session without a turn out of host memory, unless it moves: to disk, or it is lost."""

@@ -187,3 +187,12 @@ def test_a_file_that_a_client_has_sent_is_written_anew() -> None:
     assert keeping.kept == [sent, other]
     assert bench.placement.meter.totals()["to_disk"].moves == 3  # the first put the file there
     assert not sent.sent
+
+
+def test_turns_that_still_run_push_no_kept_file_out() -> None:
+    bench = Bench(disk=8)
+    first, second = placed(bench, 4, Tier.HOST), placed(bench, 4, Tier.HOST)
+    run(bench, [first, second])
+    late = placed(bench, 4, Tier.HOST)
+    assert not bench.placement.lower.save(late)
+    assert [tier_of(each) for each in (first, second, late)] == [Tier.DISK, Tier.DISK, Tier.HOST]

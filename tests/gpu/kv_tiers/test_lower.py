@@ -108,3 +108,16 @@ def test_clients_hear_of_what_gave_way_to_others() -> None:
     bench.placement.lower.give_way(100)
     assert bench.placement.take_placed() == [loaded]
     assert tier_of(loaded) is None
+
+
+def test_kv_of_a_turn_that_waits_goes_to_disk_for_a_turn_only() -> None:
+    bench = Bench(host=8)
+    waiting, returning, turn = bench.session(6 * BLOCK_SIZE), on_disk(bench, 4), on_disk(bench, 4)
+    bench.tiers.park(waiting)
+    bench.finish()
+    bench.begin_turn(waiting)
+    assert not bench.placement.make_host_room(4, returning)
+    assert waiting.moving is None
+    bench.begin_turn(turn)
+    bench.placement.make_host_room(4, turn)
+    assert waiting.moving is Tier.TO_DISK
