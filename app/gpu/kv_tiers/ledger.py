@@ -1,6 +1,5 @@
 """The moves in flight, and the measured speed of past ones."""
 
-import itertools
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -20,7 +19,12 @@ class MoveLedger:
         self._device = device
         self._host = host
         self._sequences: dict[int, TokenSequence] = {}
-        self._numbers = itertools.count(1)
+        self._last = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one after each move that begins or ends."""
+        return self._last, len(self.in_flight)
 
     @property
     def moving(self) -> AbstractSet[TokenSequence]:
@@ -29,7 +33,8 @@ class MoveLedger:
 
     def order(self, sequence: TokenSequence, kind: MoveKind, **fields: Any) -> Move:
         """Begin a move; it takes over one reference to each of its blocks."""
-        move = Move(next(self._numbers), kind, sequence.session, **fields)
+        self._last += 1
+        move = Move(self._last, kind, sequence.session, **fields)
         self.orders.append(move)
         self.in_flight[move.number] = move
         self._sequences[move.number] = sequence

@@ -4,6 +4,7 @@ The policy decides. `signal` also offloads KV when its session says that it wait
 others need the room, longest idle first. `none` drops KV instead. Planning only: time comes from a clock argument.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -54,6 +55,8 @@ class Placement:
         self._placed: dict[SessionId, TokenSequence] = {}
         self._moved: dict[SessionId, TokenSequence] = {}
         self._victims: Victims | None = None
+        self._awaited: dict[tuple[int, int, int, bool], int] = {}
+        """So many host blocks will be there only once a move ends: by what must not have changed for that to hold."""
         self._ordered_at: dict[int, float] = {}
         self._early_bytes = self._disk_failures = self._late = 0
 
@@ -191,11 +194,18 @@ class Placement:
         """`LowerTiers.make_host_room`, with the sessions that may lose host blocks. Those whose turn waits do only for
         one that has a turn: with the file of a session that nobody waits for yet, the turn would wait for both.
         """
-        if self.tiers.cache.host.available >= needed:
+        host, has_turn = self.tiers.cache.host, any(each.busy for each in keep)
+        if host.available >= needed:
             return True
+        # Of all the sessions that could give way to one, each would go through all those that hold host blocks.
+        if needed >= self._awaited.get((*self.tiers.ledger.version, host.available, has_turn), math.inf):
+            return False
         on_device = (*self.active.values(), *self.resident.values())
-        queued = tuple(reversed(self.active.values())) if any(each.busy for each in keep) else ()
-        return self.lower.make_host_room(needed, on_device, queued, keep)
+        queued = tuple(reversed(self.active.values())) if has_turn else ()
+        has_room = self.lower.make_host_room(needed, on_device, queued, keep)
+        if not has_room and self.lower.host_is_emptying:
+            self._awaited = {(*self.tiers.ledger.version, host.available, has_turn): needed}
+        return has_room
 
     def free_host(self, sequence: TokenSequence) -> None:
         """Take the KV of a session without a turn out of host memory, unless it moves: to disk, or it is lost."""

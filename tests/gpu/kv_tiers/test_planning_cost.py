@@ -74,3 +74,22 @@ def test_a_look_begins_a_part_of_many_prefetches_and_the_next_goes_on() -> None:
     assert [tier_of(each) for each in sessions].count(Tier.TO_DEVICE) == 8
     bench.finish()
     assert {tier_of(each) for each in sessions} == {Tier.DEVICE}
+
+
+def test_those_who_give_way_look_for_room_on_a_full_host_once() -> None:
+    counts = []
+    for number in (20, 200):
+        bench = Bench(device=2 * number, host=2 * number, disk=4 * number)
+        for each in range(number):
+            away = bench.session(2 * BLOCK_SIZE, first_token=each)
+            bench.tiers.park(away)
+            bench.placement.refile(away)
+            bench.finish()
+        for each in range(number):
+            bench.session(2 * BLOCK_SIZE, first_token=-1 - each)
+        turn = bench.session(0)
+        bench.begin_turn(turn)
+        counts.append(calls_of(partial(bench.placement.make_room, 2 * number, turn)))
+        assert bench.orders()
+    few, many = counts
+    assert many < 15 * few
