@@ -57,6 +57,7 @@ class World:
             max_running=running,
             shared_prompt_tokens=1024,
             shared_rows=running,
+            prompts_rest=True,
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
         self.times: dict[str, list[float]] = defaultdict(list)

@@ -5,7 +5,7 @@ others need the room, longest idle first. `none` drops KV instead. Planning only
 """
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from app.domain.memory_map import TierCounts
@@ -54,7 +54,8 @@ class Placement:
         self._pool = tiers.cache.pool
         self._placed: dict[SessionId, TokenSequence] = {}
         self._moved: dict[SessionId, TokenSequence] = {}
-        self._victims: Victims | None = None
+        self._victims: dict[str | None, Victims] = {}
+        """By the tenant that prefetches; None: for turns."""
         self._awaited: dict[tuple[int, int, int, bool], int] = {}
         """So many host blocks will be there only once a move ends: by what must not have changed for that to hold."""
         self._ordered_at: dict[int, float] = {}
@@ -100,7 +101,7 @@ class Placement:
 
     def forget_order(self) -> None:
         """Sessions without a turn may give way in another order now: time has passed, or one has said something."""
-        self._victims = None
+        self._victims.clear()
 
     def take_placed(self) -> list[TokenSequence]:
         """Sessions whose KV has changed its place or size since the last call."""
@@ -152,13 +153,15 @@ class Placement:
         """Evict sessions without a turn until `needed` device blocks are available; returns whether they are now.
 
         - Evicted blocks may still be on their way out: ask again when a move has ended.
-        - A `prefetch` evicts no session that returns before its own, and borrows nothing from weights.
+        - A `prefetch` evicts no session that returns before its own, and none of a tenant that has less on the device
+          than its own. It borrows nothing from weights.
         - If there cannot be that many blocks, no session is evicted, except with `or_some`.
         - `for_sequence` itself loses nothing in any tier.
         """
         if self._pool.available >= needed:
             return True
-        victims, back_at = self._order_victims(), for_sequence.return_time if prefetch else None
+        victims = self._order_victims(for_sequence.tenant if prefetch else None)
+        back_at = for_sequence.return_time if prefetch else None
         most = self._pool.available + self.tiers.freeing + victims.blocks(back_at)
         if most < needed and (prefetch or not self._grow(needed - most)) and not or_some:
             return False
@@ -250,7 +253,8 @@ class Placement:
 
     def _take_out(self, sequence: TokenSequence) -> None:
         """Take the session out of every list; others may have the room that it gives up."""
-        self.changed, self._victims = True, None
+        self.changed = True
+        self._victims.clear()
         self.active.pop(sequence.session, None)
         self.resident.pop(sequence.session, None)
         self.lower.away.pop(sequence.session, None)
@@ -260,14 +264,28 @@ class Placement:
         self._pool.grow(borrowed)
         return borrowed > 0
 
-    def _order_victims(self) -> Victims:
-        if self._victims is None:
+    def _order_victims(self, prefetching: str | None) -> Victims:
+        found = self._victims.get(prefetching)
+        if found is None:
             residents = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
+            if prefetching is not None:
+                held = self._held_by_tenant()
+                residents = [s for s in residents if held[s.tenant] >= held[prefetching]]
             if self.policy is KVPolicy.SIGNAL:
-                self._victims = Victims.by_return(residents, self.clock(), self.margin.seconds)
+                found = Victims.by_return(residents, self.clock(), self.margin.seconds)
             else:
-                self._victims = Victims.in_given_order(residents)
-        return self._victims
+                found = Victims.in_given_order(residents)
+            self._victims[prefetching] = found
+        return found
+
+    def _held_by_tenant(self) -> Counter[str]:
+        """Device blocks, with those that restores under way will fill."""
+        held = Counter[str]()
+        for sequence in (*self.resident.values(), *self.active.values()):
+            held[sequence.tenant] += len(sequence.blocks)
+        for sequence in self.tiers.ledger.moving:
+            held[sequence.tenant] += 0 if sequence.incoming is None else len(sequence.incoming.blocks)
+        return held
 
     def refile(self, sequence: TokenSequence) -> None:
         """Move a session without a turn to the list that fits the place of its KV."""
@@ -284,4 +302,4 @@ class Placement:
 
     def _take_in(self, sequence: TokenSequence) -> None:
         self.resident[sequence.session] = sequence
-        self._victims = None
+        self._victims.clear()

@@ -53,8 +53,11 @@ class Scheduler:
         max_running: int,
         shared_prompt_tokens: int,
         shared_rows: int,
+        prompts_rest: bool,
     ) -> None:
-        """`shared_prompt_tokens` and `shared_rows`: of a step that several turns share, as `SharedSteps` has them."""
+        """`shared_prompt_tokens`, `shared_rows` and `prompts_rest` are for steps that several turns share, as
+        `SharedSteps` has them.
+        """
         self.placement = placement
         self.drafting = drafting
         self.cache = placement.tiers.cache
@@ -63,7 +66,7 @@ class Scheduler:
         self.max_running = max_running
         self._whole_pass = PassPlan(0, num_layers)
         self.queue = TurnQueue()
-        self.shared = SharedSteps(self.queue, shared_prompt_tokens, shared_rows)
+        self.shared = SharedSteps(self.queue, shared_prompt_tokens, shared_rows, prompts_rest=prompts_rest)
         self._admission = Admission(placement, self.queue)
         self._shares = TenantShares(max(1, max_step_tokens // AGING_STEPS), max_step_tokens)
         self._work = StepWork(STEP_WORK)
@@ -153,7 +156,7 @@ class Scheduler:
 
         `prompts`: turns that run and have more than one token to compute.
         """
-        most = self.shared.part(budget, decodes=bool(plan.rows))
+        most = self.shared.part(budget)
         ordered = self._shares.order(self.queue.claims(prompts, self.shared.prompt_tokens))
         paid_up = self.shared.paid_up(ordered, most, decodes=bool(plan.rows))
         plan.passed_over |= len(paid_up) < len(ordered)
@@ -180,7 +183,7 @@ class Scheduler:
             if left > 0 and self._runs(active.sequence):  # no other has preempted it
                 length = self._add_row(plan, active, left)
                 self._shares.spend(active.sequence.tenant, length)
-                self.shared.overdraw(active.sequence.tenant, length - left)
+                self.shared.spend(active.sequence.tenant, length, left)
                 spent += length
         return spent
 

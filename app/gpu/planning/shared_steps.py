@@ -12,20 +12,21 @@ from app.gpu.planning.queue import ActiveTurn, TurnQueue
 class SharedSteps:
     """Bounds what one tenant's turns add to a step that others wait for."""
 
-    def __init__(self, queue: TurnQueue, prompt_tokens: int, rows: int) -> None:
+    def __init__(self, queue: TurnQueue, prompt_tokens: int, rows: int, *, prompts_rest: bool) -> None:
         """`prompt_tokens`: of prompts, in a step while there are other turns. `rows`: that decode for one tenant, in a
-        step while others have turns.
+        step while others have turns. `prompts_rest`: those of a tenant do without each second step beside others.
         """
         self.prompt_tokens = prompt_tokens
         self.rows = rows
+        self.prompts_rest = prompts_rest
         self._queue = queue
         self._steps = 0
         self._owed: dict[str, int] = {}
-        """By tenant, what its prompts had beyond their part of a step: nobody's load may cut some of them."""
+        """By tenant, what its prompts have to make good by doing without a step, in tokens."""
 
     @property
     def crowded_tokens(self) -> int:
-        """Of prompts, in a step while those of one tenant hold up turns of another."""
+        """Of prompts, in a step while several tenants have turns."""
         return max(1, self.prompt_tokens // 2)
 
     def resting(self) -> Collection[SessionId]:
@@ -42,18 +43,21 @@ class SharedSteps:
             seen[tenant] += 1
         return resting
 
-    def part(self, budget: int, *, decodes: bool) -> int:
-        """Tokens that prompts have of a step: fewer while there are other turns, and fewer still while those of several
-        tenants run. `decodes` says whether the step has rows that decode.
+    def part(self, budget: int) -> int:
+        """Tokens that prompts have of a step: fewer while there are other turns, and fewer still while there are those
+        of several tenants. One that waits for its KV may run in the next step, and waits for this one to end.
         """
         if len(self._queue) == 1:
             return budget
-        return min(budget, self.crowded_tokens if self._is_crowded(decodes) else self.prompt_tokens)
+        return min(budget, self.crowded_tokens if self._queue.is_shared else self.prompt_tokens)
 
-    def overdraw(self, tenant: str, tokens: int) -> None:
-        """Note tokens of the tenant's prompts beyond its part of a step; 0 or less are none."""
-        if tokens > 0:
-            self._owed[tenant] = self._owed.get(tenant, 0) + tokens
+    def spend(self, tenant: str, tokens: int, left: int) -> None:
+        """Note tokens of the tenant's prompts in this step, of which `left` were its part: nobody's load may cut some
+        prompts. The tenant makes up for what goes beyond, and where prompts rest for any.
+        """
+        owed = max(tokens - left, int(self.prompts_rest))
+        if owed > 0:
+            self._owed[tenant] = self._owed.get(tenant, 0) + owed
 
     def paid_up(self, claims: list[ActiveTurn], part: int, *, decodes: bool) -> list[ActiveTurn]:
         """The claims without those of tenants that do without this step's `part`, because they have had it before. All,

@@ -183,6 +183,7 @@ def _make_scheduler(
         max_running=settings.max_running,
         shared_prompt_tokens=-(-settings.max_step_tokens // _steps_shared(stack, borrower)),
         shared_rows=_shared_rows(settings, stack, borrower),
+        prompts_rest=stack.device.type == "cpu" and borrower is None,  # elsewhere a step costs much without them too
     )
 
 

@@ -8,7 +8,7 @@ from app.domain.values import Phase, Tier
 from app.gpu.kv.moves import Moved, MoveKind
 from app.gpu.kv_tiers.victims import LAPSE_S
 from app.gpu.state.sequence import TokenSequence
-from tests.gpu.kv_tiers.tiering import Bench, tier_of
+from tests.gpu.kv_tiers.tiering import BLOCK_SIZE, Bench, tier_of
 
 
 class SlowMover:
@@ -123,3 +123,22 @@ def test_an_idle_engine_tries_again_when_time_alone_has_made_room() -> None:
     assert tier_of(wanted) is Tier.HOST
     mover.run(bench.now + LAPSE_S)
     assert tier_of(wanted) is Tier.DEVICE
+
+
+def test_who_floods_the_device_with_sessions_that_return_takes_room_from_itself() -> None:
+    bench = Bench(device=12, host=64)
+    small, many = bench.session(3 * BLOCK_SIZE), []
+    small.tenant = "small"
+    for number in range(6):
+        many.append(bench.session(3 * BLOCK_SIZE, first_token=1 + number))
+        many[-1].tenant = "flood"
+        bench.phases.signal(many[-1], Phase.IO_WAIT, 10.0)
+        bench.finish()
+    assert tier_of(small) is Tier.DEVICE
+    for sequence in many:
+        bench.phases.signal(sequence, Phase.READY, None)
+        bench.finish()
+        bench.phases.tick()
+        bench.finish()
+    assert [tier_of(each) for each in many].count(Tier.DEVICE) == 3
+    assert tier_of(small) is Tier.DEVICE

@@ -35,6 +35,7 @@ class Decoding:
             max_running=turns,
             shared_prompt_tokens=512,
             shared_rows=1 << 10,
+            prompts_rest=True,
         )
         self.sequences = [self.bench.session(BLOCK_SIZE + 1, first_token=number) for number in range(turns)]
         for sequence, number in zip(self.sequences, itertools.count(1), strict=False):

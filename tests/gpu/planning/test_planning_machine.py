@@ -98,6 +98,7 @@ class PlanningMachine(RuleBasedStateMachine):
             max_running=MAX_RUNNING,
             shared_prompt_tokens=4,
             shared_rows=2,
+            prompts_rest=True,
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
         self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks)
