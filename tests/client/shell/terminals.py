@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -41,13 +42,22 @@ class Terminal:
         self.is_open = False
         return self._process.wait(WAIT_S)
 
-    def expect(self, pattern: str) -> re.Match[str]:
+    def expect(self, pattern: str, within_s: float = WAIT_S) -> re.Match[str]:
         """Wait for text after what was last expected, colours aside."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + within_s
         while not (found := re.compile(pattern).search(self.text, self._read)):
             assert self._more(deadline), f"{pattern} is not in {self.text[self._read :]!r}"
         self._read = found.end()
         return found
+
+    def interrupt(self, pattern: str) -> None:
+        """Type Ctrl-C until it is answered: Python's readline does not notice one that comes just before it waits."""
+        for _ in range(10):
+            self.type(CTRL_C)
+            with contextlib.suppress(AssertionError):
+                self.expect(pattern, WAIT_S / 10)
+                return
+        raise AssertionError(f"Ctrl-C is not answered by {pattern}")
 
     @property
     def text(self) -> str:

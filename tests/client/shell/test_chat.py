@@ -112,8 +112,8 @@ def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
                 terminal.expect(PROMPT)
             assert reason == "cancelled"
             assert session.refresh().state == "idle"
-            terminal.type(f"half a line{CTRL_C}")
-            terminal.expect("/quit or Ctrl-D ends the conversation")
+            terminal.type("half a line")
+            terminal.interrupt("/quit or Ctrl-D ends the conversation")
             terminal.type("/session\n")
             terminal.expect(f"{session.id}: idle")
             assert leave(terminal) == 0
