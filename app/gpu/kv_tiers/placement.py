@@ -56,7 +56,9 @@ class Placement:
         self._moved: dict[SessionId, TokenSequence] = {}
         self._victims: dict[str | None, Victims] = {}
         """By the tenant that prefetches; None: for turns."""
-        self._awaited: dict[tuple[int, int, int, bool], int] = {}
+        self._held = Counter[str]()
+        """Device blocks by tenant, as far as prefetches look at it."""
+        self._awaited: dict[tuple[int, ...], int] = {}
         """So many host blocks will be there only once a move ends: by what must not have changed for that to hold."""
         self._ordered_at: dict[int, float] = {}
         self._early_bytes = self._disk_failures = self._late = 0
@@ -153,8 +155,8 @@ class Placement:
         """Evict sessions without a turn until `needed` device blocks are available; returns whether they are now.
 
         - Evicted blocks may still be on their way out: ask again when a move has ended.
-        - A `prefetch` evicts no session that returns before its own, and none of a tenant that has less on the device
-          than its own. It borrows nothing from weights.
+        - A `prefetch` evicts no session that returns before its own, and none of another tenant that has no more on
+          the device than its own. It borrows nothing from weights.
         - If there cannot be that many blocks, no session is evicted, except with `or_some`.
         - `for_sequence` itself loses nothing in any tier.
         """
@@ -168,7 +170,13 @@ class Placement:
         for victim in victims.in_order(back_at):
             if self._pool.available + self.tiers.freeing >= needed:
                 break
-            self.evict(victim, for_sequence)
+            if prefetch and not self._may_ask(for_sequence.tenant, victim.tenant):
+                continue  # others of it have given way in this look
+            blocks = len(victim.blocks)
+            if self.evict(victim, for_sequence) and prefetch:
+                self._held[victim.tenant] -= blocks
+        if prefetch:
+            self._held[for_sequence.tenant] += needed
         return self._pool.available >= needed
 
     def evict(self, sequence: TokenSequence, for_sequence: TokenSequence) -> bool:
@@ -189,6 +197,7 @@ class Placement:
         """`evict` all of them, with room on the host for all at once: else each would wait for the one before."""
         if self.policy is not KVPolicy.NONE:
             needed = sum(len(each.blocks) - len(each.host_blocks) for each in sequences)
+            self._awaited.clear()  # what is under way may be for fewer of them
             self.make_host_room(needed, *sequences, for_sequence)
         for sequence in sequences:
             self.evict(sequence, for_sequence)
@@ -201,14 +210,18 @@ class Placement:
         if host.available >= needed:
             return True
         # Of all the sessions that could give way to one, each would go through all those that hold host blocks.
-        if needed >= self._awaited.get((*self.tiers.ledger.version, host.available, has_turn), math.inf):
+        if self.lower.host_is_emptying and needed >= self._awaited.get(self._moment(has_turn), math.inf):
             return False
         on_device = (*self.active.values(), *self.resident.values())
         queued = tuple(reversed(self.active.values())) if has_turn else ()
         has_room = self.lower.make_host_room(needed, on_device, queued, keep)
         if not has_room and self.lower.host_is_emptying:
-            self._awaited = {(*self.tiers.ledger.version, host.available, has_turn): needed}
+            self._awaited = {self._moment(has_turn): needed}
         return has_room
+
+    def _moment(self, has_turn: bool) -> tuple[int, ...]:
+        """What room on the host depends on, as far as it changes while moves are under way."""
+        return *self.tiers.ledger.version, self.tiers.turned_round, self.tiers.cache.host.available, int(has_turn)
 
     def free_host(self, sequence: TokenSequence) -> None:
         """Take the KV of a session without a turn out of host memory, unless it moves: to disk, or it is lost."""
@@ -269,14 +282,18 @@ class Placement:
         if found is None:
             residents = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
             if prefetching is not None:
-                held = self._held_by_tenant()
-                residents = [s for s in residents if held[s.tenant] >= held[prefetching]]
+                self._held = self._held_by_tenant()
+                residents = [s for s in residents if self._may_ask(prefetching, s.tenant)]
             if self.policy is KVPolicy.SIGNAL:
                 found = Victims.by_return(residents, self.clock(), self.margin.seconds)
             else:
                 found = Victims.in_given_order(residents)
             self._victims[prefetching] = found
         return found
+
+    def _may_ask(self, tenant: str, other: str) -> bool:
+        """Whether prefetches of a tenant may take room from the other one, or itself."""
+        return tenant == other or self._held[other] > self._held[tenant]
 
     def _held_by_tenant(self) -> Counter[str]:
         """Device blocks, with those that restores under way will fill."""

@@ -160,8 +160,16 @@ class Scheduler:
         ordered = self._shares.order(self.queue.claims(prompts, self.shared.prompt_tokens))
         paid_up = self.shared.paid_up(ordered, most, decodes=bool(plan.rows))
         plan.passed_over |= len(paid_up) < len(ordered)
-        shortest = min((active.sequence.pending for active in paid_up), default=0)
-        claims, spent = deque(paid_up), 0
+        spent = self._plan_claims(plan, paid_up, most)
+        if not (plan.rows or plan.gave_way) and len(paid_up) < len(ordered):  # those that are free wait for their KV
+            free = set(paid_up)
+            spent = self._plan_claims(plan, [active for active in ordered if active not in free], most)
+        return budget - spent
+
+    def _plan_claims(self, plan: StepPlan, ordered: Sequence[ActiveTurn], most: int) -> int:
+        """Plan rows of these prompts, and admit those that wait; returns how many tokens they have."""
+        shortest = min((active.sequence.pending for active in ordered), default=0)
+        claims, spent = deque(ordered), 0
         # What breakpoints keep a row from is for those behind it: they may be another tenant's.
         while claims and spent < most and (chosen := self._admit(plan, claims, most - spent, shortest)):
             spent += self._add_prompts(plan, chosen, most - spent)
@@ -169,7 +177,7 @@ class Scheduler:
                 break  # blocks are short: more rows would only take them from each other
         for active in claims:
             active.turn.passed_over += 1
-        return budget - spent
+        return spent
 
     def _add_prompts(self, plan: StepPlan, claims: Sequence[ActiveTurn], most: int) -> int:
         """Plan rows of these prompts; returns how many tokens they have, `most` at most but for a single row."""
@@ -183,7 +191,8 @@ class Scheduler:
             if left > 0 and self._runs(active.sequence):  # no other has preempted it
                 length = self._add_row(plan, active, left)
                 self._shares.spend(active.sequence.tenant, length)
-                self.shared.spend(active.sequence.tenant, length, left)
+                if length:
+                    self.shared.spend(active.sequence.tenant, length, left)
                 spent += length
         return spent
 

@@ -45,7 +45,7 @@ class SharedSteps:
 
     def part(self, budget: int) -> int:
         """Tokens that prompts have of a step: fewer while there are other turns, and fewer still while there are those
-        of several tenants. One that waits for its KV may run in the next step, and waits for this one to end.
+        of several tenants. A turn that waits for its KV may run in the next step, and waits for this one to end.
         """
         if len(self._queue) == 1:
             return budget
@@ -61,7 +61,7 @@ class SharedSteps:
 
     def paid_up(self, claims: list[ActiveTurn], part: int, *, decodes: bool) -> list[ActiveTurn]:
         """The claims without those of tenants that do without this step's `part`, because they have had it before. All,
-        if otherwise the step would have no rows: `decodes` says whether it has some already. Call it once a step.
+        if nobody else has any: `decodes` says whether the step has rows already. Call it once a step.
         """
         owing = self._owed
         if not owing:

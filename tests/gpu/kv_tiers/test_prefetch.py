@@ -142,3 +142,21 @@ def test_who_floods_the_device_with_sessions_that_return_takes_room_from_itself(
         bench.finish()
     assert [tier_of(each) for each in many].count(Tier.DEVICE) == 3
     assert tier_of(small) is Tier.DEVICE
+
+
+def test_in_one_look_a_flood_takes_no_more_of_another_tenant_than_both_then_have() -> None:
+    bench = Bench(device=12, host=64)
+    flood = [bench.session(3 * BLOCK_SIZE, first_token=50 + number) for number in range(4)]
+    for sequence in flood:
+        sequence.tenant = "flood"
+        bench.phases.signal(sequence, Phase.IO_WAIT, 10.0)
+        bench.finish()
+    other = [bench.session(3 * BLOCK_SIZE, first_token=1 + number) for number in range(4)]
+    for sequence in other:
+        sequence.tenant = "other"
+        bench.tiers.copy_out(sequence, 3)
+    bench.finish()
+    bench.now += 9.95
+    bench.phases.tick()
+    assert [tier_of(each) for each in flood].count(Tier.TO_DEVICE) == 2
+    assert [tier_of(each) for each in other].count(Tier.DEVICE) == 2
