@@ -94,7 +94,8 @@ class LowerTiers:
         self._writable_at = self._clock() + DISK_REST_S
 
     def save(self, sequence: TokenSequence, keep: Collection[TokenSequence] = ()) -> bool:
-        """Move a session from host to disk. False if it does not fit beside the files of `keep`, or no file is written.
+        """Move a session from host to disk. False if it does not fit beside the files of `keep` and the `promised`
+        ones, or no file is written.
 
         A file holds whole passes only: the pass of a paused turn is computed again up to its boundary.
         """

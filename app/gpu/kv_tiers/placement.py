@@ -5,7 +5,7 @@ others need the room, longest idle first. `none` drops KV instead. Planning only
 """
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from app.domain.memory_map import TierCounts
@@ -15,7 +15,7 @@ from app.gpu.kv_tiers.ledger import MoveMeter
 from app.gpu.kv_tiers.lower import LowerTiers
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.prefetch import PrefetchMargin
-from app.gpu.kv_tiers.victims import Victims
+from app.gpu.kv_tiers.victim_order import VictimOrder
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
 
@@ -54,10 +54,7 @@ class Placement:
         self._pool = tiers.cache.pool
         self._placed: dict[SessionId, TokenSequence] = {}
         self._moved: dict[SessionId, TokenSequence] = {}
-        self._victims: dict[str | None, Victims] = {}
-        """By the tenant that prefetches; None: for turns."""
-        self._held = Counter[str]()
-        """Device blocks by tenant, as far as prefetches look at it."""
+        self._victims = VictimOrder(self.resident, self.active, tiers.ledger, policy, clock, self.margin)
         self._awaited: dict[tuple[int, ...], int] = {}
         """So many host blocks will be there only once a move ends: by what must not have changed for that to hold."""
         self._ordered_at: dict[int, float] = {}
@@ -103,7 +100,7 @@ class Placement:
 
     def forget_order(self) -> None:
         """Sessions without a turn may give way in another order now: time has passed, or one has said something."""
-        self._victims.clear()
+        self._victims.forget()
 
     def take_placed(self) -> list[TokenSequence]:
         """Sessions whose KV has changed its place or size since the last call."""
@@ -162,7 +159,7 @@ class Placement:
         """
         if self._pool.available >= needed:
             return True
-        victims = self._order_victims(for_sequence.tenant if prefetch else None)
+        victims = self._victims.of(for_sequence.tenant if prefetch else None)
         back_at = for_sequence.return_time if prefetch else None
         most = self._pool.available + self.tiers.freeing + victims.blocks(back_at)
         if most < needed and (prefetch or not self._grow(needed - most)) and not or_some:
@@ -170,13 +167,13 @@ class Placement:
         for victim in victims.in_order(back_at):
             if self._pool.available + self.tiers.freeing >= needed:
                 break
-            if prefetch and not self._may_ask(for_sequence.tenant, victim.tenant):
+            if prefetch and not self._victims.may_ask(for_sequence.tenant, victim.tenant):
                 continue  # others of it have given way in this look
             blocks = len(victim.blocks)
             if self.evict(victim, for_sequence) and prefetch:
-                self._held[victim.tenant] -= blocks
+                self._victims.note(victim.tenant, -blocks)
         if prefetch:
-            self._held[for_sequence.tenant] += needed
+            self._victims.note(for_sequence.tenant, needed)
         return self._pool.available >= needed
 
     def evict(self, sequence: TokenSequence, for_sequence: TokenSequence) -> bool:
@@ -210,7 +207,7 @@ class Placement:
         if host.available >= needed:
             return True
         # Of all the sessions that could give way to one, each would go through all those that hold host blocks.
-        if self.lower.host_is_emptying and needed >= self._awaited.get(self._moment(has_turn), math.inf):
+        if needed >= self._awaited.get(self._moment(has_turn), math.inf) and self.lower.host_is_emptying:
             return False
         on_device = (*self.active.values(), *self.resident.values())
         queued = tuple(reversed(self.active.values())) if has_turn else ()
@@ -267,7 +264,7 @@ class Placement:
     def _take_out(self, sequence: TokenSequence) -> None:
         """Take the session out of every list; others may have the room that it gives up."""
         self.changed = True
-        self._victims.clear()
+        self._victims.forget()
         self.active.pop(sequence.session, None)
         self.resident.pop(sequence.session, None)
         self.lower.away.pop(sequence.session, None)
@@ -276,33 +273,6 @@ class Placement:
         borrowed = self._borrow(missing)
         self._pool.grow(borrowed)
         return borrowed > 0
-
-    def _order_victims(self, prefetching: str | None) -> Victims:
-        found = self._victims.get(prefetching)
-        if found is None:
-            residents = [s for s in self.resident.values() if s.moving is None and not s.guaranteed]
-            if prefetching is not None:
-                self._held = self._held_by_tenant()
-                residents = [s for s in residents if self._may_ask(prefetching, s.tenant)]
-            if self.policy is KVPolicy.SIGNAL:
-                found = Victims.by_return(residents, self.clock(), self.margin.seconds)
-            else:
-                found = Victims.in_given_order(residents)
-            self._victims[prefetching] = found
-        return found
-
-    def _may_ask(self, tenant: str, other: str) -> bool:
-        """Whether prefetches of a tenant may take room from the other one, or itself."""
-        return tenant == other or self._held[other] > self._held[tenant]
-
-    def _held_by_tenant(self) -> Counter[str]:
-        """Device blocks, with those that restores under way will fill."""
-        held = Counter[str]()
-        for sequence in (*self.resident.values(), *self.active.values()):
-            held[sequence.tenant] += len(sequence.blocks)
-        for sequence in self.tiers.ledger.moving:
-            held[sequence.tenant] += 0 if sequence.incoming is None else len(sequence.incoming.blocks)
-        return held
 
     def refile(self, sequence: TokenSequence) -> None:
         """Move a session without a turn to the list that fits the place of its KV."""
@@ -319,4 +289,4 @@ class Placement:
 
     def _take_in(self, sequence: TokenSequence) -> None:
         self.resident[sequence.session] = sequence
-        self._victims.clear()
+        self._victims.forget()

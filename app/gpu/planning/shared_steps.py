@@ -18,7 +18,7 @@ class SharedSteps:
         """
         self.prompt_tokens = prompt_tokens
         self.rows = rows
-        self.prompts_rest = prompts_rest
+        self._prompts_rest = prompts_rest
         self._queue = queue
         self._steps = 0
         self._owed: dict[str, int] = {}
@@ -55,7 +55,7 @@ class SharedSteps:
         """Note tokens of the tenant's prompts in this step, of which `left` were its part: nobody's load may cut some
         prompts. The tenant makes up for what goes beyond, and where prompts rest for any.
         """
-        owed = max(tokens - left, int(self.prompts_rest))
+        owed = max(tokens - left, int(self._prompts_rest))
         if owed > 0:
             self._owed[tenant] = self._owed.get(tenant, 0) + owed
 
