@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.error import URLError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
 
@@ -73,24 +72,25 @@ def prometheus(url: str, key: str | None) -> Iterator[str]:
         }
         process = subprocess.Popen(["prometheus", *(f"--{name}={value}" for name, value in flags.items())])
         try:
-            wait_until_ready(f"http://{address}/-/ready")
+            wait_until_it_scrapes(f"http://{address}")
             yield f"http://{address}"
         finally:
             process.terminate()
             process.wait()
 
 
-def wait_until_ready(url: str) -> None:
-    """Return once Prometheus answers; end after `START_S`."""
+def wait_until_it_scrapes(base: str) -> None:
+    """Return once Prometheus has scraped the server: it begins some seconds after its start. End after `START_S`."""
     deadline = time.monotonic() + START_S
     while True:
         try:
-            with urlopen(url):
+            if any(each["value"][1] == "1" for each in ask(base, "query", query="up")["result"]):
                 return
-        except URLError:
-            if time.monotonic() > deadline:
-                sys.exit("Prometheus did not start")
-            time.sleep(0.1)
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            sys.exit("Prometheus did not scrape the server")
+        time.sleep(0.1)
 
 
 def ask(base: str, path: str, **parameters: object) -> Any:
@@ -138,23 +138,25 @@ def draw(found: dict[str, list[Series]], file: Path) -> None:
 
 
 def check(base: str, began: float, plots: Path | None) -> bool:
-    """Print a line for each query and alert; returns whether all is well."""
-    well, drawn = True, dict[str, list[Series]]()
+    """Print a line for each query and alert, what is wrong last; returns whether all is well."""
+    wrong, drawn = list[str](), dict[str, list[Series]]()
     for title, queries in panels():
         drawn[title] = []
         for query in queries:
             found = series_of(base, query, began)
             count = sum(len(each.points) for each in found)
-            well = well and count > 0
             print(f"{count:6} numbers  {title}: {query}")
+            wrong += [] if count else [f"{title}: no number of {query}"]
             drawn[title] += [each for each in found if each.points]
     if plots is not None:
         draw(drawn, plots)
     for group in ask(base, "rules")["groups"]:
         for rule in group["rules"]:
-            well = well and rule["health"] == "ok"
             print(f"{rule['health']:>6} {rule['state']:>8}  {rule['name']}  {rule.get('lastError', '')}")
-    return well
+            wrong += [] if rule["health"] == "ok" else [f"{rule['name']}: {rule['health']}"]
+    for each in wrong:
+        print(each, file=sys.stderr)
+    return not wrong
 
 
 def main() -> int:
