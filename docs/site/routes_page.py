@@ -20,8 +20,8 @@ FIRST_ERROR = 400
 
 def document() -> dict[str, Any]:
     """The OpenAPI document of a server that need not run."""
-    from app.main import ROUTERS
     from app.web.openapi.document import DescribedAPI
+    from app.wiring.routes import ROUTERS
 
     app = DescribedAPI(title="Djinn")
     for module in ROUTERS:

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-import app.main
+import app.wiring.routes
 from app.domain.errors import FieldOutOfRange
 from app.web.field_schema import schema_of
 from app.web.problems import describe_problem
 from app.wire.base import WireModel
 from tests.errors import assert_error, assert_messages_error
 
-assert app.main.ROUTERS  # every request model is loaded
+assert app.wiring.routes.ROUTERS  # every request model is loaded
 FOREIGN = re.compile(
     r"should|Input|validation|valid (string|integer|number|list|dict|bool)|"
     r"greater than|less than|value_error|ermitted|nable to|None|True"

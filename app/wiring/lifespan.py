@@ -1,0 +1,88 @@
+"""What runs while the application does: the journal, the engine, and tasks that never end by themselves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from fastapi import FastAPI
+
+from app.bridge.executor import EngineExecutor, GrammarCompiler
+from app.journal.journal import Journal
+from app.machine.disk import DiskRoom
+from app.sessions.guards.disk import guard_disk
+from app.sessions.guards.host import guard_host
+from app.sessions.lifecycle import restore, sweep, take_up
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from app.sessions.table import SessionTable
+from app.settings import Settings
+from app.tenants.tenancy import Tenancy
+from app.traces.base import Traces
+
+QUIET_S = 1.0
+"""Between the start, or the last look at turns that run, and the preparation of grammars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifespan:
+    """Starts and ends what the application consists of. `restored` are the journal's sessions. `room` is that of files
+    beside the journal.
+    """
+
+    settings: Settings
+    executor: EngineExecutor
+    registry: SessionRegistry
+    tenancy: Tenancy
+    journal: Journal | None
+    traces: Traces | None
+    room: DiskRoom
+    restored: Sequence[Session]
+
+    @asynccontextmanager
+    async def run(self, _app: FastAPI) -> AsyncIterator[None]:
+        """The life of the application: what began last ends first."""
+        async with AsyncExitStack() as ends:
+            ends.callback(self.tenancy.close)
+            if self.traces is not None:
+                ends.push_async_callback(asyncio.to_thread, self.traces.close)
+            if self.journal is not None:
+                self.journal.start()
+                ends.push_async_callback(asyncio.to_thread, self.journal.close)
+            self.executor.on_back(partial(take_up, self.registry))
+            self.executor.start()
+            ends.push_async_callback(self.executor.stop)
+            await restore(self.registry, self.restored)
+            table = self.registry.table
+            endless = [
+                sweep(self.registry),
+                guard_host(self.executor, table, self.tenancy.quotas),
+                _prepare_grammars(self.executor.engine.grammars, table),
+            ]
+            if self.journal is not None and self._has_kv_files:
+                endless.append(guard_disk(self.executor, self.journal, self.room))
+            for work in endless:
+                ends.push_async_callback(_end, asyncio.create_task(work))
+            yield
+
+    @property
+    def _has_kv_files(self) -> bool:
+        """Whether KV files share the room's disk."""
+        kv_dir = self.settings.engine().kv_dir
+        return kv_dir is not None and self.room.beside(kv_dir) is self.room
+
+
+async def _prepare_grammars(grammars: GrammarCompiler, table: SessionTable) -> None:
+    """Have the vocabulary read while nobody waits for anything else."""
+    while True:
+        await asyncio.sleep(QUIET_S)
+        if not table.busy:
+            break
+    grammars.prepare()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """End an endless task. Raises nothing, however it ended before: what is ended after it must be."""
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,42 @@
+"""What each request passes on its way to a route."""
+
+from starlette.middleware import Middleware
+from starlette.types import Scope
+
+from app.routers.export import IMPORT_PATH
+from app.settings import Settings
+from app.tenants.audit import AuditMiddleware
+from app.tenants.gate import TenantMiddleware, import_limit
+from app.tenants.tenancy import Tenancy
+from app.web.access_log import AccessLogMiddleware
+from app.web.body_limit import BodyLimitMiddleware
+from app.web.cors import cross_origin
+from app.web.hosts import HostMiddleware
+from app.web.request_id import RequestIdMiddleware
+from app.web.trace_response import TraceResponseMiddleware
+
+
+def middleware(settings: Settings, tenancy: Tenancy, *, is_traced: bool) -> list[Middleware]:
+    """All of it, outermost first. `is_traced`: answers name the trace of their turn."""
+
+    def most_imported(scope: Scope) -> int:
+        own = import_limit(scope)
+        return int(settings.max_import_bytes) if own is None else min(own, int(settings.max_import_bytes))
+
+    audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
+    access = [Middleware(AccessLogMiddleware)] if settings.access_log else []
+    spans = [Middleware(TraceResponseMiddleware)] if is_traced else []
+    return [
+        Middleware(RequestIdMiddleware),
+        *spans,
+        *access,
+        *audit,
+        *cross_origin(settings.cors_origins),
+        Middleware(HostMiddleware, hosts=settings.answered_hosts, origins=settings.cors_origins),
+        Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
+        Middleware(
+            BodyLimitMiddleware,
+            max_bytes=int(settings.max_request_bytes),
+            routes={("POST", IMPORT_PATH): most_imported},
+        ),
+    ]

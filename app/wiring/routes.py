@@ -1,0 +1,49 @@
+"""Every route."""
+
+from fastapi import FastAPI
+
+from app.routers import (
+    activation_maps,
+    breakpoints,
+    checkpoint,
+    events,
+    export,
+    generate,
+    page,
+    phase,
+    resume,
+    sessions,
+    system,
+    vectors,
+)
+from app.routers.anthropic import messages as anthropic_messages
+from app.routers.openai import chat, completions, models, responses, responses_kept, responses_socket, tokenize
+
+ROUTERS = (
+    sessions,
+    generate,
+    breakpoints,
+    checkpoint,
+    activation_maps,
+    resume,
+    vectors,
+    phase,
+    export,
+    chat,
+    completions,
+    responses,
+    responses_kept,
+    models,
+    tokenize,
+    anthropic_messages,
+    events,
+    system,
+    page,
+)
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add all of them, in the order in which the API's document names them."""
+    for module in ROUTERS:
+        app.include_router(module.router)
+    app.router.routes.append(responses_socket.ROUTE)
