@@ -3,6 +3,8 @@
 import os
 from urllib.parse import urlsplit
 
+TRACES_PATH = "/v1/traces"
+"""Where a collector takes spans, below its address."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -18,6 +20,8 @@ def check_endpoint(endpoint: str | None) -> None:
         url = urlsplit(endpoint)
         if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
             raise ValueError(f"{endpoint!r} is no address of a collector: a URL such as http://127.0.0.1:4318")
+        if url.path.rstrip("/").endswith(TRACES_PATH):
+            raise ValueError(f"{endpoint!r} must end before {TRACES_PATH}, which Djinn adds")
 
 
 def _variable(name: str) -> str:

@@ -8,6 +8,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResou
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
+from app.settings.tracing import TRACES_PATH
 from app.traces.base import TurnStart
 from app.traces.names import DJINN, SCHEMA_URL
 from app.traces.quiet import QuietExporter, hush
@@ -19,7 +20,7 @@ CLOSE_S = 3.0
 
 def exporter_to(endpoint: str | None) -> SpanExporter:
     """What sends spans to the collector at the URL `endpoint`; None: where `OTEL_EXPORTER_OTLP_*` say."""
-    return OTLPSpanExporter(None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces")
+    return OTLPSpanExporter(None if endpoint is None else f"{endpoint.rstrip('/')}{TRACES_PATH}")
 
 
 class SpanTraces:

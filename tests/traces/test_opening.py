@@ -61,6 +61,12 @@ def test_what_is_no_collector_is_refused(url: str) -> None:
         Settings(otlp_endpoint=url)
 
 
+@pytest.mark.parametrize("url", ["http://a:4318/v1/traces", "https://a/otlp/v1/traces/"])
+def test_the_path_that_is_added_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="must end before /v1/traces, which Djinn adds"):
+        Settings(otlp_endpoint=url)
+
+
 def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(FieldOutOfRange, match="OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf"):
