@@ -83,13 +83,21 @@ class DiskStore:
         self.path(session).unlink(missing_ok=True)
 
     def adopt(self, path: Path, session: SessionId) -> KVFileHeader:
-        """Check an exported file whole and make it the session's, by renaming it where that is possible.
+        """Check an exported file whole and make it the session's, by renaming it where that is possible. A copy from
+        another disk has a temporary name until it is whole.
 
         An export has no namespace: a file from outside must never pass for KV that was computed here, and be shared.
-        Raises what `read_kv_file` raises; then the file stays where it is.
+        Raises what `read_kv_file` raises, and `OSError` if there is no room; then the file stays where it is.
         """
         header = read_kv_file(path, self._identity)
         if header.namespace:
             raise KVFileDamaged("it is not an export: it belongs to a namespace")
-        shutil.move(path, self.path(session))
+        own = self.path(session)
+        moved = own.with_name(f"{own.name}{TEMPORARY_SUFFIX}")
+        try:
+            shutil.move(path, moved)
+        except BaseException:
+            moved.unlink(missing_ok=True)
+            raise
+        moved.replace(own)
         return header

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,6 +130,23 @@ def test_a_file_is_adopted_across_file_systems(store: DiskStore) -> None:
     store.adopt(upload, TWO)
     assert not upload.exists()
     assert same(store.read(TWO, buffers_for(HEADER)), EXPORT)
+
+
+def test_a_copy_that_fails_leaves_no_file(
+    store: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = tmp_path / "upload"
+    write_kv_file(upload, EXPORT, blocks_of(HEADER))
+
+    def fill_disk(_source: object, target: Path) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(shutil, "move", fill_disk)
+    with pytest.raises(OSError, match="no room"):
+        store.adopt(upload, TWO)
+    assert upload.exists()
+    assert list(store.path(TWO).parent.iterdir()) == []
 
 
 def test_a_bad_file_is_not_adopted(store: DiskStore, tmp_path: Path) -> None:
