@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ AGENTS = {
 }
 """They think for half as long as agents do whose tools run for 10 to 20 s."""
 READY = re.compile(r"Djinn serves .+ on (http://\S+)")
+ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
+"""What a command begins with so that the kernel ends it when the demo dies; Linux alone can."""
 ENDING_S = 15.0
 """How long a process may take to end before it is killed."""
 
@@ -61,7 +64,7 @@ def _send_agents(url: str, seed: int) -> int:
 @contextlib.contextmanager
 def _running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process of this interpreter that ends with the block. Its standard output is for the block."""
-    command: Sequence[str] = [sys.executable, "-m", module, *arguments]
+    command: Sequence[str] = [*ENDS_WITH_PARENT, sys.executable, "-m", module, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,17 @@ def test_agents_come_and_go_with_the_server(demo: subprocess.Popen[str]) -> None
     assert len(started) >= 2
     demo.send_signal(signal.SIGINT)
     assert demo.wait(WAIT_S) == 130
+    assert psutil.wait_procs(started, timeout=WAIT_S)[1] == []
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="only Linux ends a process whose parent has died")
+def test_a_demo_that_is_killed_leaves_nothing(demo: subprocess.Popen[str]) -> None:
+    assert demo.stdout is not None
+    assert SHOWN.match(demo.stdout.readline()) is not None
+    started = psutil.Process(demo.pid).children(recursive=True)
+    assert started
+    demo.kill()
     assert psutil.wait_procs(started, timeout=WAIT_S)[1] == []
 
 
