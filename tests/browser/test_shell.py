@@ -57,6 +57,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         table = page.get_by_role("region", name="Table of sessions")
         expect(table).to_contain_text("closed")
     expect(status(page)).to_contain_text("away")
+    expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("was idle")
     page.get_by_role("button", name="Park kept").click()
     expect(table.get_by_role("alert")).to_have_text("The server is away.")
     with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
@@ -67,6 +68,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         expect(table).to_contain_text("new")
         expect(table).not_to_contain_text("closed")
         expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("20")
+        expect(table).not_to_contain_text("was idle")
         page.goto("about:blank")
 
 

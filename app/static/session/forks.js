@@ -2,7 +2,7 @@
 import { counted, number, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { linkTo } from "../state/route.js";
-import { ids, sessionOf } from "../state/sessions.js";
+import { ids, sessionOf, stateWord } from "../state/sessions.js";
 
 export function Forks({ view }) {
   const tree = treeOf(view.id, ids.value);
@@ -24,7 +24,7 @@ function Branch({ node: { id, children }, here, isRoot = false }) {
   return view && html`<li>
     <span class="node">
       <a href=${linkTo(view.id)} aria-current=${view.id === here ? "true" : null}>${shortId(view.id)}</a>
-      <span class=${`chip state-${view.state}`}>${view.state}</span>
+      <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
       <span class="dim number">${counted(view.tokens, "token")}${origin(view, isRoot)}</span>
     </span>
     ${children.length > 0 && html`<ul>${children.map((child) => html`<${Branch} key=${child.id} node=${child} here=${here} />`)}</ul>`}

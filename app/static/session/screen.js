@@ -3,7 +3,7 @@ import { number, shortId, timeLeft } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { server } from "../state/connection.js";
 import { linkTo } from "../state/route.js";
-import { sessionOf } from "../state/sessions.js";
+import { sessionOf, stateWord } from "../state/sessions.js";
 import { Actions, CloseButton } from "./actions.js";
 import { Breakpoints } from "./breakpoints.js";
 import { Composer } from "./composer.js";
@@ -38,7 +38,7 @@ export function SessionScreen({ id }) {
 const Heading = ({ view }) => html`
   <header class="heading">
     <h1 title=${view.id}>Session ${shortId(view.id)}</h1>
-    <span class=${`chip state-${view.state}`}>${view.state}</span>
+    <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
     <span class=${`chip phase-${view.phase}`}>phase ${view.phase}</span>
     <span class=${`chip tier-${view.kv.tier ?? "none"}`}>KV ${place(view.kv)}</span>
     ${Object.entries(view.metadata).map(([name, value]) => html`<span key=${name} class="chip">${name}: ${value}</span>`)}

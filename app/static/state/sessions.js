@@ -1,5 +1,6 @@
 // Every session that the caller may see, as the live stream tells of them.
 import { batch, signal } from "@preact/signals";
+import { connection } from "./connection.js";
 import { forget } from "./per_session.js";
 
 /** Ids, oldest first. */
@@ -19,6 +20,9 @@ export function sessionOf(id) {
 
 /** All views now, oldest first. */
 export const all = () => ids.value.map((id) => sessionOf(id).value).filter(Boolean);
+
+/** The word for a session's state. While the server is away it is what the session did when the page last heard. */
+export const stateWord = ({ state }) => (connection.value.state === "away" ? `was ${state}` : state);
 
 /** The sessions of a whole snapshot: those that are not in it are gone. */
 export function replaceAll(found) {

@@ -3,6 +3,7 @@ import { now } from "../../lib/clock.js";
 import { bytes, coarse, milliseconds, number, shortId, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { linkTo } from "../../state/route.js";
+import { stateWord } from "../../state/sessions.js";
 import { bytesIn, bytesOf, lookOf, tagsOf } from "../looks.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">0</span>` : bytes(count));
@@ -12,10 +13,10 @@ const ms = (count) => (count > 0 ? milliseconds(count) : "0");
 export const COLUMNS = [
   { title: "Session", by: "id", width: 92, cell: (view) => html`<a class="mono" href=${linkTo(view.id)} title=${view.id}>${shortId(view.id)}</a>` },
   { title: "Tags", width: 150, cell: (view) => html`<${Tags} view=${view} />` },
-  { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${view.state}` },
+  { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${stateWord(view)}` },
   { title: "Phase", by: "phase", width: 78, cell: (view) => view.phase },
   { title: "Tokens", by: "tokens", width: 76, isNumber: true, cell: (view) => number(view.tokens) },
-  { title: "KV", by: "bytes", width: 82, isNumber: true, cell: (view) => size(bytesOf(view)) },
+  { title: "KV", about: "in all tiers; a copy counts too, because it takes room", by: "bytes", width: 82, isNumber: true, cell: (view) => size(bytesOf(view)) },
   { title: "Device", by: "device", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "device")) },
   { title: "Host", by: "host", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "host")) },
   { title: "Disk", by: "disk", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "disk")) },
