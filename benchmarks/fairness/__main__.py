@@ -15,7 +15,7 @@ from loadgen.options.common import EXIT_FAILED
 from loadgen.results.page import write_page, write_pictures
 from loadgen.results.tables import to_markdown, to_rich
 
-SECONDS, QUICK_SECONDS = 20.0, 3.0
+SECONDS, QUICK_SECONDS = 30.0, 3.0
 QUICK = ("long-prompts", "phase-flips", "half-headers")
 
 
