@@ -1,4 +1,7 @@
-"""Frames over one end of a socket pair. Sending never waits, so neither process can hold up the other."""
+"""Frames over one end of a socket pair. Sending never waits, so neither process can hold up the other.
+
+Large frames go in parts, between which others pass: tokens of all sessions do not wait for the captures of one.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ from collections import deque
 
 logger = logging.getLogger(__name__)
 
-LENGTH = struct.Struct("<Q")
-"""Before each frame: how many bytes it has."""
+HEADER = struct.Struct("<QB")
+"""Before each part of a frame: how many bytes the part has, and what it is."""
+WHOLE, PART, LAST_PART = range(3)
+"""A frame that is no large one, a part of a large one, and the last of these."""
+PART_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 20
 """Of the socket, each way: the events of many steps."""
 READ_BYTES = 1 << 18
@@ -33,21 +39,32 @@ class Channel:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         self._socket = end
+        self._begun: memoryview | None = None
+        """The rest of a part that has been written in part."""
         self._waiting: deque[memoryview] = deque()
-        """What has not been written yet, in order."""
+        """Frames that have not been written yet, in order."""
+        self._large: deque[memoryview] = deque()
+        """The same of large ones: each is what is left of it."""
         self._writing = threading.Lock()
         self._is_full = threading.Event()
         """Whether frames wait for room in the socket."""
         self._closed = threading.Event()
         self._read = bytearray()
+        self._parts = bytearray()
+        """Of a large frame: what there is of it."""
         threading.Thread(target=self._write_when_there_is_room, name="djinn-frames", daemon=True).start()
 
-    def send(self, data: bytes) -> None:
-        """Send one frame. If the other end is gone, it goes nowhere: `receive` tells of that."""
-        self._waiting.append(memoryview(LENGTH.pack(len(data)) + data))
+    def send(self, data: bytes, *, may_be_late: bool = False) -> None:
+        """Send one frame. If the other end is gone, it goes nowhere: `receive` tells of that. One that `may_be_late`
+        arrives behind others that are sent after it, if it is large.
+        """
+        if may_be_late and len(data) > PART_BYTES:
+            self._large.append(memoryview(data))
+        else:
+            self._waiting.append(memoryview(HEADER.pack(len(data), WHOLE) + data))
         self._flush()
 
-    def receive(self, timeout_s: float) -> bytes | None:
+    def receive(self, timeout_s: float) -> bytes | bytearray | None:
         """The next frame; None if there is none in time. Raises `Closed`."""
         deadline = time.monotonic() + timeout_s
         poll = select.poll()
@@ -72,8 +89,13 @@ class Channel:
     def drain(self, timeout_s: float) -> None:
         """Wait until all frames have been written."""
         deadline = time.monotonic() + timeout_s
-        while self._waiting and time.monotonic() < deadline:
+        while self._is_behind and time.monotonic() < deadline:
             time.sleep(0.001)
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether anything waits to be written."""
+        return self._begun is not None or bool(self._waiting or self._large)
 
     def _fill(self) -> None:
         try:
@@ -86,22 +108,29 @@ class Channel:
             raise Closed
         self._read += found
 
-    def _take(self) -> bytes | None:
-        if len(self._read) < LENGTH.size:
-            return None
-        (length,) = LENGTH.unpack_from(self._read)
-        end = LENGTH.size + length
-        if len(self._read) < end:
-            return None
-        frame = bytes(memoryview(self._read)[LENGTH.size : end])
-        del self._read[:end]
-        return frame
+    def _take(self) -> bytes | bytearray | None:
+        """The next frame of what has been read; None if none is whole."""
+        while len(self._read) >= HEADER.size:
+            length, kind = HEADER.unpack_from(self._read)
+            end = HEADER.size + length
+            if len(self._read) < end:
+                return None
+            with memoryview(self._read) as read:
+                part = bytes(read[HEADER.size : end])
+            del self._read[:end]
+            if kind == WHOLE:
+                return part
+            self._parts += part
+            if kind == LAST_PART:
+                frame, self._parts = self._parts, bytearray()
+                return frame
+        return None
 
     def _flush(self, *, in_turn: bool = False) -> None:
         """Write what waits, as far as there is room, unless another thread does: it then takes this thread's frame.
         With `in_turn`, wait for that thread instead: it may have found no room just before there was some.
         """
-        while self._waiting and self._writing.acquire(blocking=in_turn):
+        while self._is_behind and self._writing.acquire(blocking=in_turn):
             try:
                 if not self._write():
                     self._is_full.set()
@@ -111,19 +140,31 @@ class Channel:
 
     def _write(self) -> bool:
         """Whether all has been written."""
-        while self._waiting:
+        while (part := self._next_part()) is not None:
             try:
-                count = self._socket.send(self._waiting[0])
+                count = self._socket.send(part)
             except BlockingIOError:
                 return False
             except OSError:
+                self._begun = None
                 self._waiting.clear()
+                self._large.clear()
                 return True
-            if count == len(self._waiting[0]):
-                self._waiting.popleft()
-            else:
-                self._waiting[0] = self._waiting[0][count:]
+            self._begun = part[count:] if count < len(part) else None
         return True
+
+    def _next_part(self) -> memoryview | None:
+        """What is written next: a large frame's parts only while nothing else waits."""
+        if self._begun is None and self._waiting:
+            self._begun = self._waiting.popleft()
+        elif self._begun is None and self._large:
+            frame = self._large[0]
+            part, self._large[0] = frame[:PART_BYTES], frame[PART_BYTES:]
+            is_last = not self._large[0]
+            if is_last:
+                self._large.popleft()
+            self._begun = memoryview(HEADER.pack(len(part), LAST_PART if is_last else PART) + bytes(part))
+        return self._begun
 
     def _write_when_there_is_room(self) -> None:
         while self._is_full.wait() and not self._closed.is_set():

@@ -95,10 +95,10 @@ class _Host:
         """Send the events of a step. What is slow to make is made on a thread of its own."""
         slow = [event for event in events if isinstance(event, Done) and callable(event.value)]
         for event in slow:
-            threading.Thread(target=self._send, args=([event],), name="djinn-answer", daemon=True).start()
+            threading.Thread(target=self._send, args=([event], True), name="djinn-answer", daemon=True).start()
         self._send([event for event in events if event not in slow] if slow else events)
 
-    def _send(self, events: Sequence[Event]) -> None:
+    def _send(self, events: Sequence[Event], may_be_late: bool = False) -> None:
         try:
             data = encode_events(events)
         except Exception as error:
@@ -108,7 +108,7 @@ class _Host:
                     self._send([event])
                 return
             data = encode_events([_failure(event, error) for event in events])
-        self._channel.send(data)
+        self._channel.send(data, may_be_late=may_be_late)
 
     def _receive(self) -> None:
         try:
@@ -122,7 +122,7 @@ class _Host:
             logger.exception("a frame of the server could not be read")
             os._exit(FAILED)
 
-    def _take(self, data: bytes) -> bool:
+    def _take(self, data: bytes | bytearray) -> bool:
         """Whether more frames may follow."""
         match decode(data):
             case Stop():

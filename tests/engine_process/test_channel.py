@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from app.engine_process.channel import Channel, Closed
+from app.engine_process.channel import PART_BYTES, Channel, Closed
 
 SECONDS = 20.0
 
@@ -36,6 +38,32 @@ def test_both_ends_can_send_more_than_the_socket_holds_before_either_reads(ends:
     for end in ends:
         end.send(frame)
     assert [end.receive(SECONDS) for end in ends] == [frame, frame]
+
+
+def test_a_small_frame_passes_large_ones_that_may_be_late(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    large = [bytes([number]) * (10 << 20) for number in range(2)]
+    for frame in large:
+        one.send(frame, may_be_late=True)
+    one.send(b"token")
+    one.send(b"late", may_be_late=True)  # not large: it keeps its place
+    assert [other.receive(SECONDS) for _ in range(4)] == [b"token", b"late", *large]
+
+
+@given(frames=st.lists(st.tuples(st.integers(0, 3 * PART_BYTES), st.booleans()), max_size=12))
+@settings(deadline=None)
+def test_each_kind_of_frame_keeps_its_order(frames: list[tuple[int, bool]]) -> None:
+    pair = socket.socketpair()
+    one, other = (Channel(end) for end in pair)
+    sent = [(number.to_bytes(2, "big") + bytes(size), late) for number, (size, late) in enumerate(frames)]
+    for frame, late in sent:
+        one.send(frame, may_be_late=late)
+    found = [other.receive(SECONDS) for _ in sent]
+    one.close()
+    other.close()
+    large = [frame for frame, late in sent if late and len(frame) > PART_BYTES]
+    assert [frame for frame in found if frame in large] == large
+    assert [frame for frame in found if frame not in large] == [frame for frame, _ in sent if frame not in large]
 
 
 def test_frames_of_several_threads_do_not_mix(ends: tuple[Channel, Channel]) -> None:
