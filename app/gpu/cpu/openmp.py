@@ -8,6 +8,7 @@ calls, part of libgomp's ABI and offered by LLVM's and Intel's OpenMP too; `impo
 import ctypes
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -32,6 +33,22 @@ def release_threads() -> None:
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
     if pause is not None:
         pause(_SOFT_PAUSE)
+
+
+@contextmanager
+def lone_threads() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as PyTorch computes with, on each of which its operators have no other. For many small operators.
+
+    OpenMP's threads meet after each operator, and there wait for the one that the machine has taken off its core.
+    Measured, a 135M GGUF on two cores: beside four busy processes its weights are packed in 0.7 s instead of 22 to 38.
+    """
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count) as threads:
+            yield threads
+    finally:
+        torch.set_num_threads(count)
 
 
 class Recorder(Protocol):

@@ -17,7 +17,8 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class BlockFields:
     """Of blocks `[..., bytes, PANEL]`: `scales` and `offsets` `[..., groups, PANEL]`, float16 or float32, and `quants`
-    `[..., inputs, PANEL]` int8.
+    `[..., inputs, PANEL]` int8; where they have four bits, `[..., inputs / 2, PANEL]` uint8, two neighbours in a byte,
+    the first in its low half.
     """
 
     scales: Tensor
@@ -33,6 +34,15 @@ def _halves(blocks: Tensor, first: int) -> Tensor:
 def _nibbles(packed: Tensor) -> Tensor:
     """`[..., n, PANEL]` bytes as `[..., 2 n, PANEL]` numbers: all low halves, then all high ones."""
     return torch.cat((packed & 15, packed >> 4), dim=-2)
+
+
+def _pairs(packed: Tensor) -> Tensor:
+    """The same numbers, two neighbours in a byte: `[..., n, PANEL]`."""
+    even, odd = packed[..., 0::2, :], packed[..., 1::2, :]
+    low, high = odd << 4, even >> 4
+    low |= even & 15
+    high |= odd & 240
+    return torch.cat((low, high), dim=-2)
 
 
 def _shifts(blocks: Tensor, step: int) -> Tensor:
@@ -51,11 +61,11 @@ def _q8_0(blocks: Tensor) -> BlockFields:
 
 
 def _q4_0(blocks: Tensor) -> BlockFields:
-    return BlockFields(_halves(blocks, 0), None, _nibbles(blocks[..., 2:, :]).view(torch.int8) - 8)
+    return BlockFields(_halves(blocks, 0), None, _pairs(blocks[..., 2:, :]) ^ 0x88)  # each minus 8
 
 
 def _q4_1(blocks: Tensor) -> BlockFields:
-    return BlockFields(_halves(blocks, 0), _halves(blocks, 2), _nibbles(blocks[..., 4:, :]).view(torch.int8))
+    return BlockFields(_halves(blocks, 0), _halves(blocks, 2), _pairs(blocks[..., 4:, :]))
 
 
 def _q5_0(blocks: Tensor) -> BlockFields:
@@ -77,8 +87,8 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(blocks: Tensor) -> BlockFields:
-    quants = _nibbles(blocks[..., 16:, :].unflatten(-2, (4, 32)))
-    return BlockFields(*_k_scales(blocks), quants.flatten(-3, -2).view(torch.int8))
+    pairs = _pairs(blocks[..., 16:, :].unflatten(-2, (4, 32)))
+    return BlockFields(*_k_scales(blocks), pairs.flatten(-3, -2))
 
 
 def _q5_k(blocks: Tensor) -> BlockFields:

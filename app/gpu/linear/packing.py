@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from app.gpu.cpu.compile import ELEMENTS
+from app.gpu.cpu.openmp import lone_threads
 from app.gpu.linear.block_fields import KINDS
 from app.gpu.linear.cpu_blocks import ROUNDED as ROUNDED_QUANTS
 from app.gpu.linear.cpu_pairs import HALVES
@@ -111,9 +112,14 @@ def _pack_blocks(matrix: BlockMatrix) -> Tensor:
     outputs, inputs = matrix.shape
     format = BLOCKS[matrix.kind]
     panels = matrix.rows.new_empty(-(-outputs // PANEL), inputs // format.group, format.group_bytes)
-    for first in range(0, outputs, _ROWS):
+
+    def pack(first: int) -> None:
         start = first // PANEL
         _pack(matrix.kind, matrix.rows[first : first + _ROWS], format, panels[start : start + _ROWS // PANEL])
+
+    with lone_threads() as threads:
+        for _ in threads.map(pack, range(0, outputs, _ROWS)):
+            pass
     return panels.view(len(panels), -1)
 
 
@@ -126,7 +132,5 @@ def _pack(kind: str, rows: Tensor, format: PanelFormat, panels: Tensor) -> None:
             size = PANEL * numbers.itemsize
             panels[..., end : end + size] = numbers.flatten(1, 2).contiguous().view(torch.uint8)
             end += size
-    quants = fields.quants.flatten(1, 2)
-    if "pairs" in format.element.names:
-        quants = (quants[:, 0::2] & 15) | (quants[:, 1::2] << 4)
-    panels[..., end:].unflatten(2, (-1, PANEL)).copy_(quants.view(torch.uint8).view(*panels.shape[:2], -1, PANEL))
+    quants = fields.quants.flatten(1, 2).view(torch.uint8)
+    panels[..., end:].unflatten(2, (-1, PANEL)).copy_(quants.view(*panels.shape[:2], -1, PANEL))
