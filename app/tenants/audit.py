@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.domain.errors import FieldOutOfRange
 from app.logs.about import method_of, route_of, session_of
 from app.web.answers import Answer
+from app.web.matching import matched
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +79,13 @@ class AuditMiddleware:
 
 def _line(scope: Scope, began: float, answer: Answer) -> dict[str, Any]:
     """What is written of one request."""
-    state = scope["state"]
+    state, about = scope["state"], matched(scope)
     return {
         "time": datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
         "tenant": state.get("owner"),
         "request_id": state["request_id"],
         "method": method_of(scope),
-        "path": route_of(scope),
-        "session": session_of(scope, answer.session),
+        "path": route_of(about),
+        "session": session_of(about, answer.session),
         "status": answer.status,
     }

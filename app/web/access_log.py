@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.logs.about import method_of, route_of, session_of
 from app.web.answers import Answer
+from app.web.matching import matched
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,11 @@ class AccessLogMiddleware:
 
 
 def _log(scope: Scope, answer: Answer, duration_ms: float) -> None:
+    about = matched(scope)
     fields = {
         "client": scope["client"][0] if scope.get("client") else None,
         "method": method_of(scope),
-        "path": route_of(scope),
+        "path": route_of(about),
         "status": answer.status,
         "duration_ms": round(duration_ms, 3),
     }
@@ -41,8 +43,8 @@ def _log(scope: Scope, answer: Answer, duration_ms: float) -> None:
         "%s %s %s %d %.1f ms",
         fields["client"] or "-",
         fields["method"] or "-",
-        fields["path"] or "-",  # of no route, or refused before one was looked for
+        fields["path"] or "-",  # of no route
         answer.status,
         duration_ms,
-        extra={"fields": fields, "session": session_of(scope, answer.session)},
+        extra={"fields": fields, "session": session_of(about, answer.session)},
     )

@@ -43,7 +43,10 @@ ROUTERS = (
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add all of them, in the order in which the API's document names them."""
+    """Add all of them, in the order in which the API's document names them. `app.state.routes` are they, for
+    `web.matching`: the framework hides those of a router in it.
+    """
     for module in ROUTERS:
         app.include_router(module.router)
     app.router.routes.append(responses_socket.ROUTE)
+    app.state.routes = [*(route for module in ROUTERS for route in module.router.routes), responses_socket.ROUTE]

@@ -47,11 +47,27 @@ def test_a_line_for_each_request(serve_tenants: ServeTenants, tmp_path: Path) ->
         ("acme", "POST", "/v1/sessions", session, 201),
         ("acme", "POST", "/v1/sessions/{session_id}/generate", session, 200),
         ("acme", "POST", "/v1/completions", bound, 200),
-        (None, "GET", None, None, 401),
+        (None, "GET", "/v1/models", None, 401),
         ("acme", "GET", "/v1/sessions/{session_id}", None, 404),
         ("acme", "GET", None, None, 404),
     ]
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_refused_request_is_a_line_that_says_what_it_wanted(serve_tenants: ServeTenants, tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    client = serve_tenants(tenant("acme"), tenant("watch", role="metrics"), audit_log=log)
+    session = client("acme").post("/v1/sessions").json()["id"]
+    client("watch").get(f"/v1/sessions/{session}/history")
+    client("acme").get("/metrics")
+    client("acme").post("/v1/sessions", content="{}", headers={"Content-Encoding": "gzip"})
+    client("wrong").delete(f"/v1/sessions/{session}")
+    assert [(line["tenant"], line["path"], line["session"], line["status"]) for line in lines(log, 5)[1:]] == [
+        ("watch", "/v1/sessions/{session_id}/history", session, 403),
+        ("acme", "/metrics", None, 403),
+        ("acme", "/v1/sessions", None, 415),
+        (None, "/v1/sessions/{session_id}", session, 401),
+    ]
 
 
 def test_no_line_holds_what_was_said(serve_tenants: ServeTenants, tmp_path: Path) -> None:
