@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from httpx_sse import connect_sse
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from tests.processes import ServerProcess, serve_process
 
@@ -67,6 +70,15 @@ def test_the_access_log_has_a_line_for_each_request_and_nothing_that_it_said(tmp
     for line in found.values():
         assert line["duration_ms"] > 0
         assert line["client"] == "127.0.0.1"
+
+
+def test_a_refused_websocket_is_no_error(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "state", "--access-log", "--api-key", SECRET, *JSON) as server:
+        with pytest.raises(InvalidStatus), connect(f"{server.url.replace('http', 'ws')}/v1/responses"):
+            pass
+        server.terminate()
+        assert [(line["path"], line["status"]) for line in requests(server)] == [("/v1/responses", 401)]
+        assert [line for line in lines(server) if line["level"] == "error"] == []
 
 
 def test_requests_are_not_logged_unless_they_are_asked_for(tmp_path: Path) -> None:
