@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from app.domain.errors import FieldOutOfRange
+from app.machine.files import make_private
 
 
 def copy_journal(source: Path, target: Path) -> int:
@@ -13,6 +14,7 @@ def copy_journal(source: Path, target: Path) -> int:
     All that a server has answered by then is there. The server goes on meanwhile. Raises `FieldOutOfRange` if either
     cannot be read or written, or if the journal is damaged.
     """
+    make_private(target)
     try:
         reading = sqlite3.connect(f"file:{quote(str(source))}?mode=rw", uri=True)
         writing = sqlite3.connect(target)

@@ -19,6 +19,7 @@ from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, Vect
 from app.journal.steering import Steering
 from app.journal.writing import COLUMNS, Refused, write_batch
 from app.machine.disk import free_bytes
+from app.machine.files import make_private
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,7 @@ class JournalStore:
             raise self._damaged("the file itself is missing, but the changes to be added to it (-wal) are there")
         unnamed = self._path.with_name(f"{self._path.name}.new")
         unnamed.unlink(missing_ok=True)
+        make_private(unnamed)
         connection = sqlite3.connect(unnamed)
         try:
             connection.executescript(TABLES)
@@ -161,7 +163,9 @@ class JournalStore:
             logger.info("the journal is of format %d now; it was of format %d", FORMAT, version)
 
     def _require_writable(self) -> None:
-        """SQLite opens a read-only file too, and fails at the first commit."""
+        """SQLite opens a read-only file too, and fails at the first commit. Others than the owner read none: whoever
+        made the folder may have let them in.
+        """
         for path in (self._path, *(self._path.with_name(f"{self._path.name}-{end}") for end in ("wal", "shm"))):
             try:
                 path.open("r+b").close()
@@ -173,6 +177,7 @@ class JournalStore:
                     "with --state-dir",
                     param="state_dir",
                 ) from error
+            make_private(path)
 
     def _claim(self, model: ModelInfo) -> None:
         ours = model.name, model.vocab_size, model.num_layers, model.hidden_size

@@ -1,6 +1,8 @@
 """Folders that can be written to, and the kernel's own files, of which every kernel and every container lacks some."""
 
+import contextlib
 import re
+import stat
 import tempfile
 from pathlib import Path
 
@@ -9,6 +11,13 @@ def make_writable(folder: Path, mode: int = 0o777) -> None:
     """Make the folder if need be, and a file in it that is gone at once. Raises `OSError` if either fails."""
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()
+
+
+def make_private(path: Path) -> None:
+    """Make the file if need be, and leave it to its owner alone. Raises `OSError` if it cannot be made."""
+    path.touch(0o600)
+    with contextlib.suppress(OSError):  # a mounted folder may know no modes, or other owners
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
 
 
 def read(path: Path) -> str | None:

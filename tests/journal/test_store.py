@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from array import array
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,16 @@ def test_a_journal_of_another_version_is_said_to_be_one_with_what_to_do(tmp_path
     assert str(path) in refused.value.message
     assert "cannot read" not in refused.value.message
     assert refused.value.param == "state_dir"
+
+
+def test_only_the_owner_reads_it_whoever_made_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    with closing(JournalStore(path)) as store:
+        store.load(model_info())
+        assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+    path.chmod(0o644)
+    JournalStore(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_start() -> None:
