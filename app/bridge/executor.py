@@ -263,5 +263,6 @@ class EngineExecutor:
 
 
 def _log_failure(reply: asyncio.Future[object]) -> None:
-    if not reply.cancelled() and (error := reply.exception()) is not None:
+    # A command for an engine that has died is sent to the next one as what it comes to, or not needed any more.
+    if not reply.cancelled() and (error := reply.exception()) and not isinstance(error, EngineRestarting):
         logger.error("a command without a waiter failed: %s", error)

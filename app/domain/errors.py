@@ -106,6 +106,10 @@ class DeadlyTurn(FieldOutOfRange, code="deadly_turn"):
     """The engine has died again and again while this turn was there. A client that repeats it does so in vain."""
 
 
+class BeyondTenantLimit(FieldOutOfRange, code="beyond_tenant_limit"):
+    """One call asks for more than its tenant may ever have. A client that repeats it does so in vain."""
+
+
 class BadExport(FieldOutOfRange, code="bad_export"):
     """An exported session that is damaged, or not of this model."""
 

@@ -84,6 +84,13 @@ def test_guaranteed_sessions_beyond_the_reserve_are_told_when_to_come_back(serve
     assert http.post("/v1/sessions", json={"residency": "guaranteed"}).status_code == 201
 
 
+def test_a_device_too_small_for_any_guarantee_says_so(serve_with: ServeWith) -> None:
+    answer = serve_with(kv_device="1x64").post("/v1/sessions", json={"residency": "guaranteed"})
+    message = assert_error(answer, 422, "field_out_of_range", param="residency")
+    assert "not two contexts of 64" in message
+    assert "retry-after" not in answer.headers
+
+
 def test_a_closed_session_is_gone(http: httpx.Client) -> None:
     session = create(http)
     closed = http.delete(f"/v1/sessions/{session}")

@@ -34,7 +34,10 @@ def test_kv_of_a_session_counts_with_its_next_turn(serve_tenants: ServeTenants) 
     session = few.post("/v1/sessions").json()["id"]
     path = f"/v1/sessions/{session}/generate"
     assert few.post(path, json={"token_ids": [5] * 30, "max_tokens": 4, "ignore_eos": True}).status_code == 200
-    assert_error(few.post(path, json={"token_ids": [5] * 7, "max_tokens": 1}), 429, "tenant_limit")
+    refused = few.post(path, json={"token_ids": [5] * 7, "max_tokens": 1})
+    message = assert_error(refused, 422, "beyond_tenant_limit")  # it would be in vain to come again
+    assert f"this call alone needs {41 * per_token}" in message
+    assert "retry-after" not in refused.headers
     assert few.post(path, json={"token_ids": [5] * 6, "max_tokens": 1}).status_code == 200
 
 

@@ -136,13 +136,13 @@ def test_every_choice_of_a_call_counts(serve_tenants: ServeTenants) -> None:
     assert answer.status_code == 200
     left = int(few.get("/v1/models").headers["x-ratelimit-remaining-tokens"])
     assert 100 - 3 * 10 - 3 * 4 <= left <= 100 - 10 - 3 * 4  # the other choices may find the prompt's KV
-    assert_error(few.post("/v1/completions", json={**body, "n": 4}), 429, "tenant_limit")
+    assert_error(few.post("/v1/completions", json={**body, "n": 4}), 400, "beyond_tenant_limit")
 
 
 def test_a_call_is_let_in_with_all_of_its_turns_or_not_at_all(serve_tenants: ServeTenants) -> None:
     few = serve_tenants(tenant("few", tokens_per_minute=1000, turns_at_once=3))("few")
     body = {"model": "tiny-llama", "prompt": [[5] * 10, [6] * 10], "max_tokens": 4, "ignore_eos": True}
-    assert_error(few.post("/v1/completions", json={**body, "n": 2}), 429, "tenant_limit")
+    assert_error(few.post("/v1/completions", json={**body, "n": 2}), 400, "beyond_tenant_limit")
     assert few.get("/v1/models").headers["x-ratelimit-remaining-tokens"] == "1000"
     assert few.get("/v1/sessions").json()["data"] == []
     assert few.post("/v1/completions", json=body).status_code == 200
@@ -259,6 +259,8 @@ def test_turns_at_once(serve_tenants: ServeTenants) -> None:
     refused = turn(few, tokens=2, max_tokens=1)
     assert_error(refused, 429, "tenant_limit")
     assert refused.headers["retry-after"] == "1"
+    two = few.post("/v1/completions", json={"model": "tiny-llama", "prompt": "a", "n": 2})
+    assert_error(two, 400, "beyond_tenant_limit")
     assert_error(few.post(f"/v1/sessions/{paused}/fork"), 429, "tenant_limit")
     file = few.get(f"/v1/sessions/{paused}/export").content
     assert_error(few.post("/v1/sessions/import", content=file), 429, "tenant_limit")

@@ -117,13 +117,20 @@ class SessionHandler:
 
     def _check_reserve(self) -> None:
         """Raise `Busy` unless one more session can have a full context set aside, and one context be left for all
-        others.
+        others; `FieldOutOfRange` if the device is too small for any.
         """
-        context = self._scheduler.cache.pool.blocks_for(self._turns.max_model_len)
+        pool = self._scheduler.cache.pool
+        context, block_size = pool.blocks_for(self._turns.max_model_len), pool.block_size
         reserved = sum(sequence.guaranteed for sequence in self.sequences)
+        if 2 * context > self._own_blocks:
+            raise FieldOutOfRange(
+                f"residency cannot be guaranteed: the device has KV for {self._own_blocks * block_size} tokens, not "
+                f"two contexts of {self._turns.max_model_len}; the server needs a larger --kv-device",
+                param="residency",
+            )
         if (reserved + 2) * context > self._own_blocks:
             raise Busy(
-                f"the device has room to guarantee {max(0, self._own_blocks // context - 1)} sessions of "
+                f"the device has room to guarantee {self._own_blocks // context - 1} sessions of "
                 f"{self._turns.max_model_len} tokens, and {reserved} are open",
                 retry_after_s=RETRY_AFTER_S,
                 param="residency",

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.domain.errors import TenantLimit
+from app.domain.errors import BeyondTenantLimit, TenantLimit
 from app.domain.limits import Quotas
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.table import SessionTable
@@ -47,7 +47,8 @@ class Charges:
         """Count turns that a call will `begin`. What has not begun when `cleanup` unwinds is given back. Copies of a
         paused turn have `generated` some already.
 
-        Raises `TenantLimit` and `RateLimited` unless the owner may have all of them.
+        Raises `TenantLimit` and `RateLimited` unless the owner may have all of them now, and `BeyondTenantLimit` unless
+        it ever may.
         """
         self._require(owner, [need.context for need in needs])
         settles = self._quotas.reserve(owner, [need.sent + min(need.most, MOST_RESERVED) for need in needs])
@@ -65,7 +66,7 @@ class Charges:
 
     def _require(self, owner: str | None, new: Sequence[int]) -> None:
         """Raise `TenantLimit` unless the owner may have more turns that wait, run or are paused, with contexts of `new`
-        tokens.
+        tokens; `BeyondTenantLimit` if it could not even without any others.
         """
         limits = self._quotas.limits(owner)
         if limits.turns_at_once is None and limits.device_bytes is None:
@@ -74,13 +75,12 @@ class Charges:
         busy += self._coming.get(owner, {}).values()
         most = limits.turns_at_once
         if most is not None and len(busy) + len(new) > most:
-            raise _refusal(f"{most} turn{'s' * (most > 1)} at once")
+            limit = f"{most} turn{'s' * (most > 1)} at once"
+            raise _refusal(limit, len(busy), len(new), ever=len(new) <= most)
         room, size = limits.device_bytes, self._kv_bytes_per_token
         if room is not None and (sum(busy) + sum(new)) * size > room:
-            raise _refusal(
-                f"{room} bytes of KV of turns under way: they have {sum(busy) * size}, and this call needs "
-                f"{sum(new) * size}"
-            )
+            limit = f"{room} bytes of KV of turns under way"
+            raise _refusal(limit, sum(busy) * size, sum(new) * size, ever=sum(new) * size <= room)
 
     def _drop(self, owner: str | None, charge: TurnCharge) -> None:
         if charge in self._coming.get(owner, {}):
@@ -94,5 +94,9 @@ class Charges:
             del self._coming[owner]
 
 
-def _refusal(limit: str) -> TenantLimit:
-    return TenantLimit(f"the limit of this tenant is {limit}", retry_after_s=RETRY_AFTER_S)
+def _refusal(limit: str, held: int, needed: int, *, ever: bool) -> TenantLimit | BeyondTenantLimit:
+    """`ever`: whether there can be as much as this call needs."""
+    message = f"the limit of this tenant is {limit}: "
+    if not ever:
+        return BeyondTenantLimit(f"{message}this call alone needs {needed}")
+    return TenantLimit(f"{message}they have {held}, and this call needs {needed}", retry_after_s=RETRY_AFTER_S)

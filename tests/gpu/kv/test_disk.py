@@ -132,9 +132,7 @@ def test_a_file_is_adopted_across_file_systems(store: DiskStore) -> None:
     assert same(store.read(TWO, buffers_for(HEADER)), EXPORT)
 
 
-def test_a_copy_that_fails_leaves_no_file(
-    store: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_fails_leaves_no_file(store: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upload = tmp_path / "upload"
     write_kv_file(upload, EXPORT, blocks_of(HEADER))
 
