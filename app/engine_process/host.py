@@ -36,10 +36,13 @@ def serve(channel: Channel) -> int:
     """Load the model that the first frame names, and run its engine until `Stop`. Returns the exit status."""
     threading.Thread(target=_end_with_server, args=(channel,), name="djinn-orphan", daemon=True).start()
     gc.disable()  # a million objects are made until the engine runs, and hardly any garbage
+    began = time.perf_counter()
     from app.gpu.startup.loader import load_engine  # imports PyTorch, while the server looks for the model
 
+    seconds = time.perf_counter() - began
     load = _first(channel)
     configure(load.log_level, load.log_format)
+    logger.info("imported PyTorch and the engine in %.1f s", seconds)
     try:
         engine = load_engine(find_model(load), load.engine, disk_room(load))
     except DjinnError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -86,6 +87,14 @@ def test_requests_are_not_logged_unless_they_are_asked_for(tmp_path: Path) -> No
         http.get("/v1/models").raise_for_status()
         server.terminate()
         assert requests(server) == []
+
+
+def test_what_takes_time_is_said_at_the_start(tmp_path: Path) -> None:
+    with serve_process(tmp_path / "state", *JSON, own_engine=True) as server:
+        server.terminate()
+        said = [re.sub(r"\d+\.\d s", "N s", line["message"]) for line in lines(server)]
+    assert "imported PyTorch and the engine in N s" in said
+    assert "loaded: weights in N s, kernels and room for KV in N s" in said
 
 
 def test_what_has_come_back_is_said_at_the_start(tmp_path: Path) -> None:

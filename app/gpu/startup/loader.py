@@ -66,13 +66,17 @@ def load_engine(model: ResolvedModel, settings: EngineSettings, room: DiskRoom |
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
+    began = time.perf_counter()
     attention = attention_for(device, batch_invariant=settings.batch_invariant)
     loaded = load_model(model, settings, device, dtype, attention)
+    weighed = time.perf_counter()
     try:
         engine = build_engine(model, loaded, settings, room=room)
     except BaseException:
         loaded.close()
         raise
+    seconds = weighed - began, time.perf_counter() - weighed
+    logger.info("loaded: weights in %.1f s, kernels and room for KV in %.1f s", *seconds)
     release_threads()  # the engine will run on a thread of its own
     return engine
 
