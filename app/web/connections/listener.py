@@ -12,6 +12,7 @@ from app.domain.errors import TooManyConnections
 from app.metrics.connections import ConnectionMetrics, Refused
 from app.web.connections.answers import last_answer
 from app.web.connections.caps import origin_of
+from app.web.connections.lingering import Lingering
 from app.web.connections.quiet import ONCE_PER_MINUTE
 from app.web.connections.table import Connection, ConnectionTable
 
@@ -27,21 +28,17 @@ UNSENT_BYTES = 256 << 10
 A slow reader is then soon told apart from one that reads nothing.
 """
 RETRY_AFTER_S = 1
-LINGER_S = 1.0
-"""How long a refused connection stays open. A client that still sends its request would lose the answer otherwise."""
-LINGERING = 32
-"""Refused connections that stay open at once; others are closed without delay."""
 
 
 class AcceptedSocket(socket.socket):
-    """A connection's socket, which tells when it is closed. Its protocol cannot: a WebSocket gets another one."""
+    """A connection's socket, which tells when it is to be closed. Its protocol cannot: a WebSocket gets another one."""
 
-    on_close: Callable[[], None]
+    on_close: Callable[[socket.socket], None]
 
     def close(self) -> None:
-        """Close it, and tell."""
-        super().close()
-        self.on_close()
+        """Hand it over to be closed."""
+        if self.fileno() >= 0:
+            self.on_close(socket.socket(self.family, self.type, self.proto, fileno=self.detach()))
 
 
 class Listener:
@@ -59,7 +56,7 @@ class Listener:
         self._metrics = metrics
         self._make_protocol = make_protocol
         self._opening: set[asyncio.Task[None]] = set()
-        self._lingering: set[socket.socket] = set()
+        self._lingering = Lingering()
         self._retry: asyncio.TimerHandle | None = None
 
     def start(self, backlog: int) -> None:
@@ -74,8 +71,7 @@ class Listener:
         if self._retry is not None:
             self._retry.cancel()
         asyncio.get_running_loop().remove_reader(self._bound)
-        for refused in list(self._lingering):
-            self._let_go(refused)
+        self._lingering.close()
 
     def _watch(self) -> None:
         self._retry = None
@@ -107,7 +103,7 @@ class Listener:
             return
         connection = self._table.open(origin)
         own = AcceptedSocket(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
-        own.on_close = lambda: self._table.close(connection)
+        own.on_close = lambda ended: self._close(connection, ended)
         task = asyncio.create_task(self._open(own, connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -132,13 +128,12 @@ class Listener:
         accepted.setblocking(False)
         with contextlib.suppress(OSError):
             accepted.send(last_answer(error, f"retry-after: {RETRY_AFTER_S}"))
-            accepted.shutdown(socket.SHUT_WR)
-        if len(self._lingering) >= LINGERING:
-            accepted.close()
-            return
-        self._lingering.add(accepted)
-        asyncio.get_running_loop().call_later(LINGER_S, self._let_go, accepted)
+        self._lingering.take(accepted)
 
-    def _let_go(self, refused: socket.socket) -> None:
-        self._lingering.discard(refused)
-        refused.close()
+    def _close(self, connection: Connection, ended: socket.socket) -> None:
+        """The connection counts no more, even if its client has a moment to read the answer."""
+        self._table.close(connection)
+        if connection.lingers:
+            self._lingering.take(ended)
+        else:
+            ended.close()

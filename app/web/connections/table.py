@@ -26,6 +26,8 @@ class Connection:
     origin: str
     transport: asyncio.Transport | None = None
     """None until the event loop has made it."""
+    lingers: bool = True
+    """Whether its client has a moment to read the last answer."""
     _unsent: int = 0
     _stalled_since: float = 0.0
 
@@ -43,11 +45,17 @@ class Connection:
         """Note that the client has read all that waited for it."""
         self._unsent = 0
 
+    def abort(self) -> None:
+        """End it at once."""
+        self.lingers = False
+        if self.transport is not None:
+            self.transport.abort()
+
     def reset(self) -> None:
         """End it at once, and drop what the client has not read."""
         if self.transport is not None:
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            self.transport.abort()
+        self.abort()
 
 
 @dataclass(slots=True)
@@ -127,7 +135,7 @@ class ConnectionTable:
         if (connection := crowd.giving_way(now)) is None or connection.transport is None:
             return False
         self._metrics.count_ended(Ended.GAVE_WAY)
-        connection.transport.abort()
+        connection.abort()
         # Its descriptor is free in a moment, its room must be at once.
         self.close(connection)
         return True
