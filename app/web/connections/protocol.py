@@ -9,11 +9,15 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from app.domain.errors import RequestTimeout
+from app.domain.errors import DjinnError, MalformedRequest, RequestTimeout
 from app.metrics.connections import Ended
 from app.settings import Settings
 from app.web.connections.answers import last_answer
 from app.web.connections.table import Connection, ConnectionTable
+from app.web.connections.wire import HttpWire
+
+READ_BYTES = 64 << 10
+"""Most that one read brings: all of it is taken before anybody else has a turn. asyncio's own is four times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class HttpProtocol(H11Protocol):
     def __init__(self, connection: Connection, table: ConnectionTable, **uvicorn: Any) -> None:
         """`uvicorn` is what uvicorn's own protocol takes."""
         super().__init__(**uvicorn)
+        self.conn: HttpWire = HttpWire()
         self._connection = connection
         self._table = table
         self._owed: Ended | None = None
@@ -50,6 +55,7 @@ class HttpProtocol(H11Protocol):
         super().connection_made(transport)
         # An answer is sent when the client has read the one before: what waits here can only shrink.
         transport.set_write_buffer_limits(high=0)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # asyncio's sockets have it
         self._connection.transport = transport
         self._follow()
 
@@ -84,9 +90,16 @@ class HttpProtocol(H11Protocol):
     def time_out(self) -> None:
         """End the connection of a client that owes something, with an answer if it has begun a request."""
         begun = self._owed is Ended.BODY or bool(self.conn.trailing_data[0])
-        if begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            message = f"the rest of the request's {self._owed} did not come in time"
-            self.transport.write(last_answer(RequestTimeout(message)))
+        self._end(RequestTimeout(f"the rest of the request's {self._owed} did not come in time") if begun else None)
+
+    def send_400_response(self, msg: str) -> None:
+        """End the connection of a client that does not speak HTTP, in the server's own words."""
+        self._end(MalformedRequest(f"the request cannot be read: {self.conn.complaint}"))
+
+    def _end(self, error: DjinnError | None) -> None:
+        """Answer with `error` unless an answer has begun, and close."""
+        if error is not None and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(last_answer(error))
         if self.cycle is not None:
             self.cycle.disconnected = True  # an answer that comes now would follow the one above
         self.transport.close()
@@ -105,5 +118,7 @@ class HttpProtocol(H11Protocol):
                 owed = None
         if owed is not self._owed:
             self._owed, self._since = owed, self.loop.time()
-        is_waiting = self.conn.their_state is h11.IDLE and not self.flow.write_paused
+        # Who still sends a body after its answer has no request under way either.
+        is_answered = owed is Ended.BODY and self.cycle.response_complete
+        is_waiting = (self.conn.their_state is h11.IDLE or is_answered) and not self.flow.write_paused
         self._table.set_waiting(self._connection, self.loop.time() if is_waiting else None)

@@ -1,0 +1,53 @@
+"""HTTP/1.1 by h11, with bounds for what h11 would take from a client without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+
+REST_BYTES = 1 << 20
+"""A body of at most so many bytes is read to its end after its answer: a new connection would cost more."""
+SHOWN_CHARACTERS = 200
+"""Of a complaint, which may have the client's own bytes in it."""
+CLOSE = (b"connection", b"close")
+
+
+class HttpWire(h11.Connection):
+    """The server's side of one connection. Says `Connection: close` where it answers before a large body has come."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER)
+        self.complaint = ""
+        """What was wrong with what the client sent, once `next_event` has raised."""
+        self._rest_is_small = True
+
+    def next_event(self) -> Any:
+        """The next part of a request. Raises `h11.RemoteProtocolError` for what is not HTTP."""
+        try:
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self._rest_is_small = _is_small(event)
+        except h11.RemoteProtocolError as error:
+            self.complaint = str(error)[:SHOWN_CHARACTERS]
+            raise
+        return event
+
+    def send(self, event: Any) -> Any:
+        """The bytes of a part of an answer."""
+        if isinstance(event, h11.Response) and self._leaves_body():
+            headers = [*event.headers.raw_items(), CLOSE]
+            event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
+        return super().send(event)
+
+    def _leaves_body(self) -> bool:
+        """Whether an answer that begins now leaves a body behind that is not worth its reading."""
+        if self.their_state is not h11.SEND_BODY:
+            return False
+        return not self._rest_is_small or self.they_are_waiting_for_100_continue
+
+
+def _is_small(request: h11.Request) -> bool:
+    """Whether the request says that its body is small, or has none."""
+    headers = dict(request.headers)
+    return b"transfer-encoding" not in headers and int(headers.get(b"content-length", b"0")) <= REST_BYTES
