@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import h11
+
+from app.web.connections.pieces import SmallPieces
 
 REST_BYTES = 1 << 20
 """A body of at most so many bytes is read to its end after its answer: a new connection would cost more."""
@@ -20,14 +23,19 @@ class HttpWire(h11.Connection):
         super().__init__(h11.SERVER)
         self.complaint = ""
         """What was wrong with what the client sent, once `next_event` has raised."""
+        self._pieces = SmallPieces()
         self._rest_is_small = True
 
     def next_event(self) -> Any:
-        """The next part of a request. Raises `h11.RemoteProtocolError` for what is not HTTP."""
+        """The next part of a request. Raises `h11.RemoteProtocolError` for what is not HTTP, and for a body in too many
+        small chunks.
+        """
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
                 self._rest_is_small = _is_small(event)
+            elif isinstance(event, h11.Data) and event.chunk_start:
+                self._count(len(event.data))
         except h11.RemoteProtocolError as error:
             self.complaint = str(error)[:SHOWN_CHARACTERS]
             raise
@@ -39,6 +47,10 @@ class HttpWire(h11.Connection):
             headers = [*event.headers.raw_items(), CLOSE]
             event = h11.Response(status_code=event.status_code, headers=headers, reason=event.reason)
         return super().send(event)
+
+    def _count(self, size: int) -> None:
+        if not self._pieces.take(size, time.monotonic()):
+            raise h11.RemoteProtocolError("the body comes in too many small chunks")
 
     def _leaves_body(self) -> bool:
         """Whether an answer that begins now leaves a body behind that is not worth its reading."""

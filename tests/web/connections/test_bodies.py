@@ -50,6 +50,21 @@ def test_who_owes_a_body_after_its_answer_gives_way(edge: Serve) -> None:
     assert read_to_end(owing[0]) == b""
 
 
+def test_a_body_in_tiny_chunks_is_refused(server: Edge) -> None:
+    connection = server.connect(CHUNKED + b"1\r\n \r\n" * 5000)
+    assert_refused(read_to_end(connection), "too many small chunks")
+    assert server.metric("djinn_sessions") == 0
+
+
+@pytest.mark.parametrize(("size", "count"), [(256, 4000), (1, 500)])
+def test_small_chunks_are_taken_if_they_are_few_or_not_that_small(server: Edge, size: int, count: int) -> None:
+    chunk = b"%x\r\n%s\r\n" % (size, b" " * size)
+    connection = server.connect(CHUNKED + chunk * count + b"2\r\n{}\r\n0\r\n\r\n")
+    assert read_answer(connection).startswith(b"HTTP/1.1 201 ")
+    connection.sendall(GET)
+    assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize(
     ("sent", "says"),
     [
