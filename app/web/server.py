@@ -21,6 +21,7 @@ from app.web.connections.protocol import Deadlines, HttpProtocol
 from app.web.connections.quiet import ONCE_PER_MINUTE
 from app.web.connections.table import Connection, ConnectionTable
 from app.web.connections.watch import watch
+from app.web.connections.websocket import WebSocketProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,10 @@ class Server(uvicorn.Server):
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+                ws=WebSocketProtocol,
                 ws_max_size=int(services.settings.max_request_bytes),
+                # A message of 8 kB would come to one of 8 MiB.
+                ws_per_message_deflate=False,
             )
         )
         logging.getLogger("uvicorn.error").addFilter(ONCE_PER_MINUTE)

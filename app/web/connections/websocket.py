@@ -1,0 +1,59 @@
+"""WebSockets by uvicorn and websockets, with bounds for what one read may bring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from app.web.connections.pieces import SmallPieces
+
+SLICE_BYTES = 4096
+"""What is taken at a time: the frames in it are taken at once, whoever waits for them."""
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One connection that speaks WebSocket. What comes behind a message waits until the application has that."""
+
+    def __init__(self, **uvicorn: Any) -> None:
+        """`uvicorn` is what uvicorn's own protocol takes."""
+        super().__init__(**uvicorn)
+        self._pieces = SmallPieces()
+        self._kept = b""
+        """Of what one read has brought, the part that waits."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent. One that does not wait for the answer to its handshake gets none."""
+        if self.handshake_initiated and not self.handshake_complete:
+            self.transport.close()
+            return
+        self._kept += data
+        self._take()
+
+    async def receive(self) -> Any:
+        """What the client sent next."""
+        message = await super().receive()
+        self._take()
+        return message
+
+    async def send(self, message: Any) -> None:
+        """Send a message, or close."""
+        await super().send(message)
+        self._take()
+
+    def handle_events(self) -> None:
+        """Take the frames that have come, or close if there are too many small ones."""
+        now = self.loop.time()
+        sizes = [len(event.data) for event in self.conn.events if isinstance(event, Frame)]
+        if all(self._pieces.take(size, now) for size in sizes):
+            super().handle_events()
+            return
+        self.conn.fail(CloseCode.POLICY_VIOLATION, "too many small frames")
+        self.handle_parser_exception()
+
+    def _take(self) -> None:
+        """Go on with what waits, up to the next message."""
+        while self._kept and not self.read_paused and not self.transport.is_closing():
+            taken, self._kept = self._kept[:SLICE_BYTES], self._kept[SLICE_BYTES:]
+            super().data_received(taken)

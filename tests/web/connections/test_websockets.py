@@ -1,0 +1,131 @@
+"""WebSockets whose clients send more than their share, or not what they should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import uvicorn
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
+
+from app.web.connections.websocket import WebSocketProtocol
+from tests.web.connections.conftest import GET, HEADER, PATIENCE_S, Edge, read_answer, read_to_end, serving
+
+LIMIT = 10_000
+PONG = b"\x8a\x00"
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" + HEADER + b"\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Edge]:
+    """A server that the tests share."""
+    with serving(max_request_bytes=LIMIT) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Edge) -> Iterator[Connection]:
+    with connect(server.url.replace("http", "ws") + "/v1/responses", open_timeout=PATIENCE_S) as connection:
+        yield connection
+
+
+def frame(opcode: Opcode, content: bytes = b"", *, fin: bool = True) -> bytes:
+    return Frame(opcode, content, fin).serialize(mask=True)
+
+
+def opened(server: Edge) -> socket.socket:
+    """A WebSocket to which a test writes bytes of its own."""
+    connection = server.connect(HANDSHAKE)
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(1)
+    assert received.startswith(b"HTTP/1.1 101 ")
+    return connection
+
+
+def closing_code(received: bytes) -> int:
+    """That of the close frame, the last one that the server sent."""
+    opcode = received.rindex(b"\x88")
+    (code,) = struct.unpack("!H", received[opcode + 2 : opcode + 4])
+    return int(code)
+
+
+def test_no_message_is_compressed(client: Connection) -> None:
+    assert client.request is not None
+    assert client.response is not None
+    assert "permessage-deflate" in client.request.headers["Sec-WebSocket-Extensions"]
+    assert "Sec-WebSocket-Extensions" not in client.response.headers
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        frame(Opcode.PING) * 5000,
+        frame(Opcode.PONG, b"four") * 5000,
+        frame(Opcode.TEXT, fin=False) + frame(Opcode.CONT, fin=False) * 5000,
+        frame(Opcode.TEXT, fin=False) + frame(Opcode.CONT, b"a", fin=False) * 5000,
+    ],
+    ids=["pings", "pongs", "empty fragments", "tiny fragments"],
+)
+def test_a_flood_of_small_frames_ends_the_connection(server: Edge, flood: bytes) -> None:
+    connection = opened(server)
+    connection.sendall(flood)
+    received = read_to_end(connection)
+    assert closing_code(received) == 1008
+    assert received.count(PONG) < 2000
+    assert read_answer(server.connect(GET)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_pings_and_fragments_in_measure_are_taken(client: Connection) -> None:
+    for _ in range(100):
+        assert client.ping().wait(PATIENCE_S)
+    client.send(part for part in ["[", *[" " * 40] * 200, "]"])
+    assert json.loads(client.recv(PATIENCE_S))["error"]["param"] == "type"
+
+
+def test_messages_that_come_together_are_all_answered(server: Edge) -> None:
+    connection = opened(server)
+    connection.sendall(b"".join(frame(Opcode.TEXT, b"[%d]" % number) for number in range(900)))
+    received = b""
+    while received.count(b"response.create") < 900:
+        part = connection.recv(1 << 16)
+        assert part
+        received += part
+
+
+@pytest.mark.parametrize("fragments", [1, 5])
+def test_a_message_over_the_limit_ends_the_connection(server: Edge, fragments: int) -> None:
+    connection = opened(server)
+    part = b" " * (LIMIT // fragments + 1)
+    for number in range(fragments):
+        opcode = Opcode.CONT if number else Opcode.TEXT
+        connection.sendall(frame(opcode, part, fin=number == fragments - 1))
+    assert closing_code(read_to_end(connection)) == 1009
+
+
+async def test_who_does_not_wait_for_the_handshake_is_closed() -> None:
+    async def slow(scope: object, receive: Any, send: object) -> None:
+        assert (await receive())["type"] == "websocket.connect"
+        assert (await receive())["type"] == "websocket.disconnect"
+
+    config = uvicorn.Config(slow, log_config=None)
+    protocol = WebSocketProtocol(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+    transport = Mock(spec=asyncio.Transport, **{"is_closing.return_value": False})
+    protocol.connection_made(transport)
+    protocol.data_received(HANDSHAKE)
+    transport.close.assert_not_called()
+    protocol.data_received(b"not a frame")
+    transport.close.assert_called_once()
+    protocol.connection_lost(None)
+    await asyncio.gather(*protocol.tasks)
