@@ -117,7 +117,8 @@ def until_body(until: Until | None) -> dict[str, Any]:
 
 def _place(options: Mapping[str, Any]) -> dict[str, Any]:
     when = {wire: options[name] for name, wire in CONDITIONS.items() if name in options}
-    return {"when": when} | {name: value for name, value in options.items() if name not in CONDITIONS}
+    body = {"when": when} | {name: value for name, value in options.items() if name not in CONDITIONS}
+    return body | {"layers": list(options["layers"])} if "layers" in options else body
 
 
 def _vector(vector: Vector) -> str | list[float]:

@@ -75,6 +75,11 @@ def test_a_breakpoint_sends_only_what_is_given() -> None:
     }
 
 
+def test_layers_are_any_sequence() -> None:
+    sent = to_request(HTTP, calls.arm("ses_1", edits.capture_body({"layers": range(2, 4)}))).read()
+    assert BreakpointBody.model_validate_json(sent).layers == [2, 3]
+
+
 def test_every_field_of_a_breakpoint_can_be_given() -> None:
     """And the server knows every one of them."""
     every: edits.PauseOptions = {
