@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser generate lint docs bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser generate lint docs notebooks bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -80,6 +80,9 @@ lint: setup      ## style, types, and which room imports which
 docs: setup      ## build the site of the documentation: build/site/index.html
 	$(BIN)/python -m docs.site
 	$(BIN)/zensical build --strict --clean
+
+notebooks: model  ## run docs/notebooks/ again, and keep what they print and draw: two minutes
+	$(BIN)/python -m docs.notebooks
 
 bench: folder    ## decode and time to first token beside vLLM's CPU build, llama.cpp and Transformers
 	$(BIN)/python -m benchmarks.peers

@@ -1,14 +1,17 @@
 """Where each file of the repository is in the site, and its links there.
 
-Pages of docs/ are at the root. A file elsewhere comes along if a page links to it, at its path in the repository.
+Pages of docs/ are at the root, and so are the pages that its notebooks become. A file elsewhere comes along if a page
+links to it, at its path in the repository.
 """
 
 import posixpath
 import re
 from pathlib import Path
 
+from docs.site.notebook_page import notebook_page
+
 ROOT = Path(__file__).parents[2]
-KINDS = {".md", ".png", ".svg", ".css", ".js", ".json", ".txt"}
+KINDS = {".md", ".ipynb", ".png", ".svg", ".css", ".js", ".json", ".txt"}
 ADDED = {"app/static/icon.svg": "images/djinn.svg"}
 """Files that no page links to."""
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
@@ -30,7 +33,11 @@ def site_files() -> dict[str, bytes]:
         if (place := site_path(source)) in found:
             continue
         found[place] = (ROOT / source).read_bytes()
-        if source.endswith(".md"):
+        if source.endswith(".ipynb"):
+            page, pictures = notebook_page(source, found[place])
+            found[place] = page.encode()
+            found |= {site_path(picture): content for picture, content in pictures.items()}
+        if place.endswith(".md"):
             text, linked = _moved(source, found[place].decode())
             found[place] = (text if source.startswith("docs/") else UNSEARCHED + text).encode()
             waiting += linked
@@ -39,7 +46,7 @@ def site_files() -> dict[str, bytes]:
 
 def site_path(source: str) -> str:
     """Where a file of the repository is in the site."""
-    return source.removeprefix("docs/site/").removeprefix("docs/")
+    return re.sub(r"\.ipynb$", ".md", source.removeprefix("docs/site/").removeprefix("docs/"))
 
 
 def _moved(source: str, text: str) -> tuple[str, list[str]]:

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from docs.site.llms import CONFIG
-from docs.site.pages import ROOT
+from docs.site.pages import ROOT, site_path
 
 LOADS = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 
@@ -74,12 +74,13 @@ def navigation() -> Iterator[tuple[str, str]]:
 def test_the_sections_are_those_that_a_reader_expects() -> None:
     nav = tomllib.loads(CONFIG.read_text("utf-8"))["project"]["nav"]
     sections = [name for section in nav for name in section]
-    assert sections[1:] == ["Tutorials", "How-to", "Reference", "Explanations", "Benchmarks"]
+    assert sections[1:] == ["Tutorials", "Notebooks", "How-to", "Reference", "Explanations", "Benchmarks"]
 
 
 def test_every_page_of_the_docs_is_in_the_navigation() -> None:
-    ours = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} - {"index.md"}
-    assert ours <= {path for _, path in navigation()}
+    ours = [path for kind in ("*.md", "*.ipynb") for path in (ROOT / "docs").rglob(kind)]
+    there = {path for _, path in navigation()} | {"index.md"}
+    assert {path.name for path in ours if site_path(path.relative_to(ROOT).as_posix()) not in there} == set()
 
 
 def test_a_page_loads_nothing_from_elsewhere(pages: dict[Path, Page]) -> None:
@@ -114,6 +115,14 @@ def test_pages_lead_to_the_results_that_they_cite(site: Path, pages: dict[Path, 
     index = site / "benchmarks/results/index.html"
     pictures = [link for tag, _, link in pages[index].links if tag == "img" and link.endswith(".png")]
     assert pictures
+
+
+def test_a_notebook_is_a_page_with_the_pictures_that_it_drew(site: Path, pages: dict[Path, Page]) -> None:
+    for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
+        page = pages[site / f"notebooks/{path.stem}.html"]
+        drawn = [link for tag, _, link in page.links if tag == "img" and link.startswith(path.stem)]
+        assert len(drawn) == path.read_text("utf-8").count('"image/png"') >= 2
+        assert all((site / "notebooks" / link).read_bytes().startswith(b"\x89PNG") for link in drawn)
 
 
 def test_the_index_for_language_models_has_every_page(site: Path) -> None:
