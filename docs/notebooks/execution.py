@@ -21,7 +21,8 @@ def names() -> list[str]:
 
 def read(name: str) -> NotebookNode:
     """A notebook as it is."""
-    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    notebook: NotebookNode = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    return notebook
 
 
 def execute(name: str, *, then: str = "") -> NotebookNode:
