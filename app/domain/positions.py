@@ -61,6 +61,14 @@ def clip_runs(runs: Runs, first: int, end: int) -> Runs:
     return tuple(run for run in edges if run is not None)
 
 
+def next_position(runs: Runs, first: int) -> int | None:
+    """The lowest position from `first` on; None if there is none."""
+    after = bisect_right(runs, first, key=attrgetter("end"))
+    if after == len(runs):
+        return None
+    return _start(runs[after], first)
+
+
 def join(runs: Runs, more: Runs) -> Runs:
     """`runs`, and behind them `more`. A run that goes on becomes part of the one before it."""
     joined = list(runs)
@@ -84,8 +92,12 @@ def _fits(run: Run, step: int) -> bool:
 
 
 def _clip(run: Run, first: int, end: int) -> Run | None:
-    start = run.first + max(0, -((run.first - first) // run.step)) * run.step
-    inside = range(start, min(run.end, end), run.step)
+    inside = range(_start(run, first), min(run.end, end), run.step)
     if not inside:
         return None
     return Run(inside[0], inside[-1] + 1, run.step if len(inside) > 1 else 1)
+
+
+def _start(run: Run, first: int) -> int:
+    """The first of the run's places from `first` on."""
+    return run.first + max(0, -((run.first - first) // run.step)) * run.step

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.positions import Runs, clip_runs, count, join, multiples, positions_of, runs_of
+from app.domain.positions import Runs, clip_runs, count, join, multiples, next_position, positions_of, runs_of
 
 PLACES = st.integers(0, 40)
 SETS = st.sets(PLACES, max_size=12)
@@ -25,6 +25,12 @@ def test_a_part_has_the_positions_that_lie_in_it(chosen: set[int], first: int, e
     assert are_runs(part)
     assert list(positions_of(part)) == [each for each in sorted(chosen) if first <= each < end]
     assert count(part) == len(list(positions_of(part)))
+
+
+@given(chosen=SETS, first=PLACES)
+def test_the_next_position_is_the_lowest_that_is_not_before(chosen: set[int], first: int) -> None:
+    found = next_position(runs_of(sorted(chosen)), first)
+    assert found == min((each for each in chosen if each >= first), default=None)
 
 
 @given(one=st.sets(PLACES, min_size=1), other=st.sets(PLACES, min_size=1))

@@ -95,13 +95,16 @@ def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:
     if not sequence.watched:
         return NO_EDITS, len(sequence.tokens)
     end = len(sequence.tokens) if sequence.checkpoint is None else sequence.checkpoint.first
-    known = sequence.interventions.within(0, min(end, sequence.reached))
+    expected = sequence.interventions.until(min(end, sequence.reached))
     if sequence.reached >= end:
-        return InterventionLog(known), end
+        return expected, end
     wanted = _meetings(sequence, (sequence.reached, end))
     limit = min((runs[0].first for each, runs in wanted if _must_run(each)), default=end)
     acts = _acts(sequence, _meetings(sequence, (sequence.reached, limit)), 0)
-    return InterventionLog([*known, *(step for _, step in acts if isinstance(step, Intervention))]), limit
+    for _, step in acts:
+        if isinstance(step, Intervention):
+            expected.add(step)
+    return expected, limit
 
 
 def _plan_rest(sequence: TokenSequence, turn: TurnState, checkpoint: Checkpoint, num_layers: int) -> PassPlan:

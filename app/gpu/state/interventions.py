@@ -5,62 +5,41 @@ that was computed with other edits.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from app.domain.breakpoint_work import MAX_PASS_EDITS, MAX_WORK
+from app.domain.breakpoint_work import MAX_PASS_EDITS
 from app.domain.breakpoints import MAX_INTERVENTION_BYTES, MAX_INTERVENTIONS, Intervention, TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.positions import join
+from app.gpu.state.continuations import Continuations, Entry
 from app.gpu.state.fingerprints import Fingerprints
-
-MAX_RUNS = 256
-"""Of one entry. Each turn writes to the journal what it has changed, and an entry that grew for ever would be that."""
-
-
-@dataclass(slots=True)
-class _Entry:
-    intervention: Intervention
-    digest: bytes
 
 
 class InterventionLog:
-    """Edits by position, in the order in which they were made. Most sessions have none, and cost nothing."""
+    """Edits by position, in the order in which they were made. Most sessions have none, and cost nothing.
+
+    A copy shares its entries, and what is looked up in them is found when it is first asked for.
+    """
 
     def __init__(self, made: Iterable[Intervention] = ()) -> None:
-        self._entries: list[_Entry] = []
-        self._at: dict[int, list[_Entry]] = {}
-        """The same by boundary."""
-        self._last: dict[tuple[int, bytes], int] = {}
-        """By boundary and digest: which of those is the last."""
-        self._ends: dict[int, int] = {}
-        """By boundary: the position after the last that has an edit there."""
-        self._tensors: dict[TensorData, int] = {}
-        """How many edits have each."""
-        self.tensor_bytes = 0
-        """Of all tensors, each counted once."""
-        self._runs = 0
-        """Of all edits together."""
+        """The log whose `snapshot` is `made`: with the same entries it has the same fingerprints."""
+        self._entries = [Entry(each, each.edit.digest()) for each in made]
+        self._continuations: Continuations | None = None
         self._prints: Fingerprints | None = None
-        for intervention in made:
-            self.add(intervention)
+        self._count()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def end(self) -> int:
-        """The position after the last that has an edit."""
-        return max(self._ends.values(), default=0)
-
     def snapshot(self) -> tuple[Intervention, ...]:
         """All of them."""
-        return tuple(entry.intervention for entry in self._entries)
+        return tuple([entry.made for entry in self._entries])
 
     def copy(self) -> InterventionLog:
         """A log of its own with the same edits."""
         log = InterventionLog()
-        for entry in self._entries:
-            log._append(entry.intervention, entry.digest)
+        log._entries, log._prints = list(self._entries), self._prints
+        log.end, log._runs, log._tensors, log.tensor_bytes = self.end, self._runs, set(self._tensors), self.tensor_bytes
         return log
 
     def check(self, param: str, *, more: int = 0, more_bytes: int = 0) -> None:
@@ -95,75 +74,81 @@ class InterventionLog:
     def add(self, made: Intervention) -> None:
         """Note an edit; one that goes on behind where the same one ended becomes part of it."""
         digest = made.edit.digest()
-        before = self._continued(made, digest)
-        if before is None:
-            self._append(replace(made, edit=made.edit.everywhere()), digest)
-            return
-        runs = join(before.intervention.runs, made.runs)
-        self._runs += len(runs) - len(before.intervention.runs)
-        before.intervention = Intervention.at(runs, made.boundary, before.intervention.edit)
-        self._ends[made.boundary] = max(made.end, self._ends[made.boundary])
+        if self._continuations is None:
+            self._continuations = Continuations(self._entries)
+        number = self._continuations.find(made, digest)
+        if number is None:
+            number = len(self._entries)
+            edit = made.edit.everywhere()
+            self._entries.append(Entry(made if edit is made.edit else replace(made, edit=edit), digest))
+            self._runs += len(made.runs)
+            self._count_tensor(edit.vector)
+        else:
+            before = self._entries[number].made
+            runs = join(before.runs, made.runs)
+            self._runs += len(runs) - len(before.runs)
+            self._entries[number] = Entry(Intervention.at(runs, made.boundary, before.edit), digest)
+        self._continuations.note(number, made, digest)
+        self.end = max(self.end, made.end)
         self._prints = None
 
     def forget(self, boundary: int, first: int, end: int) -> None:
         """Drop the edits of this boundary that concern only positions `[first, end)`: all of them are replaced."""
-        self._keep(i for i in self.snapshot() if not (i.boundary == boundary and first <= i.first and i.end <= end))
+        self._keep(
+            entry
+            for entry in self._entries
+            if not (entry.made.boundary == boundary and first <= entry.made.first and entry.made.end <= end)
+        )
 
     def within(self, first: int, end: int) -> list[Intervention]:
         """The parts of all edits that concern positions `[first, end)`."""
-        parts = (entry.intervention.clip(first, end) for entry in self._entries)
-        return [part for part in parts if part is not None]
+        near = (made for made, _ in self._entries if made.end > first and made.first < end)
+        return [part for made in near if (part := made.clip(first, end)) is not None]
 
     def truncate(self, length: int) -> None:
         """Forget what concerns positions from `length` on."""
         if self.end > length:
-            self._keep(self.within(0, length))
+            near = (entry for entry in self._entries if entry.made.first < length)
+            self._keep(entry if entry.made.end <= length else _cut(entry, length) for entry in near)
+
+    def until(self, length: int) -> InterventionLog:
+        """A log of its own with what concerns the positions before `length`."""
+        log = self.copy()
+        log.truncate(length)
+        return log
 
     def fingerprint(self, first: int, end: int) -> bytes:
         """Differs for KV of positions `[first, end)` that was computed with other edits; empty if there were none."""
         if self._prints is None:
-            self._prints = Fingerprints((each.intervention, each.digest) for each in self._entries)
+            self._prints = Fingerprints(self._entries)
         return self._prints.make(first, end)
 
-    def _continued(self, made: Intervention, digest: bytes) -> _Entry | None:
-        """The entry behind which the same edit goes on with `made`."""
-        if made.has_rows:
-            return None
-        here = self._at.get(made.boundary, [])
-        number = self._last.get((made.boundary, digest))
-        if number is None or len(here) - number > MAX_WORK:
-            return None
-        entry, later = here[number], here[number + 1 :]
-        if entry.intervention.end > made.first or len(entry.intervention.only) >= MAX_RUNS:
-            return None
-        # The order of two edits at one position matters.
-        passes = any(_overlap(each.intervention, made) for each in later)
-        return None if passes else entry
+    def _keep(self, kept: Iterable[Entry]) -> None:
+        self._entries = list(kept)
+        self._continuations = self._prints = None
+        self._count()
 
-    def _append(self, made: Intervention, digest: bytes) -> None:
-        """Note an edit as one of its own."""
-        entry = _Entry(made, digest)
-        self._entries.append(entry)
-        here = self._at.setdefault(made.boundary, [])
-        self._last[made.boundary, digest] = len(here)
-        here.append(entry)
-        self._ends[made.boundary] = max(made.end, self._ends.get(made.boundary, 0))
-        self._runs += len(made.runs)
-        self._prints = None
-        tensor = made.edit.vector
-        if tensor is None:
-            return
-        if tensor not in self._tensors:
+    def _count(self) -> None:
+        made = [entry.made for entry in self._entries]
+        self.end = max([each.end for each in made], default=0)
+        """The position after the last that has an edit."""
+        self._runs = sum([len(each.only) or 1 for each in made])
+        """Of all edits together."""
+        self._tensors = set[TensorData]()
+        self.tensor_bytes = 0
+        """Of all tensors, each counted once."""
+        vectors = [each.edit.vector for each in made]
+        for vector in {id(vector): vector for vector in vectors}.values():  # to compare each would take long
+            self._count_tensor(vector)
+
+    def _count_tensor(self, tensor: TensorData | None) -> None:
+        if tensor is not None and tensor not in self._tensors:
+            self._tensors.add(tensor)
             self.tensor_bytes += len(tensor.data)
-        self._tensors[tensor] = self._tensors.get(tensor, 0) + 1
-
-    def _keep(self, kept: Iterable[Intervention]) -> None:
-        found = list(kept)
-        self._entries, self._at, self._last, self._ends, self._tensors = [], {}, {}, {}, {}
-        self.tensor_bytes = self._runs = 0
-        for made in found:
-            self._append(made, made.edit.digest())
 
 
-def _overlap(one: Intervention, other: Intervention) -> bool:
-    return one.first < other.end and other.first < one.end
+def _cut(entry: Entry, length: int) -> Entry:
+    """The part before position `length`, of which there is at least one."""
+    part = entry.made.clip(0, length)
+    assert part is not None
+    return Entry(part, part.edit.digest())
