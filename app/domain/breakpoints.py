@@ -204,9 +204,9 @@ class Intervention:
         return Intervention.at(runs, self.boundary, edit)
 
 
-MAX_INTERVENTIONS = 16_384
+MAX_INTERVENTIONS = 4096
 """That one session may have, whoever made them, each counted at each of its runs of positions: they are kept in memory
-and in the journal, and each has to be made again if the KV is lost.
+and in the journal, and each has to be made again if the KV is lost. While the engine copies or cuts them, all wait.
 """
 MAX_INTERVENTION_BYTES = 64 << 20
 """Of the tensors of one session's interventions, each counted once: they are kept in memory and in the journal."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.breakpoints import Edit, EditOp, Intervention, TensorData
+from app.domain.errors import FieldOutOfRange
 from app.domain.positions import Run, positions_of, runs_of
 from app.gpu.state import continuations as rules
 from app.gpu.state.fingerprints import Fingerprints
@@ -280,6 +281,14 @@ def test_equal_edits_of_a_breakpoint_are_one_entry_each_however_many_tokens_ther
                 log.add(Intervention(position, position + 1, boundary, same))
     assert len(log) == 16 * 16
     assert {each.runs for each in log.snapshot()} == {(Run(0, 67),)}
+
+
+def test_a_session_has_at_most_a_few_thousand_edits() -> None:
+    """So many are copied, cut and sent in milliseconds, for which all sessions wait."""
+    log = log_of(Intervention(0, 1, 1, Edit(EditOp.SCALE, number)) for number in range(4096))
+    log.check("breakpoints")
+    with pytest.raises(FieldOutOfRange, match=r"breakpoints: .* with 4097 edits, .* from 0 to 4096"):
+        log.check("breakpoints", more=1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([0.5, 2.0])), max_size=6), st.sets(st.integers(1, 11)))
