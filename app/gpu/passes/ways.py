@@ -15,7 +15,7 @@ from app.gpu.passes.work import part_within, work_of_way
 from app.gpu.state.checkpoints import Checkpoint
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
-from app.gpu.state.turn import TurnState
+from app.gpu.state.turn import ExpectedEdits, TurnState
 
 NO_EDITS = InterventionLog()
 Meeting = tuple[Breakpoint, Runs]
@@ -90,21 +90,31 @@ def _new_limit(sequence: TokenSequence, turn: TurnState, limits: RowLimits) -> i
 
 def expected_edits(sequence: TokenSequence) -> tuple[InterventionLog, int]:
     """The interventions that the sequence's context will be computed with, and up to which position that is certain:
-    from there on a breakpoint wants the pass to be run.
+    from there on a breakpoint wants the pass to be run. A turn keeps them. Callers change nothing of them.
     """
     if not sequence.watched:
         return NO_EDITS, len(sequence.tokens)
     end = len(sequence.tokens) if sequence.checkpoint is None else sequence.checkpoint.first
-    expected = sequence.interventions.until(min(end, sequence.reached))
+    basis = (end, sequence.reached, sequence.interventions.changes, *sequence.breakpoints.values())
+    turn = sequence.turn
+    if turn is not None and turn.expected is not None and turn.expected.basis == basis:
+        return turn.expected.log, turn.expected.limit
+    log, limit = _expect(sequence, end)
+    if turn is not None:
+        turn.expected = ExpectedEdits(basis, log, limit)
+    return log, limit
+
+
+def _expect(sequence: TokenSequence, end: int) -> tuple[InterventionLog, int]:
+    log = sequence.interventions.until(min(end, sequence.reached))
     if sequence.reached >= end:
-        return expected, end
+        return log, end
     wanted = _meetings(sequence, (sequence.reached, end))
     limit = min((runs[0].first for each, runs in wanted if _must_run(each)), default=end)
-    acts = _acts(sequence, _meetings(sequence, (sequence.reached, limit)), 0)
-    for _, step in acts:
+    for _, step in _acts(sequence, _meetings(sequence, (sequence.reached, limit)), 0):
         if isinstance(step, Intervention):
-            expected.add(step)
-    return expected, limit
+            log.add(step)
+    return log, limit
 
 
 def _plan_rest(sequence: TokenSequence, turn: TurnState, checkpoint: Checkpoint, num_layers: int) -> PassPlan:

@@ -26,6 +26,15 @@ class InterventionLog:
         self._entries = [Entry(each, each.edit.digest()) for each in made]
         self._continuations: Continuations | None = None
         self._prints: Fingerprints | None = None
+        self.changes = 0
+        """How often it has changed."""
+        self.end = 0
+        """The position after the last that has an edit."""
+        self._runs = 0
+        """Of all edits together."""
+        self._vectors = set[TensorData]()
+        self.tensor_bytes = 0
+        """Of all vectors, each counted once, and of all written activations."""
         self._count()
 
     def __len__(self) -> int:
@@ -39,7 +48,7 @@ class InterventionLog:
         """A log of its own with the same edits."""
         log = InterventionLog()
         log._entries, log._prints = list(self._entries), self._prints
-        log.end, log._runs, log._tensors, log.tensor_bytes = self.end, self._runs, set(self._tensors), self.tensor_bytes
+        log.end, log._runs, log._vectors, log.tensor_bytes = self.end, self._runs, set(self._vectors), self.tensor_bytes
         return log
 
     def check(self, param: str, *, more: int = 0, more_bytes: int = 0) -> None:
@@ -82,7 +91,7 @@ class InterventionLog:
             edit = made.edit.everywhere()
             self._entries.append(Entry(made if edit is made.edit else replace(made, edit=edit), digest))
             self._runs += len(made.runs)
-            self._count_tensor(edit.vector)
+            self._count_tensor(edit.vector, made.has_rows)
         else:
             before = self._entries[number].made
             runs = join(before.runs, made.runs)
@@ -91,6 +100,7 @@ class InterventionLog:
         self._continuations.note(number, made, digest)
         self.end = max(self.end, made.end)
         self._prints = None
+        self.changes += 1
 
     def forget(self, boundary: int, first: int, end: int) -> None:
         """Drop the edits of this boundary that concern only positions `[first, end)`: all of them are replaced."""
@@ -126,25 +136,24 @@ class InterventionLog:
     def _keep(self, kept: Iterable[Entry]) -> None:
         self._entries = list(kept)
         self._continuations = self._prints = None
+        self.changes += 1
         self._count()
 
     def _count(self) -> None:
         made = [entry.made for entry in self._entries]
         self.end = max([each.end for each in made], default=0)
-        """The position after the last that has an edit."""
         self._runs = sum([len(each.only) or 1 for each in made])
-        """Of all edits together."""
-        self._tensors = set[TensorData]()
-        self.tensor_bytes = 0
-        """Of all tensors, each counted once."""
-        vectors = [each.edit.vector for each in made]
-        for vector in {id(vector): vector for vector in vectors}.values():  # to compare each would take long
-            self._count_tensor(vector)
+        tensors = [(each.edit.vector, each.has_rows) for each in made if each.edit.vector is not None]
+        self._vectors.clear()
+        self.tensor_bytes = sum(len(tensor.data) for tensor, has_rows in tensors if has_rows)
+        for vector in {id(tensor): tensor for tensor, has_rows in tensors if not has_rows}.values():
+            self._count_tensor(vector, has_rows=False)  # to compare each would take long
 
-    def _count_tensor(self, tensor: TensorData | None) -> None:
-        if tensor is not None and tensor not in self._tensors:
-            self._tensors.add(tensor)
+    def _count_tensor(self, tensor: TensorData | None, has_rows: bool) -> None:
+        if tensor is not None and (has_rows or tensor not in self._vectors):
             self.tensor_bytes += len(tensor.data)
+            if not has_rows:
+                self._vectors.add(tensor)
 
 
 def _cut(entry: Entry, length: int) -> Entry:

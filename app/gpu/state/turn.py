@@ -9,7 +9,18 @@ from app.domain.breakpoints import Intervention
 from app.domain.values import FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
 from app.gpu.drafts.drafter import Drafter
 from app.gpu.kv.blocks import BlockHash
+from app.gpu.state.interventions import InterventionLog
 from app.grammars.matcher import Matcher
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedEdits:
+    """What a turn's context will be computed with, for as long as `basis` is the same."""
+
+    basis: tuple[object, ...]
+    log: InterventionLog
+    limit: int
+    """Up to which position that is certain."""
 
 
 @dataclass(slots=True)
@@ -46,6 +57,8 @@ class TurnState:
     """None until the turn has left the queue for the first time."""
     prefix_hashes: list[BlockHash] = field(default_factory=list)
     """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
+    expected: ExpectedEdits | None = None
+    """When it was last asked for: while the turn waits, each step does."""
     passed_over: int = 0
     """Steps that computed prompts of others instead of its own."""
     slice_began: int = 0
@@ -70,6 +83,7 @@ class TurnState:
             drafter=None,
             prompt_logprobs=logprobs,
             prefix_hashes=hashes,
+            expected=None,
             restore_ms=0.0,  # the copy has waited for nothing
         )
 
