@@ -21,6 +21,7 @@ from app.domain.errors import DjinnError, EngineError
 from app.domain.memory_map import MemoryMap
 from app.domain.values import Ticket
 from app.engine_process.frames import FromEngine, ToEngine
+from app.engine_process.interventions import put_back, take_out
 from app.messages import Command, Done, Event, ExportedKV, Failed, ImportedKV, KeptKV, Token
 
 Frame = Command | ToEngine | FromEngine
@@ -42,7 +43,7 @@ Plain = Any
 
 def encode(frame: Frame) -> bytes:
     """One frame that is no event."""
-    return msgspec.msgpack.encode((type(frame).__name__, frame), enc_hook=_to_plain)
+    return msgspec.msgpack.encode((type(frame).__name__, *take_out(frame)), enc_hook=_to_plain)
 
 
 def encode_events(events: Sequence[Event]) -> bytes:
@@ -54,8 +55,8 @@ def decode(data: bytes | bytearray | memoryview) -> Frame | list[Event]:
     """A frame, or the events of a step. Raises `msgspec.MsgspecError` or `KeyError` for what was not encoded here."""
     found: Plain = msgspec.msgpack.decode(data)
     if found and isinstance(found[0], str):
-        name, fields = found
-        frame: Frame = msgspec.convert(fields, FRAMES[name], dec_hook=_from_plain)
+        name, *sent = found
+        frame: Frame = _made_of(sent, FRAMES[name])
         return frame
     return list(map(_unpack, found))
 
@@ -65,10 +66,10 @@ def _pack(event: Event) -> tuple[Plain, ...]:
         return (event.ticket, event.token_id)
     if isinstance(event, Done):
         value = event.value() if callable(event.value) else event.value
-        return ("Done", event.ticket, type(value).__name__, value)
+        return ("Done", event.ticket, type(value).__name__, *take_out(value))
     if isinstance(event, Failed):
         return ("Failed", event.ticket, event.error)
-    return (type(event).__name__, event)
+    return (type(event).__name__, *take_out(event))
 
 
 def _unpack(packed: list[Plain]) -> Event:
@@ -76,14 +77,21 @@ def _unpack(packed: list[Plain]) -> Event:
         return Token(Ticket(packed[0]), packed[1])
     name, *fields = packed
     if name == "Done":
-        ticket, kind, plain = fields
-        value = msgspec.convert(plain, VALUES[kind])
+        ticket, kind, *sent = fields
+        value = _made_of(sent, VALUES[kind])
         return Done(ticket, (lambda: value) if kind in MADE_LATER else value)
     if name == "Failed":
         ticket, error = fields
         return Failed(ticket, _error(error))
-    event: Event = msgspec.convert(fields[0], EVENTS[name])
+    event: Event = _made_of(fields, EVENTS[name])
     return event
+
+
+def _made_of(sent: list[Plain], kind: Any) -> Any:
+    """A value of the `kind` again, of what `take_out` has made of it."""
+    plain, interventions = sent
+    value = msgspec.convert(plain, kind, dec_hook=_from_plain)
+    return value if interventions is None else put_back(value, interventions)
 
 
 def _to_plain(value: object) -> Plain:

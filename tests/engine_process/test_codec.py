@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import msgspec
@@ -9,15 +10,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.domain.activations import ActivationNorms, Captures
+from app.domain.activations import ActivationNorms, Captures, CheckpointInfo, PausedTurn
+from app.domain.breakpoints import Edit, EditOp, Intervention, Pass, TensorData
 from app.domain.errors import DjinnError, EngineError, FieldOutOfRange, SessionLimit
-from app.domain.values import Ticket, TokenLogprobs
+from app.domain.values import FinishReason, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs, TurnUsage
 from app.engine_process.codec import FRAMES, MADE_LATER, VALUES, Frame, decode, encode, encode_events
-from app.messages import Done, Event, Failed, Token
+from app.messages import Done, Event, Failed, Reinstate, Token, TurnFinished
 from tests.engine_process.any_value import any_value
 
 FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 SENT_EVENTS = [each for each in get_args(Event) if each not in (Done, Failed)]
+
+PAUSED = PausedTurn(
+    SamplingParams(seed=1),
+    StopRule(4),
+    1,
+    CheckpointInfo(1, 4, 5, 1, "float32", 4, Pass.DECODE, None, 0.0, 0.0),
+    TensorData("float32", (1, 1), bytes(4)),
+    (),
+)
 
 
 def seen(value: object) -> object:
@@ -51,6 +62,24 @@ def test_the_events_of_a_step_come_in_their_order(data: st.DataObject) -> None:
 def test_an_answer_keeps_its_value(kind: str, data: st.DataObject) -> None:
     value = data.draw(any_value(type(None) if VALUES[kind] is None else VALUES[kind]))
     assert seen(decode(encode_events([Done(Ticket(3), value)]))) == seen([Done(Ticket(3), value)])
+
+
+def test_a_vector_of_many_interventions_is_sent_once_and_kept_once() -> None:
+    """One of 64 KiB with 4,096 interventions would be 256 MiB."""
+    size = 16_384
+    vectors = [TensorData("float32", (size,), bytes(4 * size)) for _ in range(2)]
+    edits = [Edit(EditOp.ADD, float(number), vectors[number % 2]) for number in range(64)]
+    made = tuple(Intervention(at, at + 1, 1, edit) for at in range(64) for edit in edits)
+    turn = TurnFinished(Ticket(1), FinishReason.LENGTH, TurnUsage(1, 0, 1, 0), 64, made)
+    paused = Reinstate(Ticket(1), SessionId("ses_1"), interventions=made, paused=replace(PAUSED, interventions=made))
+    frames = encode_events([turn]), encode_events([Done(Ticket(1), paused.paused)]), encode(paused)
+    assert max(map(len, frames)) < 8 * size
+    [back] = decode(frames[0])  # type: ignore[misc]
+    assert back == turn
+    assert isinstance(back, TurnFinished)
+    assert len({id(each.edit.vector) for each in back.interventions or ()}) == 1
+    assert len({id(each.edit) for each in back.interventions or ()}) == 64
+    assert decode(frames[2]) == paused
 
 
 @given(value=any_value(Captures) | any_value(ActivationNorms))
