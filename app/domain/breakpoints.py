@@ -209,7 +209,9 @@ MAX_INTERVENTIONS = 4096
 and in the journal, and each has to be made again if the KV is lost. While the engine copies or cuts them, all wait.
 """
 MAX_INTERVENTION_BYTES = 64 << 20
-"""Of the tensors of one session's interventions, each counted once: they are kept in memory and in the journal."""
+"""Of the vectors of one session's interventions, each counted once, and of all written activations: they are kept in
+memory and in the journal.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class LabelChecks:
         self._info = info
         self._history = history
         self._part_tokens = part_tokens
+        self._finite = set[TensorData]()
+        """Those whose values have been looked at: a label may name one often."""
 
     def check(self, label: ExportLabel) -> None:
         """Check all of it."""
@@ -73,8 +75,9 @@ class LabelChecks:
     def _check_interventions(self, interventions: tuple[Intervention, ...]) -> None:
         runs = sum(len(made.runs) for made in interventions)
         _require(runs <= MAX_INTERVENTIONS, f"interventions: more than {MAX_INTERVENTIONS}")
-        tensors = {made.edit.vector for made in interventions if made.edit.vector is not None}
-        tensor_bytes = sum(len(each.data) for each in tensors)
+        found = [(made.edit.vector, made.has_rows) for made in interventions if made.edit.vector is not None]
+        vectors, written = {each for each, rows in found if not rows}, [each for each, rows in found if rows]
+        tensor_bytes = sum(len(each.data) for each in (*vectors, *written))
         _require(tensor_bytes <= MAX_INTERVENTION_BYTES, f"interventions: more than {MAX_INTERVENTION_BYTES} bytes")
         for made in interventions:
             _require(0 <= made.first < made.end <= len(self._history), "positions")
@@ -111,7 +114,8 @@ class LabelChecks:
         _require((tensor.shape, tensor.dtype) == (shape, dtype), "shape")
         width = np.dtype(EXPONENTS[dtype][0]).itemsize
         _require(len(tensor.data) == math.prod(shape) * width, "data")
-        _require(bool(np.isfinite(to_float32(tensor)).all()), "values")
+        _require(tensor in self._finite or bool(np.isfinite(to_float32(tensor)).all()), "values")
+        self._finite.add(tensor)
 
     def _check_turn(self, turn: PausedTurnLabel) -> None:
         tokens, info, fields = len(self._history), self._info, turn.fields

@@ -42,7 +42,8 @@ async def export_session(registry: SessionRegistry, session: Session, file: Spoo
     turn = await registry.paused_copies.export(session)
     here.check(session)
     label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
-    about = ExportLabel.of(session, label).model_dump_json()
+    about = await asyncio.to_thread(ExportLabel.of(session, label).to_json)  # thousands of edits take long
+    here.check(session)
     file.claim(_most_bytes(registry.executor.engine.info, len(session.history), about))
     path = str(file.path)
     exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, path, about))
@@ -124,7 +125,7 @@ def _reason(error: ValueError | FieldOutOfRange) -> str:
 
 
 def _read(about: str, checks: LabelChecks) -> ExportLabel:
-    label = ExportLabel.model_validate_json(about)
+    label = ExportLabel.from_json(about)
     checks.check(label)
     return label
 

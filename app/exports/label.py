@@ -9,7 +9,9 @@ from pydantic import ConfigDict, Field
 
 from app.domain.activations import CheckpointInfo, PausedTurn
 from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout, TensorData
+from app.domain.tensor_swaps import Swap, swapped_breakpoint, swapped_intervention
 from app.domain.values import SamplingParams, StopRule, TokenLogprobs
+from app.exports.tensors import TensorTable
 from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
 from app.text.turn_reader import TextRule
@@ -123,6 +125,8 @@ class ExportLabel(SessionLabels):
     breakpoints: tuple[Breakpoint, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     turn: PausedTurnLabel | None = None
+    tensors: tuple[bytes, ...] = ()
+    """In the text: what the vectors of all edits have, each once."""
 
     @classmethod
     def of(cls, session: Session, turn: PausedTurnLabel | None) -> Self:
@@ -134,3 +138,29 @@ class ExportLabel(SessionLabels):
             interventions=session.settled_interventions,
             turn=turn,
         )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """That of a file. Raises `ValueError` for any other text."""
+        label = cls.model_validate_json(text)
+        return label._swapped(TensorTable(label.tensors).get, tensors=())
+
+    def to_json(self) -> str:
+        """As a file has it: a digest is in the place of each vector, and the vector in `tensors`."""
+        table = TensorTable()
+        label = self._swapped(table.put)
+        return label.model_copy(update={"tensors": table.tensors}).model_dump_json()
+
+    def _swapped(self, swap: Swap, **changed: object) -> Self:
+        turn = self.turn
+        if turn is not None:
+            turn = turn.model_copy(update={"interventions": _swapped(turn.interventions, swap)})
+        breakpoints = tuple(swapped_breakpoint(each, swap) for each in self.breakpoints)
+        interventions = _swapped(self.interventions, swap)
+        return self.model_copy(
+            update={"breakpoints": breakpoints, "interventions": interventions, "turn": turn, **changed}
+        )
+
+
+def _swapped(interventions: tuple[Intervention, ...], swap: Swap) -> tuple[Intervention, ...]:
+    return tuple(swapped_intervention(made, swap) for made in interventions)

@@ -7,12 +7,12 @@ import sqlite3
 from collections import defaultdict
 
 from app.domain.breakpoints import Breakpoint, Intervention, TensorData
+from app.domain.tensor_swaps import Swap
 from app.domain.values import SessionId
 from app.journal.records import VectorKey
 from app.journal.steering import (
     InterventionChange,
     Steering,
-    Swap,
     breakpoints_from_json,
     breakpoints_to_json,
     intervention_from_json,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pydantic import ConfigDict, TypeAdapter
 
-from app.domain.breakpoints import Breakpoint, Edit, Intervention
-
-Swap = Callable[[bytes], bytes]
-"""From a tensor's data to its digest, or back."""
+from app.domain.breakpoints import Breakpoint, Intervention
+from app.domain.tensor_swaps import Swap, swapped_breakpoint, swapped_intervention
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +49,23 @@ class InterventionChange:
 
 def breakpoints_to_json(breakpoints: tuple[Breakpoint, ...], swap: Swap) -> str:
     """As text; `swap` takes the data of each vector and gives its digest."""
-    return _BREAKPOINTS.dump_json(tuple(_swapped(each, swap) for each in breakpoints)).decode()
+    return _BREAKPOINTS.dump_json(tuple(swapped_breakpoint(each, swap) for each in breakpoints)).decode()
 
 
 def breakpoints_from_json(text: str, swap: Swap) -> tuple[Breakpoint, ...]:
     """What `breakpoints_to_json` wrote; `swap` goes the way back. Raises `ValueError` for anything else."""
-    return tuple(_swapped(each, swap) for each in _BREAKPOINTS.validate_json(text))
+    return tuple(swapped_breakpoint(each, swap) for each in _BREAKPOINTS.validate_json(text))
 
 
 def intervention_to_json(made: Intervention, swap: Swap) -> str:
     """As text, like breakpoints."""
-    return _INTERVENTION.dump_json((replace(made, edit=_swapped_edit(made.edit, swap)),)).decode()
+    return _INTERVENTION.dump_json((swapped_intervention(made, swap),)).decode()
 
 
 def intervention_from_json(text: str, swap: Swap) -> Intervention:
     """What `intervention_to_json` wrote. Raises `ValueError` for anything else."""
     (made,) = _INTERVENTION.validate_json(text)
-    return replace(made, edit=_swapped_edit(made.edit, swap))
-
-
-def _swapped(breakpoint: Breakpoint, swap: Swap) -> Breakpoint:
-    return replace(breakpoint, edits=tuple(_swapped_edit(edit, swap) for edit in breakpoint.edits))
-
-
-def _swapped_edit(edit: Edit, swap: Swap) -> Edit:
-    return edit if edit.vector is None else replace(edit, vector=replace(edit.vector, data=swap(edit.vector.data)))
+    return swapped_intervention(made, swap)
 
 
 _CONFIG = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")

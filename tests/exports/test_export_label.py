@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import struct
 from array import array
@@ -35,6 +36,7 @@ from app.exports.label import ExportLabel, PausedTurnLabel
 from app.sessions.paused_turn import PausedPlace, PauseLimit
 from app.sessions.session import Session
 from app.text.turn_reader import TextRule
+from app.wire.tensors import to_float32
 from tests.journal.building import model_info
 
 MODEL = model_info()
@@ -69,7 +71,7 @@ def label(turn: PausedTurn | None = TURN, place: PausedPlace = PAUSED, **changed
     session.breakpoints = {each.id: each for each in (STEER, WAIT)}
     session.interventions = MADE
     whole = ExportLabel.of(session, None if turn is None else PausedTurnLabel.of(turn, place))
-    return ExportLabel.model_validate_json(whole.model_copy(update=changed).model_dump_json())
+    return ExportLabel.from_json(whole.model_copy(update=changed).to_json())
 
 
 def check(found: ExportLabel) -> None:
@@ -84,6 +86,47 @@ def test_everything_comes_back_as_it_was() -> None:
     assert found.turn is not None
     assert found.turn.to_turn() == TURN
     assert found.turn.to_place(HISTORY) == PAUSED
+
+
+def test_a_vector_of_many_edits_is_in_the_file_once() -> None:
+    vector = tensor()
+    made = tuple(Intervention(0, 5, 1, Edit(EditOp.ADD, float(factor), replace(vector))) for factor in range(64))
+    session = Session(SessionId("ses_1"), None, history=HISTORY)
+    session.interventions = made
+    session.breakpoints = {STEER.id: STEER}
+    text = ExportLabel.of(session, None).to_json()
+    assert text.count(base64.urlsafe_b64encode(vector.data).decode()) == 1
+    found = ExportLabel.from_json(text)
+    assert (found.interventions, found.breakpoints) == (made, (STEER,))
+    assert len({id(each.edit.vector.data) for each in found.interventions if each.edit.vector is not None}) == 1
+
+
+def test_a_vector_of_many_edits_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short file may name a long one thousands of times."""
+    looked = list[int]()
+
+    def look(tensor: TensorData) -> Any:
+        looked.append(len(tensor.data))
+        return to_float32(tensor)
+
+    monkeypatch.setattr("app.exports.checks.to_float32", look)
+    check(label(None, breakpoints=(), interventions=(Intervention(1, 3, 2, WRITTEN),) * 64))
+    assert len(looked) == 1
+
+
+def test_written_activations_count_each_although_they_are_one_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is cut and kept by itself when the KV is computed."""
+    assert WRITTEN.vector is not None
+    monkeypatch.setattr("app.exports.checks.MAX_INTERVENTION_BYTES", 3 * len(WRITTEN.vector.data))
+    made = Intervention(1, 3, 2, WRITTEN)
+    check(label(None, breakpoints=(), interventions=(made,) * 3))
+    with pytest.raises(ValueError, match="bytes"):
+        check(label(None, breakpoints=(), interventions=(made,) * 4))
+
+
+def test_a_file_of_an_older_server_has_its_vectors_in_the_edits() -> None:
+    whole = label()
+    assert ExportLabel.from_json(whole.model_dump_json(exclude={"tensors"})) == whole
 
 
 def test_an_idle_session_has_no_turn() -> None:
@@ -277,4 +320,4 @@ def test_there_are_not_two_breakpoints_of_one_id() -> None:
 @given(text=st.text(max_size=30))
 def test_no_other_text_is_a_label(text: str) -> None:
     with pytest.raises(ValueError, match="validation error"):
-        ExportLabel.model_validate_json(text)
+        ExportLabel.from_json(text)

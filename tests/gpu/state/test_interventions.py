@@ -283,6 +283,15 @@ def test_equal_edits_of_a_breakpoint_are_one_entry_each_however_many_tokens_ther
     assert {each.runs for each in log.snapshot()} == {(Run(0, 67),)}
 
 
+def test_vectors_count_once_and_written_activations_each() -> None:
+    vector = TensorData("float32", (1,), bytes(4))
+    log = log_of(Intervention(0, 1, boundary, Edit(EditOp.ADD, vector=replace(vector))) for boundary in range(1, 9))
+    for boundary in range(1, 4):
+        log.add(Intervention(0, 2, boundary, Edit(EditOp.REPLACE, vector=rows_of(2, 0))))
+    for found in (log, log.copy(), InterventionLog(log.snapshot())):
+        assert found.tensor_bytes == 4 + 3 * 8
+
+
 def test_a_session_has_at_most_a_few_thousand_edits() -> None:
     """So many are copied, cut and sent in milliseconds, for which all sessions wait."""
     log = log_of(Intervention(0, 1, 1, Edit(EditOp.SCALE, number)) for number in range(4096))
