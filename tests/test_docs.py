@@ -15,7 +15,7 @@ from tests.serving import serve
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text("utf-8") for path in DOCS.glob("*.md")}
-GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+GUIDES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
 ROUTE = re.compile(r"/[\w/{}.]+")
 PLACE = re.compile(r"`((?:app|client|loadgen|benchmarks|tests|docs)/[\w./]*)`")
