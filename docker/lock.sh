@@ -6,10 +6,11 @@ cd "$(dirname "$0")/.."
 # A package of the CUDA build alone: the wheels of the CPU build are on PyTorch's own index, and need none of them.
 CUDA='^(torch|triton|cuda-.*|nvidia-.*)$'
 
-compile() {
-    uv pip compile pyproject.toml --extra otel --constraint constraints.txt --universal --python-version 3.11 --quiet \
-        --no-annotate --custom-compile-command docker/lock.sh "$@"
+resolve() {
+    uv pip compile "$@" --constraint constraints.txt --universal --python-version 3.11 --quiet \
+        --no-annotate --custom-compile-command docker/lock.sh
 }
+compile() { resolve pyproject.toml --extra otel "$@"; }
 names() { sed -nE 's/^([a-z0-9-]+)==.*/\1/p'; }
 without() { sed 's/^/--no-emit-package=/'; }
 
@@ -23,3 +24,7 @@ mapfile -t only_loadgen < <(without <<< "$served")
 compile --generate-hashes "${no_cuda[@]}" --output-file docker/requirements.txt
 compile --generate-hashes "${only_cuda[@]}" --output-file docker/requirements-cuda.txt
 compile --generate-hashes "${only_loadgen[@]}" --extra loadgen --output-file docker/requirements-loadgen.txt
+
+# What the image's wheel is built with.
+python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' |
+    resolve - --generate-hashes --output-file docker/requirements-build.txt

@@ -45,9 +45,10 @@ def _install(wheels: Path, folder: Path) -> None:
 
 
 def _name_checkout(folder: Path) -> None:
-    """What an installation of the checkout would say of itself: the server asks for its version."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    about = folder / f"{project['name']}-{project['version']}.dist-info"
+    """What an installation of a checkout without git would say of itself: the server asks for its version."""
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]
+    fallback = hatch["version"]["fallback-version"]
+    about = folder / f"djinn-{fallback}.dist-info"
     about.mkdir()
-    lines = ("Metadata-Version: 2.1", f"Name: {project['name']}", f"Version: {project['version']}", "")
+    lines = ("Metadata-Version: 2.1", "Name: djinn", f"Version: {fallback}", "")
     (about / "METADATA").write_text("\n".join(lines))

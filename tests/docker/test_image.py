@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from app.settings import Settings
 from tests.docker.reading import DOCKER, ROOT, image_environment, instructions, pinned, served
 
-LOCKS = ("requirements.txt", "requirements-cuda.txt", "requirements-loadgen.txt")
+LOCKS = ("requirements.txt", "requirements-cuda.txt", "requirements-loadgen.txt", "requirements-build.txt")
 
 
 def test_every_file_that_is_copied_exists_and_is_not_ignored() -> None:
@@ -27,9 +27,9 @@ def test_every_file_that_is_copied_exists_and_is_not_ignored() -> None:
 
 def test_the_servers_packages_are_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     copied = {each.split()[0] for each in instructions("COPY")}
-    assert {name.removesuffix("*") for name in packages} <= copied
+    assert set(packages) <= copied
 
 
 def test_every_variable_of_the_image_is_a_setting() -> None:
@@ -85,7 +85,8 @@ def test_a_lock_has_the_versions_that_djinn_is_tested_with(name: str) -> None:
 
 
 def test_the_locks_have_all_that_the_project_asks_for() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = document["project"]
     locked = pinned("docker/requirements.txt")
     with_torch = locked | pinned("docker/requirements-cuda.txt")
     with_loadgen = locked | pinned("docker/requirements-loadgen.txt")
@@ -93,6 +94,7 @@ def test_the_locks_have_all_that_the_project_asks_for() -> None:
         (project["dependencies"], with_torch),
         (project["optional-dependencies"]["otel"], locked),
         (project["optional-dependencies"]["loadgen"], with_loadgen),
+        (document["build-system"]["requires"], pinned("docker/requirements-build.txt")),
     ):
         for each in map(Requirement, asked):
             assert each.specifier.contains(there[canonicalize_name(each.name)]), each
