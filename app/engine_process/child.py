@@ -29,7 +29,8 @@ class Child:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "app.engine_process", str(theirs.fileno())],
+                    # -P: a folder that somebody works in may have an `app` of its own.
+                    [sys.executable, "-P", "-m", "app.engine_process", str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # a server's own stdout has one line, for whoever waits for it

@@ -1,4 +1,4 @@
-"""Djinn itself, of this checkout, with one of its KV policies."""
+"""Djinn itself, as it is installed here, with one of its KV policies."""
 
 import sys
 from collections.abc import Mapping
@@ -17,8 +17,11 @@ PACKAGES = ("djinn", "torch", "transformers", "numba", "numpy")
 
 
 def djinn_launch(flags: dict[str, str]) -> Launch:
-    """`djinn serve` of this interpreter."""
-    return Launch([sys.executable, "-m", "app", "serve", *flatten(flags)])
+    """`djinn serve` of this interpreter.
+
+    -P: a folder that somebody works in may have an `app` of its own.
+    """
+    return Launch([sys.executable, "-P", "-m", "app", "serve", *flatten(flags)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,12 @@ class DjinnPeer:
         return SERVED_NAME + WITH_TOOLS + (WITH_SIGNALS if self.signals else "")
 
     def is_installed(self) -> bool:
-        """Always: it is part of the checkout."""
+        """Always: the load generator comes with it."""
         return True
 
     def install(self, say: Say) -> None:
         """Nothing is left to do."""
-        say("Djinn is part of this checkout")
+        say("Djinn is here: the load generator comes with it")
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:
         model = checkpoint_folder(settings.model) if settings.dtype == AUTO else settings.model

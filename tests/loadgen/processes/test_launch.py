@@ -33,4 +33,4 @@ def test_the_interpreter_is_published_as_that_of_the_checkout(monkeypatch: pytes
 
     published = without_folders(launch, [Path("/home/me/djinn"), Path("/home/me/.cache/djinn/peers"), Path("/models")])
 
-    assert published.command == [".venv/bin/python", "-m", "app", "serve", "--model", "smollm2"]
+    assert published.command == [".venv/bin/python", "-P", "-m", "app", "serve", "--model", "smollm2"]
