@@ -60,7 +60,7 @@ class RayPeer:
         say("Ray's environment: some minutes the first time")
         environment = _environment()
         environment.make()
-        environment.pip("install", "--constraint", str(ROOT / "constraints.txt"), *RAY_REQUIREMENTS)
+        environment.install_as_here(*RAY_REQUIREMENTS)
         write_stamp(environment.folder, RAY)
 
     def launch(self, settings: ServerSettings, port: int) -> Launch:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from loadgen.peers.base import Say
 from loadgen.processes.environment import TORCH, Environment, has_stamp, write_stamp
 from loadgen.processes.folders import peers_folder
-from loadgen.processes.launch import ROOT
 
 DEEPSPEED = "deepspeed==0.19.8"
 REQUIREMENTS = (TORCH, "transformers", "accelerate", "setuptools", "wheel", "ninja")
@@ -32,7 +31,7 @@ class DeepSpeed:
         say("DeepSpeed's environment: some minutes the first time")
         environment = self.environment
         environment.make()
-        environment.pip("install", "--constraint", str(ROOT / "constraints.txt"), *REQUIREMENTS)
+        environment.install_as_here(*REQUIREMENTS)
         environment.pip("install", "--no-build-isolation", DEEPSPEED)
         write_stamp(environment.folder, DEEPSPEED)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from loadgen.processes.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The checkout."""
+"""Where the packages are: the checkout, or what the wheel is installed in."""
 
 
 @dataclass(frozen=True, slots=True)
