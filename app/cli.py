@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -36,10 +35,10 @@ spin for milliseconds, which is no faster on an idle machine and ruinous as soon
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit status. A mistake of the user is a message and status 2."""
-    arguments, unknown = _parser().parse_known_args(argv)
-    if unknown:
-        arguments.parser.refuse(unknown)
     try:
+        arguments, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            arguments.parser.refuse(unknown)
         if arguments.command == "serve":
             _serve(settings_of(arguments))
         elif arguments.command == "doctor":
@@ -80,7 +79,7 @@ def _name_flag(error: DjinnError) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser("djinn", description="A server for language-model sessions.")
-    parser.add_argument("--version", action="version", version=f"djinn {version('djinn')}")
+    parser.add_argument("--version", action=_ShowVersion, help="what is installed, and what it would serve with")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     serve = _add_command(commands, "serve", "load a model and serve it over HTTP")
     serve.epilog = "DJINN_<NAME> sets the same from the environment, for example DJINN_PORT; a flag wins."
@@ -113,6 +112,16 @@ def _parser() -> argparse.ArgumentParser:
     completing = _add_command(commands, "completion", "a script that lets a shell complete these commands")
     completing.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     return parser
+
+
+class _ShowVersion(argparse._VersionAction):
+    """Tells more than a version, on lines that are not wrapped, and only if it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
+        from app.doctor.installation import describe_installation
+
+        print(describe_installation(Settings()))
+        parser.exit()
 
 
 def _add_command(commands: argparse._SubParsersAction[OneLineParser], name: str, text: str) -> OneLineParser:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -106,6 +108,32 @@ def test_help_shows_flags_and_their_defaults(capsys: pytest.CaptureFixture[str])
     assert "(default: 16MiB)" in out
     for foreign in ("None", "KVBudget", "ByteSize", "Path", "tuple", " str ", " int "):
         assert foreign not in out
+
+
+def test_version_tells_what_is_installed_and_what_would_serve(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("DJINN_DEVICE", "cpu")
+    status, out, err = run(capsys, "--version")
+    assert (status, err) == (0, "")
+    assert dict(line.split(" ", 1) for line in out.splitlines()) == {
+        "djinn": version("djinn"),
+        "models": str(tmp_path),
+        "device": "cpu",
+        "dtype": "float32",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }
+
+
+def test_version_refuses_what_no_server_would_start_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJINN_DEVICE", "abacus")
+    status, out, err = run(capsys, "--version")
+    assert (status, out) == (2, "")
+    assert err == "djinn: device is 'abacus'; use auto, cpu, cuda or cuda:N\n"
 
 
 def test_a_variable_that_no_setting_reads_is_one_line() -> None:

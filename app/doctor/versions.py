@@ -8,9 +8,10 @@ from packaging.requirements import Requirement
 
 from app.doctor.findings import Finding, error, ok
 
+TORCH = "torch"
 TRITON = "triton"
-PACKAGES = ("torch", TRITON, "transformers")
-NEEDED_BY = ("djinn", "torch")
+PACKAGES = (TORCH, TRITON, "transformers")
+NEEDED_BY = ("djinn", TORCH)
 """PyTorch asks for its own version of Triton."""
 
 
@@ -65,7 +66,7 @@ def check_versions(versions: Versions, torch_cuda: str | None, device: str) -> l
     return [
         ok("python", f"{versions.python}, {djinn}"),
         *(
-            _check(name, package, torch_note if name == "torch" else "", device)
+            _check(name, package, torch_note if name == TORCH else "", device)
             for name, package in versions.packages.items()
         ),
     ]

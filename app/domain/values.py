@@ -53,6 +53,10 @@ class KVPolicy(StrEnum):
     NONE = "none"
 
 
+AUTO_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
+"""What `--dtype auto` computes in, on each kind of device."""
+
+
 class WeightsDtype(StrEnum):
     """As what a model's matrices are kept. Norms and biases are always in the data type of the computation."""
 

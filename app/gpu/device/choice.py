@@ -3,6 +3,7 @@
 import torch
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.values import AUTO_DTYPES
 from app.gpu.device.cuda import CudaStreams
 from app.gpu.device.streams import CpuStreams, DeviceStreams
 
@@ -24,8 +25,7 @@ def choose_device(name: str) -> torch.device:
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is float32 on CPU and bfloat16 on CUDA."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    name = AUTO_DTYPES[device.type] if name == "auto" else name
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 

@@ -1,0 +1,34 @@
+"""What `djinn --version` says: what is installed, and what it would serve with."""
+
+from app.doctor.device import choose_device
+from app.doctor.versions import TORCH, read_versions
+from app.domain.values import AUTO_DTYPES
+from app.gpu.doctor.driver import newest_cuda
+from app.settings import Settings
+
+
+def describe_installation(settings: Settings) -> str:
+    """A line with Djinn's version, and one for each of the other facts.
+
+    Raises `FieldOutOfRange` if the settings ask for something that is no device.
+    """
+    versions = read_versions()
+    device = choose_device(settings.device, _count_gpus() if settings.device == "auto" else 0)
+    facts = {
+        "djinn": versions.djinn,
+        "models": settings.cache_dir.expanduser(),
+        "device": device,
+        "dtype": AUTO_DTYPES[device.partition(":")[0]] if settings.dtype == "auto" else settings.dtype,
+        "python": versions.python,
+        TORCH: versions.packages[TORCH].installed,
+    }
+    return "\n".join(f"{name} {fact}" for name, fact in facts.items())
+
+
+def _count_gpus() -> int:
+    """As PyTorch counts them. It takes seconds to load, and finds none where there is no driver."""
+    if newest_cuda() is None:
+        return 0
+    from app.gpu.doctor.probe import MachineProbe
+
+    return MachineProbe().build().gpu_count
