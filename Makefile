@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser generate lint docs notebooks bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser test-wheel generate lint docs notebooks dist release bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -67,6 +67,10 @@ test-frameworks: model  ## run agents of the common frameworks, unmodified, agai
 test-browser: setup  ## drive the page in Chromium, which must be installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser
 
+# WHEEL_PYTHON=python3.13 tries another Python.
+test-wheel: release  ## install the wheel into an empty environment, with and without extras, and serve from it
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m wheel tests/release
+
 generate: setup  ## write the blocking client from the one for asyncio
 	$(BIN)/python client/_generate.py
 
@@ -83,6 +87,28 @@ docs: setup      ## build the site of the documentation: build/site/index.html
 
 notebooks: model  ## run docs/notebooks/ again, and keep what they print and draw: two minutes
 	$(BIN)/python -m docs.notebooks
+
+# Of the last commit, whatever else is here. Its bytes depend on that and on the versions in constraints.txt alone.
+dist: setup      ## a wheel, and the source that it is built from: dist/
+	rm -rf build/release dist
+	git clone --quiet . build/release
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist build/release
+
+# The wheel is installed twice: by its name, pip notes no path of this machine, which the list would have. The list's first
+# component is the project, whose version is not in its pyproject.toml.
+LISTED := build/release/.venv
+
+release: dist    ## the same with a list of all packages that it runs with (SBOM), and checksums
+	$(BIN)/python -m venv --clear --without-pip $(LISTED)
+	$(BIN)/python -m pip --python $(LISTED)/bin/python install --quiet --no-compile --constraint constraints.txt \
+		"$$(echo dist/*.whl)[loadgen,otel]"
+	$(BIN)/python -m pip --python $(LISTED)/bin/python install --quiet --no-compile --force-reinstall --no-deps --no-index \
+		--find-links dist djinn
+	version=$$($(LISTED)/bin/python -c 'from importlib.metadata import version; print(version("djinn"))') && \
+		sed "s/^dynamic = .*/version = \"$$version\"/" build/release/pyproject.toml > $(LISTED)/pyproject.toml
+	$(BIN)/cyclonedx-py environment --output-reproducible --pyproject $(LISTED)/pyproject.toml --mc-type application \
+		--output-file dist/djinn.cdx.json $(LISTED)/bin/python
+	cd dist && sha256sum * > SHA256SUMS
 
 bench: folder    ## decode and time to first token beside vLLM's CPU build, llama.cpp and Transformers
 	$(BIN)/python -m benchmarks.peers
@@ -139,4 +165,4 @@ gpu-wheels: setup  ## the small packages that a GPU machine without a network la
 	du -sh .wheels
 
 clean:           ## remove what setup, tests and runs left
-	rm -rf $(VENV) .venv-generators .venv-frameworks .wheels runs report build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-generators .venv-frameworks .wheels runs report build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,70 @@
+"""An empty environment with the wheel that `make release` has built, and programs that run in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DIST = ROOT / "dist"
+PYTHON = os.environ.get("WHEEL_PYTHON", sys.executable)
+"""Whose environment it is."""
+OF_THE_CHECKOUT = ("PYTHONPATH", "VIRTUAL_ENV", "NUMBA_CACHE_DIR")
+
+
+class WheelEnvironment:
+    """It is in `folder`. Its programs find neither the checkout nor anything of the user, and they run in a folder with
+    packages of somebody else that have the same names as Djinn's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._venv = folder / "venv"
+        self.work = folder / "work"
+        self._home = folder / "home"
+        for name in ("app", "client", "loadgen"):
+            foreign = self.work / name / "__init__.py"
+            foreign.parent.mkdir(parents=True)
+            foreign.write_text("raise SystemExit('this is not of Djinn')\n")
+        self._home.mkdir()
+        subprocess.run([PYTHON, "-m", "venv", str(self._venv)], check=True, env=self._variables())
+
+    def install(self, extras: str = "") -> None:
+        """Have pip install the wheel, with what it needs in the versions that are tested."""
+        (wheel,) = DIST.glob("*.whl")
+        flags = ("--quiet", "--disable-pip-version-check", "--constraint", str(ROOT / "constraints.txt"))
+        done = self.run("python", "-m", "pip", "install", *flags, f"{wheel}{extras}")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment to its end."""
+        return subprocess.run(
+            self._command(program, arguments),
+            cwd=self.work,
+            env=self._variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start a program of the environment; its standard output can be read."""
+        return subprocess.Popen(
+            self._command(program, arguments),
+            cwd=self.work,
+            env=self._variables(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _command(self, program: str, arguments: tuple[str, ...]) -> list[str]:
+        return [str(self._venv / "bin" / program), *arguments]
+
+    def _variables(self) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in OF_THE_CHECKOUT and not name.startswith("DJINN_")
+        }
+        return {**kept, "HOME": str(self._home)}
