@@ -4,6 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_LABEL_BYTES = 192 << 20
+"""Of what the file of an exported session says beside its history and KV, as JSON. The tensors of a session's edits,
+64 MiB in base64, are in it once for the session and once for its paused turn: 171 MiB. 21 MiB are left for metadata,
+breakpoints, the checkpoint and log-probabilities.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -7,15 +7,18 @@ from array import array
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
 from app.bridge.turn import Turn
-from app.domain.errors import BadExport, Busy, FieldOutOfRange, WrongState
+from app.domain.errors import BadExport, Busy, FieldOutOfRange, TooLarge, WrongState
+from app.domain.limits import MAX_LABEL_BYTES
 from app.domain.values import ModelInfo, SessionState
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
 from app.exports.spool import SpoolFile
+from app.machine.units import size
 from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
 from app.sessions.paused_turn import Pause
 from app.sessions.registry import SessionRegistry
@@ -34,8 +37,9 @@ LEAD_BYTES = 64 << 10
 async def export_session(registry: SessionRegistry, session: Session, file: SpoolFile) -> ExportedKV:
     """Write the session to the file.
 
-    Raises `WrongState` unless it stays idle or paused meanwhile, what `SpoolFile.claim` raises if there is no room, and
-    `EngineError` if it cannot be written all the same.
+    Raises `WrongState` unless it stays idle or paused meanwhile, `TooLarge` if no server would import its edits and
+    breakpoints, what `SpoolFile.claim` raises if there is no room, and `EngineError` if it cannot be written all the
+    same.
     """
     session.require(SessionState.IDLE, SessionState.PAUSED, to="export")
     place, here = registry.paused_copies.place(session), _Place.of(session)
@@ -44,7 +48,13 @@ async def export_session(registry: SessionRegistry, session: Session, file: Spoo
     label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
     about = await asyncio.to_thread(ExportLabel.of(session, label).to_json)  # thousands of edits take long
     here.check(session)
-    file.claim(_most_bytes(registry.executor.engine.info, len(session.history), about))
+    about_bytes = len(about.encode())
+    if about_bytes > MAX_LABEL_BYTES:
+        raise TooLarge(
+            f"the session's metadata, breakpoints, edits and paused turn have {size(about_bytes)} as JSON; a file may "
+            f"have {size(MAX_LABEL_BYTES)}: remove breakpoints, or go on from an earlier token with fewer edits"
+        )
+    file.claim(_most_bytes(registry.executor.engine.info, len(session.history), about_bytes))
     path = str(file.path)
     exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, path, about))
     file.wrote(file.claimed)
@@ -52,9 +62,9 @@ async def export_session(registry: SessionRegistry, session: Session, file: Spoo
     return exported
 
 
-def _most_bytes(info: ModelInfo, tokens: int, about: str) -> int:
+def _most_bytes(info: ModelInfo, tokens: int, about_bytes: int) -> int:
     """Most that the file of a session of `tokens` tokens has: all of its KV, up to the end of the last block."""
-    return (tokens + MAX_BLOCK_SIZE) * info.kv_bytes_per_token + tokens * TOKEN_BYTES + len(about.encode()) + LEAD_BYTES
+    return (tokens + MAX_BLOCK_SIZE) * info.kv_bytes_per_token + tokens * TOKEN_BYTES + about_bytes + LEAD_BYTES
 
 
 async def import_session(registry: SessionRegistry, path: Path, owner: str | None = None) -> Session:
@@ -64,10 +74,10 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
     """
     session = Session(new_session_id(), owner)
     session.namespace = session.id
-    async with registry.opening(session):
-        found = await _import(registry, session, path)
+    async with AsyncExitStack() as cleanup, registry.opening(session):
+        found, file = await _import(registry, session, path, cleanup)
         try:
-            await _furnish(registry, session, found)
+            await _furnish(registry, session, found, file)
         except Busy:
             registry.abandon(session)
             raise
@@ -80,23 +90,33 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
     return session
 
 
-async def _import(registry: SessionRegistry, session: Session, path: Path) -> ImportedKV:
-    call = registry.executor.call(lambda ticket: Import(ticket, session.id, str(path), session.id, session.owner or ""))
-    importing = asyncio.ensure_future(call)
-    found: ImportedKV
+async def _import(
+    registry: SessionRegistry, session: Session, path: Path, cleanup: AsyncExitStack
+) -> tuple[ImportedKV, BinaryIO]:
+    """What the engine finds in the file, and the file, which the engine may have moved. `cleanup` closes it."""
+    importing = asyncio.ensure_future(_open_and_import(registry, session, path, cleanup))
     try:
-        found = await asyncio.shield(importing)
+        return await asyncio.shield(importing)
     except asyncio.CancelledError:
         await asyncio.wait([importing])  # before that the engine has no session that could be closed
         raise
-    return found
 
 
-async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV) -> None:
+async def _open_and_import(
+    registry: SessionRegistry, session: Session, path: Path, cleanup: AsyncExitStack
+) -> tuple[ImportedKV, BinaryIO]:
+    file = cleanup.enter_context(await asyncio.to_thread(path.open, "rb"))
+    found: ImportedKV = await registry.executor.call(
+        lambda ticket: Import(ticket, session.id, str(path), session.id, session.owner or "")
+    )
+    return found, file
+
+
+async def _furnish(registry: SessionRegistry, session: Session, found: ImportedKV, file: BinaryIO) -> None:
     """Give the session what the file holds. Raises `ValueError` or `FieldOutOfRange` for an invalid label."""
     session.history = array("I", found.token_ids)
     session.uncounted = len(session.history)  # as far as the file has no KV of it
-    label = await asyncio.to_thread(_read, found.about, _checks(registry, session.history))
+    label = await asyncio.to_thread(_read, file, found, _checks(registry, session.history))
     session.metadata, session.ttl_s = label.metadata, label.ttl_s
     session.breakpoints = {each.id: each for each in label.breakpoints}
     session.interventions = label.interventions
@@ -124,8 +144,9 @@ def _reason(error: ValueError | FieldOutOfRange) -> str:
     return f"{field}: {words}" if field else words
 
 
-def _read(about: str, checks: LabelChecks) -> ExportLabel:
-    label = ExportLabel.from_json(about)
+def _read(file: BinaryIO, found: ImportedKV, checks: LabelChecks) -> ExportLabel:
+    file.seek(found.about_at)
+    label = ExportLabel.from_json(file.read(found.about_bytes))
     checks.check(label)
     return label
 

@@ -140,7 +140,7 @@ class ExportLabel(SessionLabels):
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
         """That of a file. Raises `ValueError` for any other text."""
         label = cls.model_validate_json(text)
         return label._swapped(TensorTable(label.tensors).get, tensors=())

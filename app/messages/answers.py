@@ -13,10 +13,11 @@ class ExportedKV:
 
 @dataclass(frozen=True, slots=True)
 class ImportedKV:
-    """An import has been read: the history, and the `about` of the export."""
+    """An import has been read: the history, and where in the file the `about` of the export is, in bytes."""
 
     token_ids: tuple[int, ...]
-    about: str
+    about_at: int
+    about_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

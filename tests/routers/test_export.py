@@ -18,6 +18,7 @@ from starlette.types import Message
 
 from app.domain.errors import SessionLimit
 from app.domain.values import SessionState
+from app.exports import exports
 from app.main import load_app
 from app.routers.dependencies import Services
 from tests.conftest import ServeWith
@@ -172,6 +173,19 @@ def test_labels_that_no_session_can_have_are_refused(http: httpx.Client, used: s
     assert "metadata, ttl_s" in message
     assert ": :" not in message
     assert http.get("/v1/memory").json()["sessions"] == before
+
+
+def test_a_file_with_more_tokens_than_fit_is_refused(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
+    answer = serve_with(max_model_len=32).post(IMPORT, content=export(http, used))
+    assert "token_ids" in (message := assert_error(answer, 422, "bad_export"))
+    assert "from 0 to 32" in message
+
+
+def test_edits_that_no_server_would_import_are_not_exported(
+    http: httpx.Client, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "MAX_LABEL_BYTES", 20)
+    assert "may have" in assert_error(http.get(f"{used}/export"), 413, "request_too_large")
 
 
 def test_forged_kv_reaches_nobody_but_the_forger(http: httpx.Client, tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ async def test_an_import_that_nobody_waits_for_leaves_nothing_behind(services: S
     session = registry.create()
     await finish(start_turn(registry, session, PROMPT, GREEDY, StopRule(max_tokens=4)))
     await export_session(registry, session, spooled(tmp_path / "session"))
-    for path in (tmp_path / "session", tmp_path / "missing"):
+    (tmp_path / "damaged").write_bytes(b"no session")
+    for path in (tmp_path / "session", tmp_path / "damaged"):
         importing = asyncio.create_task(import_session(registry, path))
         await asyncio.sleep(0)
         importing.cancel()

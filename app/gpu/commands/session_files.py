@@ -29,7 +29,7 @@ class SessionFiles:
     def import_(self, command: Import) -> list[Event]:
         """Begin to check a client's file; `finish` answers."""
         sequence = TokenSequence(command.session, namespace_hash(command.namespace), tenant=command.tenant)
-        move = self._tiers.files.import_file(sequence, command.path)
+        move = self._tiers.files.import_file(sequence, command.path, max_tokens=self._max_model_len)
         self._reading[move.number] = command, sequence
         return []
 
@@ -52,16 +52,13 @@ class SessionFiles:
         asked, sequence = self._reading.pop(move.number)
         if report.error is not None:
             return [Failed(asked.ticket, BadExport(f"the import failed: {report.error}"))], None
-        if len(report.token_ids) > self._max_model_len:
-            self._tiers.files.delete(sequence)
-            message = f"the file has {len(report.token_ids)} tokens; at most {self._max_model_len} fit"
-            return [Failed(asked.ticket, BadExport(message))], None
         sequence.tokens = list(report.token_ids)
         sequence.assume_computed()
         sequence.sent = True
         blocks = self._tiers.cache.host.blocks_for(report.computed)
         self._placement.lower.adopt(sequence, report.computed, blocks)
-        return [Done(asked.ticket, ImportedKV(report.token_ids, report.about))], sequence
+        found = ImportedKV(report.token_ids, report.about_at, report.about_bytes)
+        return [Done(asked.ticket, found)], sequence
 
     def _bring_to_host(self, sequence: TokenSequence) -> bool:
         """Whether the host has as much of the session's KV as it can get; if not, copies are on their way."""

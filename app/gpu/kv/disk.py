@@ -82,14 +82,15 @@ class DiskStore:
         """Delete the session's file, if there is one."""
         self.path(session).unlink(missing_ok=True)
 
-    def adopt(self, path: Path, session: SessionId) -> KVFileHeader:
+    def adopt(self, path: Path, session: SessionId, *, max_tokens: int) -> KVFileHeader:
         """Check an exported file whole and make it the session's, by renaming it where that is possible. A copy from
         another disk has a temporary name until it is whole.
 
-        An export has no namespace: a file from outside must never pass for KV that was computed here, and be shared.
+        It has `max_tokens` at most. An export has no namespace: a file from outside must never pass for KV that was
+        computed here, and be shared.
         Raises what `read_kv_file` raises, and `OSError` if there is no room; then the file stays where it is.
         """
-        header = read_kv_file(path, self._identity)
+        header = read_kv_file(path, self._identity, max_tokens=max_tokens)
         if header.namespace:
             raise KVFileDamaged("it is not an export: it belongs to a namespace")
         own = self.path(session)

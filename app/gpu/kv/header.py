@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.domain.limits import MAX_LABEL_BYTES
+
 FORMAT = "djinn-kv"
 VERSION = "2"
 
@@ -19,6 +21,7 @@ LENGTH_BYTES = 8
 TOKEN_BYTES = 4
 DIGEST_BYTES = 32
 MAX_TOKENS = 1 << 24
+"""Of a file of the server's own, whatever its sessions may have by now."""
 
 
 class KVFileError(Exception):
@@ -27,6 +30,10 @@ class KVFileError(Exception):
 
 class KVFileDamaged(KVFileError):
     """The file is not whole, or nothing that Djinn wrote."""
+
+
+class KVFileTooLarge(KVFileError):
+    """The file claims more than a session has."""
 
 
 class KVFileMismatch(KVFileError):
@@ -68,19 +75,24 @@ class KVIdentity:
 class KVFileHeader:
     """What a file holds: a history, and blocks with the KV of its first `computed_tokens` tokens.
 
-    `namespace` is the one that the session shares prefixes in. `about` is kept for whoever exports a session.
+    `namespace` is the one that the session shares prefixes in. `about_bytes` are for whoever exports a session.
     """
 
     identity: KVIdentity
     token_ids: Sequence[int]
     computed_tokens: int
     namespace: bytes = b""
-    about: str = ""
+    about_bytes: int = 0
 
     @property
     def blocks(self) -> int:
         """Blocks in the file, the last one maybe partly filled."""
         return -(-self.computed_tokens // self.identity.layout.block_size)
+
+    @property
+    def about_at(self) -> int:
+        """Where in the file `about` begins, in bytes."""
+        return len(encode_header(self)) + len(self.token_ids) * TOKEN_BYTES
 
 
 def file_bytes(header: KVFileHeader) -> int:
@@ -101,7 +113,7 @@ def encode_header(header: KVFileHeader) -> bytes:
             "namespace": header.namespace.hex(),
         },
         "token_ids": {"dtype": "I32", "shape": [len(header.token_ids)]},
-        "about": {"dtype": "U8", "shape": [len(header.about.encode())]},
+        "about": {"dtype": "U8", "shape": [header.about_bytes]},
         "kv": {"dtype": dtype, "shape": [header.blocks, *layout.block_shape]},
         "sha256": {"dtype": "U8", "shape": [DIGEST_BYTES]},
     }
@@ -124,12 +136,12 @@ def encode_safetensors(fields: Mapping[str, Any], *, align: int) -> bytes:
 
 def _tensor_bytes(header: KVFileHeader) -> tuple[int, int, int, int]:
     kv = header.blocks * header.identity.layout.block_bytes
-    return len(header.token_ids) * TOKEN_BYTES, len(header.about.encode()), kv, DIGEST_BYTES
+    return len(header.token_ids) * TOKEN_BYTES, header.about_bytes, kv, DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderFields:
-    """What the header of a file claims. The types and `0 <= computed_tokens <= tokens <= MAX_TOKENS` hold, no more."""
+    """What the header of a file claims. The types, the limits and `0 <= computed_tokens <= tokens` hold, no more."""
 
     fingerprint: str
     dtype: str
@@ -140,8 +152,10 @@ class HeaderFields:
     about_bytes: int
 
 
-def parse_header(text: bytes) -> HeaderFields:
-    """Read the JSON of a header. Raises `KVFileDamaged`, `KVFileMismatch` if it is of another version."""
+def parse_header(text: bytes, max_tokens: int) -> HeaderFields:
+    """Read the JSON of a header. Raises `KVFileDamaged`, `KVFileMismatch` if it is of another version, and
+    `KVFileTooLarge` for more than `max_tokens` or `MAX_LABEL_BYTES`.
+    """
     try:
         fields = json.loads(text)
         metadata = fields["__metadata__"]
@@ -150,10 +164,10 @@ def parse_header(text: bytes) -> HeaderFields:
         if metadata["version"] != VERSION:
             raise KVFileMismatch(f"it is of version {metadata['version']} of the format, not {VERSION}")
         [tokens], computed_tokens = fields["token_ids"]["shape"], int(metadata["computed_tokens"])
-        if type(tokens) is not int or not 0 <= computed_tokens <= tokens <= MAX_TOKENS:
-            raise ValueError
         [about_bytes] = fields["about"]["shape"]
-        if type(about_bytes) is not int or about_bytes < 0:
+        _check_count("token_ids", tokens, max_tokens)
+        _check_count("about", about_bytes, MAX_LABEL_BYTES)
+        if not 0 <= computed_tokens <= tokens:
             raise ValueError
         return HeaderFields(
             fingerprint=str(metadata["fingerprint"]),
@@ -168,10 +182,17 @@ def parse_header(text: bytes) -> HeaderFields:
         raise KVFileDamaged("its header is not that of a session of Djinn") from None
 
 
-def match_header(fields: HeaderFields, token_ids: Sequence[int], about: bytes, expected: KVIdentity) -> KVFileHeader:
-    """The header that `fields`, the file's tokens and its `about` make.
+def _check_count(name: str, count: object, most: int) -> None:
+    if type(count) is not int or count < 0:
+        raise ValueError
+    if count > most:
+        raise KVFileTooLarge(f"its {name} has too many elements: there may be from 0 to {most}")
 
-    Raises `KVFileMismatch` unless the `expected` model and layout can use it, `KVFileDamaged` if the tokens are wrong.
+
+def match_header(fields: HeaderFields, expected: KVIdentity) -> KVFileHeader:
+    """The header that `fields` make, with as many tokens as they claim, but not which.
+
+    Raises `KVFileMismatch` unless the `expected` model and layout can use it.
     """
     if fields.fingerprint != expected.fingerprint:
         raise KVFileMismatch(f"it is of the model {fields.fingerprint!r}, this server runs {expected.fingerprint!r}")
@@ -181,12 +202,10 @@ def match_header(fields: HeaderFields, token_ids: Sequence[int], about: bytes, e
             f"its KV blocks are {fields.dtype} {fields.block_shape}, this server's are "
             f"{dtype} {expected.layout.block_shape} (layers, keys and values, heads, tokens, elements)"
         )
-    if len(token_ids) != fields.tokens:
-        raise KVFileDamaged("it ends within its tokens")
+    return KVFileHeader(expected, range(fields.tokens), fields.computed_tokens, fields.namespace, fields.about_bytes)
+
+
+def check_tokens(token_ids: Sequence[int], expected: KVIdentity) -> None:
+    """Raise `KVFileDamaged` unless all of them are in the vocabulary."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < expected.vocab_size:
         raise KVFileDamaged(f"it has token ids outside the vocabulary, 0 to {expected.vocab_size - 1}")
-    try:
-        text = about.decode()
-    except UnicodeDecodeError:
-        raise KVFileDamaged("what it says about the session is not text") from None
-    return KVFileHeader(expected, token_ids, fields.computed_tokens, fields.namespace, text)

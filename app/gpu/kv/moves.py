@@ -50,6 +50,8 @@ class Move:
     """Nobody waits for it."""
     path: str = ""
     about: str = ""
+    max_tokens: int = 0
+    """Most that a file which is imported may have."""
     namespace: BlockHash = b""
 
 
@@ -58,7 +60,7 @@ class Moved:
     """A mover's report: the move has ended after `seconds` of copying; `error` says why nothing of it may be used, and
     `disk_is_full` whether it is that.
 
-    `token_ids`, `computed` and `about` are what an imported file holds.
+    `token_ids` and `computed` are what an imported file holds, and `about_bytes` from `about_at` on what it says.
     """
 
     number: int
@@ -67,4 +69,5 @@ class Moved:
     disk_is_full: bool = False
     token_ids: tuple[int, ...] = ()
     computed: int = 0
-    about: str = ""
+    about_at: int = 0
+    about_bytes: int = 0

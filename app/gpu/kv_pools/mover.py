@@ -83,7 +83,8 @@ class KVMover:
             case MoveKind.IN:
                 self._host.copy_in(move.source, move.target, ready)
             case MoveKind.EXPORT:
-                write_kv_file(Path(move.path), self._header(move), self._host.views(move.source))
+                blocks = self._host.views(move.source)
+                write_kv_file(Path(move.path), self._header(move), blocks, move.about.encode())
             case MoveKind.TO_DISK:
                 self._store.write(move.session, self._header(move), self._host.views(move.source))
             case MoveKind.FROM_DISK:
@@ -96,12 +97,19 @@ class KVMover:
 
     def _import(self, move: Move) -> Moved:
         """Take over a file; without a disk tier only its tokens."""
+        path = Path(move.path)
         if self._disk is None:
-            header, computed = read_kv_file(Path(move.path), self._identity), 0
+            header, computed = read_kv_file(path, self._identity, max_tokens=move.max_tokens), 0
         else:
-            header = self._disk.adopt(Path(move.path), move.session)
+            header = self._disk.adopt(path, move.session, max_tokens=move.max_tokens)
             computed = header.computed_tokens
-        return Moved(move.number, token_ids=tuple(header.token_ids), computed=computed, about=header.about)
+        return Moved(
+            move.number,
+            token_ids=tuple(header.token_ids),
+            computed=computed,
+            about_at=header.about_at,
+            about_bytes=header.about_bytes,
+        )
 
     @property
     def _store(self) -> DiskStore:
@@ -110,4 +118,5 @@ class KVMover:
         return self._disk
 
     def _header(self, move: Move) -> KVFileHeader:
-        return KVFileHeader(self._identity, move.token_ids, move.computed, move.namespace, move.about)
+        about_bytes = len(move.about.encode())
+        return KVFileHeader(self._identity, move.token_ids, move.computed, move.namespace, about_bytes)

@@ -78,9 +78,9 @@ class KVFiles:
             about=about,
         )
 
-    def import_file(self, sequence: TokenSequence, path: str) -> Move:
+    def import_file(self, sequence: TokenSequence, path: str, *, max_tokens: int) -> Move:
         """Make a client's file the file of a new session, if it is valid."""
-        return self._ledger.order(sequence, MoveKind.IMPORT, path=path)
+        return self._ledger.order(sequence, MoveKind.IMPORT, path=path, max_tokens=max_tokens)
 
     def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int) -> None:
         """Note that the session's file holds the KV of the first `computed` tokens, and that there is no other KV."""

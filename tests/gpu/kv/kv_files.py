@@ -15,7 +15,8 @@ from app.gpu.kv.header import (
 
 LAYOUT = KVLayout(layers=2, kv_heads=1, block_size=4, head_dim=2, dtype="float32")
 IDENTITY = KVIdentity("model-a", vocab_size=100, layout=LAYOUT)
-HEADER = KVFileHeader(IDENTITY, (5, 99, 0, 7, 8, 9), computed_tokens=5, namespace=b"\x01\xff", about='{"a": "é"}')
+ABOUT = '{"a": "é"}'.encode()
+HEADER = KVFileHeader(IDENTITY, (5, 99, 0, 7, 8, 9), computed_tokens=5, namespace=b"\x01\xff", about_bytes=len(ABOUT))
 DIGEST = 32
 """Bytes of the checksum that ends a file."""
 

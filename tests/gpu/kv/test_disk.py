@@ -16,12 +16,14 @@ from app.domain.errors import FieldOutOfRange
 from app.domain.values import SessionId
 from app.gpu.kv.disk import DiskStore
 from app.gpu.kv.file import write_kv_file
-from app.gpu.kv.header import KVFileDamaged, KVFileMismatch, file_bytes
+from app.gpu.kv.header import KVFileDamaged, KVFileMismatch, KVFileTooLarge, file_bytes
 from app.machine import disk
 from app.machine.disk import DiskFull, DiskRoom
-from tests.gpu.kv.kv_files import HEADER, IDENTITY, blocks_of, buffers_for, damage, same
+from tests.gpu.kv import kv_files
+from tests.gpu.kv.kv_files import IDENTITY, blocks_of, buffers_for, damage, same
 from tests.privileges import unprivileged_folder
 
+HEADER = replace(kv_files.HEADER, about_bytes=0)
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
 
 
@@ -114,7 +116,7 @@ EXPORT = replace(HEADER, namespace=b"")
 def test_an_adopted_file_has_moved(store: DiskStore, tmp_path: Path) -> None:
     upload = tmp_path / "upload"
     write_kv_file(upload, EXPORT, blocks_of(HEADER))
-    assert same(store.adopt(upload, TWO), EXPORT)
+    assert same(store.adopt(upload, TWO, max_tokens=6), EXPORT)
     assert not upload.exists()
     into = buffers_for(HEADER)
     store.read(TWO, into)
@@ -127,7 +129,7 @@ def test_a_file_is_adopted_across_file_systems(store: DiskStore) -> None:
         pytest.skip("there is no second file system")
     upload = memory / f"djinn-test-{os.getpid()}"
     write_kv_file(upload, EXPORT, blocks_of(HEADER))
-    store.adopt(upload, TWO)
+    store.adopt(upload, TWO, max_tokens=6)
     assert not upload.exists()
     assert same(store.read(TWO, buffers_for(HEADER)), EXPORT)
 
@@ -142,22 +144,30 @@ def test_a_copy_that_fails_leaves_no_file(store: DiskStore, tmp_path: Path, monk
 
     monkeypatch.setattr(shutil, "move", fill_disk)
     with pytest.raises(OSError, match="no room"):
-        store.adopt(upload, TWO)
+        store.adopt(upload, TWO, max_tokens=6)
     assert upload.exists()
     assert list(store.path(TWO).parent.iterdir()) == []
+
+
+def test_a_file_with_more_tokens_than_a_session_may_have_is_not_adopted(store: DiskStore, tmp_path: Path) -> None:
+    upload = tmp_path / "upload"
+    write_kv_file(upload, EXPORT, blocks_of(HEADER))
+    with pytest.raises(KVFileTooLarge, match=r"token_ids .* from 0 to 5$"):
+        store.adopt(upload, TWO, max_tokens=5)
+    assert store.index().headers == {}
 
 
 def test_a_bad_file_is_not_adopted(store: DiskStore, tmp_path: Path) -> None:
     upload = tmp_path / "upload"
     write_kv_file(upload, HEADER, blocks_of(HEADER))
     with pytest.raises(KVFileDamaged, match="namespace"):
-        store.adopt(upload, TWO)
+        store.adopt(upload, TWO, max_tokens=6)
     damage(upload, -40)
     with pytest.raises(KVFileDamaged, match="checksum"):
-        store.adopt(upload, TWO)
+        store.adopt(upload, TWO, max_tokens=6)
     foreign = replace(HEADER, identity=replace(IDENTITY, fingerprint="model-b"))
     write_kv_file(upload, foreign, blocks_of(foreign))
     with pytest.raises(KVFileMismatch):
-        store.adopt(upload, TWO)
+        store.adopt(upload, TWO, max_tokens=6)
     assert upload.exists()
     assert store.index().headers == {}

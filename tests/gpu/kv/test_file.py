@@ -24,13 +24,13 @@ from app.gpu.kv.header import (
     KVIdentity,
     KVLayout,
 )
-from tests.gpu.kv.kv_files import DIGEST, HEADER, IDENTITY, LAYOUT, blocks_of, buffers_for, damage, same
+from tests.gpu.kv.kv_files import ABOUT, DIGEST, HEADER, IDENTITY, LAYOUT, blocks_of, buffers_for, damage, same
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Of a file with `HEADER`."""
-    write_kv_file(tmp_path / "session", HEADER, blocks_of(HEADER))
+    write_kv_file(tmp_path / "session", HEADER, blocks_of(HEADER), ABOUT)
     return tmp_path / "session"
 
 
@@ -45,7 +45,7 @@ def headers(draw: st.DrawFn) -> KVFileHeader:
         tuple(tokens),
         draw(st.integers(0, len(tokens))),
         draw(st.binary(max_size=16)),
-        draw(st.text(max_size=20)),
+        draw(st.integers(0, 40)),
     )
 
 
@@ -56,8 +56,10 @@ def test_what_is_read_is_what_was_written(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "roundtrip"
     blocks, into = blocks_of(header, seed), buffers_for(header)
-    size = write_kv_file(path, header, blocks)
+    about = np.random.default_rng(seed).bytes(header.about_bytes)
+    size = write_kv_file(path, header, blocks, about)
     assert path.stat().st_size == size
+    assert path.read_bytes()[header.about_at :][: header.about_bytes] == about
     assert same(read_kv_header(path, header.identity), header)
     assert same(read_kv_file(path, header.identity, into), header)
     assert into == blocks
@@ -67,7 +69,10 @@ def test_any_safetensors_reader_finds_the_pool_layout(tmp_path: Path) -> None:
     path = tmp_path / "session.safetensors"
     kv = np.random.default_rng(0).standard_normal((2, *LAYOUT.block_shape), dtype=np.float32)
     write_kv_file(
-        path, replace(HEADER, computed_tokens=8, token_ids=range(8)), [memoryview(block.tobytes()) for block in kv]
+        path,
+        replace(HEADER, computed_tokens=8, token_ids=range(8)),
+        [memoryview(block.tobytes()) for block in kv],
+        ABOUT,
     )
     with safe_open(path, framework="numpy") as file:
         assert file.metadata()["fingerprint"] == "model-a"
@@ -83,7 +88,7 @@ def test_a_rest_of_somebody_elses_kv_is_not_written(path: Path) -> None:
     full, partly = blocks_of(HEADER)
     kv = np.frombuffer(partly, np.float32).reshape(LAYOUT.block_shape).copy()
     kv[:, :, :, 1:] = 7.0
-    write_kv_file(path, HEADER, [full, memoryview(kv.tobytes())])
+    write_kv_file(path, HEADER, [full, memoryview(kv.tobytes())], ABOUT)
     assert path.read_bytes() == whole
 
 
@@ -151,9 +156,9 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 8, len(whole) // 2, len(whole) - 1):
         with largest_file(size), pytest.raises(OSError, match="too large"):
-            write_kv_file(path, HEADER, blocks_of(HEADER, seed=1))
+            write_kv_file(path, HEADER, blocks_of(HEADER, seed=1), ABOUT)
     for wrong in (blocks_of(HEADER)[:1], blocks_of(HEADER) * 2):
         with pytest.raises(ValueError, match="header says"):
-            write_kv_file(path, HEADER, wrong)
+            write_kv_file(path, HEADER, wrong, ABOUT)
     assert list(path.parent.iterdir()) == [path]
     assert path.read_bytes() == whole

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
+import tracemalloc
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.domain.limits import MAX_LABEL_BYTES
 from app.gpu.kv.file import read_kv_file, read_kv_header, write_kv_file
 from app.gpu.kv.header import (
     MAX_TOKENS,
     KVFileDamaged,
     KVFileError,
+    KVFileHeader,
+    KVFileTooLarge,
+    encode_header,
+    file_bytes,
 )
-from tests.gpu.kv.kv_files import DIGEST, HEADER, IDENTITY, LAYOUT, blocks_of, same
+from tests.gpu.kv.kv_files import ABOUT, DIGEST, HEADER, IDENTITY, LAYOUT, blocks_of, same
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Of a file with `HEADER`."""
-    write_kv_file(tmp_path / "session", HEADER, blocks_of(HEADER))
+    write_kv_file(tmp_path / "session", HEADER, blocks_of(HEADER), ABOUT)
     return tmp_path / "session"
 
 
@@ -101,17 +109,50 @@ def test_a_forged_header_is_refused(path: Path, change: Callable[[dict[str, Any]
         read_kv_header(path, IDENTITY)
 
 
-def test_what_is_said_about_the_session_must_be_text(path: Path) -> None:
-    tokens = array("i", HEADER.token_ids).tobytes()
-    forge(path, lambda fields: None, tokens + b"\xff" * len(HEADER.about.encode()) + b"".join(blocks_of(HEADER)))
-    with pytest.raises(KVFileDamaged, match="not text"):
-        read_kv_header(path, IDENTITY)
+CLAIM = replace(HEADER, computed_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (replace(CLAIM, about_bytes=MAX_LABEL_BYTES + 1), rf"about .* from 0 to {MAX_LABEL_BYTES}$"),
+        (replace(CLAIM, token_ids=range(MAX_TOKENS)), r"token_ids .* from 0 to 100$"),
+    ],
+    ids=["about", "tokens"],
+)
+def test_what_is_too_large_is_refused_before_it_is_read(path: Path, header: KVFileHeader, says: str) -> None:
+    """The file is as large as it says, of zeros."""
+    path.write_bytes(encode_header(header))
+    os.truncate(path, file_bytes(header))
+
+    def read() -> None:
+        with pytest.raises(KVFileTooLarge, match=says):
+            read_kv_file(path, IDENTITY, max_tokens=100)
+
+    assert peak_of(read) < 1 << 20
+
+
+def test_what_is_said_about_a_session_takes_no_memory(path: Path) -> None:
+    header, about = replace(HEADER, about_bytes=32 << 20), b"a" * (32 << 20)
+    write_kv_file(path, header, blocks_of(header), about)
+    taken = peak_of(lambda: read_kv_file(path, IDENTITY, max_tokens=6))
+    assert taken < 4 << 20
+
+
+def peak_of(act: Callable[[], object]) -> int:
+    """Most bytes that Python takes meanwhile."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("token_id", [-1, 100, 2**31 - 1])
 def test_token_ids_outside_the_vocabulary_are_refused(path: Path, token_id: int) -> None:
     tokens = array("i", [5, 99, token_id, 7, 8, 9]).tobytes()
-    body = tokens + HEADER.about.encode() + b"".join(blocks_of(HEADER))
+    body = tokens + ABOUT + b"".join(blocks_of(HEADER))
     forge(path, lambda fields: None, body)
     with pytest.raises(KVFileDamaged, match="vocabulary, 0 to 99"):
         read_kv_header(path, IDENTITY)
