@@ -26,6 +26,7 @@ from app.sessions.session import Session
 from app.sessions.table import new_session_id
 from app.web.field_schema import schema_of
 from app.web.problems import describe_problem
+from app.wire.sessions import MAX_TTL_S
 
 MAX_BLOCK_SIZE = 256
 """Tokens of the largest KV block that there is."""
@@ -117,7 +118,7 @@ async def _furnish(registry: SessionRegistry, session: Session, found: ImportedK
     session.history = array("I", found.token_ids)
     session.uncounted = len(session.history)  # as far as the file has no KV of it
     label = await asyncio.to_thread(_read, file, found, _checks(registry, session.history))
-    session.metadata, session.ttl_s = label.metadata, label.ttl_s
+    session.metadata, session.ttl_s = label.metadata, label.ttl_s or MAX_TTL_S
     session.breakpoints = {each.id: each for each in label.breakpoints}
     session.interventions = label.interventions
     if label.turn is not None:

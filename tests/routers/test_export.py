@@ -181,6 +181,11 @@ def test_a_file_with_more_tokens_than_fit_is_refused(http: httpx.Client, serve_w
     assert "from 0 to 32" in message
 
 
+def test_a_file_that_says_nothing_gets_the_time_to_live_of_any_session(http: httpx.Client, used: str) -> None:
+    answer = http.post(IMPORT, content=with_about(export(http, used), "{}"))
+    assert answer.json()["expires_at"] == pytest.approx(time.time() + 30 * 24 * 3600, abs=60)
+
+
 def test_edits_that_no_server_would_import_are_not_exported(
     http: httpx.Client, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
