@@ -51,6 +51,7 @@ async def export_session(
 )
 async def import_session(request: Request, services: ServicesDep, owner: OwnerDep, cleanup: CleanupDep) -> SessionView:
     """Open a session from an exported file, which is the body. Refuses one that is damaged or of another model."""
+    services.sessions.check_room(owner)  # before a byte of it is read
     file = await cleanup.enter_async_context(services.spool.file(owner))
     file.claim(int(request.headers.get("Content-Length", 0)))
     await write_chunks(file, body_chunks(request))

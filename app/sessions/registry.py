@@ -91,6 +91,11 @@ class SessionRegistry:
         for session in giving:
             self.drop(session)
 
+    def check_room(self, owner: str | None) -> None:
+        """Raise what `make_room` would raise now, and close nothing."""
+        self.table.giving_way(owner, 1)
+        self.executor.check()
+
     def create(
         self,
         owner: str | None = None,

@@ -227,6 +227,14 @@ def test_imported_sessions_count(http: httpx.Client, serve_with: ServeWith, used
     assert int(answer.headers["retry-after"]) >= 1
 
 
+def test_an_import_without_a_place_is_refused_before_it_is_sent(serve_with: ServeWith) -> None:
+    full = serve_with(max_sessions=1)
+    full.post("/v1/sessions")
+    with socket.create_connection((full.base_url.host, full.base_url.port or 0), timeout=10) as only_head:
+        only_head.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n" % IMPORT.encode())
+        assert only_head.recv(1000).startswith(b"HTTP/1.1 429")
+
+
 def test_an_imported_session_belongs_to_who_imported_it(http: httpx.Client, serve_with: ServeWith, used: str) -> None:
     there = serve_with(api_keys=("one", "two"))
     mine, yours = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
