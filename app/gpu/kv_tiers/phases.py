@@ -1,20 +1,16 @@
 """Clients signal the phases of their sessions: KV is offloaded while a tool runs and prefetched before it returns."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 
-from app.domain.values import KVPolicy, Phase, SessionId, Tier
+from app.domain.values import KVPolicy, Phase, Tier
 from app.gpu.kv.moves import MoveKind
+from app.gpu.kv_tiers.leaving import RETRY_S, LeavingSessions
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.kv_tiers.prefetch import PrefetchOrder
 from app.gpu.kv_tiers.return_order import Blocks, ReturnOrder
 from app.gpu.state.sequence import TokenSequence
 
-RETRY_S = 0.1
-"""How often sessions that wait for room try again although nothing has changed. Time alone can give room: a session is
-overdue, or a disk may be written again.
-"""
 TRIED = 4
 """After so many prefetches that find no room, those that return still later wait for the next look."""
 BLOCKS_A_LOOK = 256
@@ -32,11 +28,9 @@ class Phases:
         self._headroom = headroom
         self._tiers = placement.tiers
         self._clock = placement.clock
-        self._leaving: OrderedDict[SessionId, TokenSequence] = OrderedDict()
         self._wanted = ReturnOrder(self._blocks)
         self._expected = PrefetchOrder(self._blocks)
-        self._no_host_room = math.inf
-        """So many host blocks could not be had in this look."""
+        self._leaving = LeavingSessions(placement, self._expected.note_moved)
         self._listens = placement.policy is KVPolicy.SIGNAL
         self._retry_at = math.inf
 
@@ -57,7 +51,7 @@ class Phases:
             if sequence.moving is Tier.TO_DEVICE:
                 self._tiers.turn_round(sequence)
                 self._placement.note_placed(sequence)
-            self._leaving[sequence.session] = sequence
+            self._leaving.add(sequence)
             if sequence.resume_at is not None:
                 self._expected.add(sequence)
         self._go_on()
@@ -70,7 +64,7 @@ class Phases:
 
     def forget(self, sequence: TokenSequence) -> None:
         """The session gets a turn, or is closed."""
-        self._leaving.pop(sequence.session, None)
+        self._leaving.discard(sequence.session)
         self._wanted.remove(sequence)
         self._expected.remove(sequence)
 
@@ -94,54 +88,29 @@ class Phases:
 
     def _go_on(self) -> None:
         now = self._clock()
-        self._placement.changed, self._no_host_room = False, math.inf
+        self._placement.changed = False
         self._placement.forget_order()
         for sequence in self._placement.take_moved():
             self._expected.note_moved(sequence)
             self._wanted.note_moved(sequence)
+            self._leaving.note_moved(sequence)
         seconds = self._placement.meter.seconds
         block_s = seconds(MoveKind.FROM_DISK, 1), seconds(MoveKind.IN, 1)
         busy_s = float(self._wanted.blocks.sum(axis=1) @ block_s)
         for sequence in self._expected.take_due(now, self._placement.margin.seconds, block_s, busy_s=busy_s):
             self._want(sequence)
-        for sequence in list(self._leaving.values()):
-            self._send_away(sequence, now)
+        self._leaving.look(now)
         self._prefetch_all()
         self._retry_at = now + RETRY_S if self._leaving or self._wanted else math.inf
 
     def _want(self, sequence: TokenSequence) -> None:
-        self._leaving.pop(sequence.session, None)
+        self._leaving.discard(sequence.session)
         was_moving = sequence.moving
         self._tiers.head_back(sequence)
         if sequence.moving is not was_moving:
             self._placement.note_placed(sequence)
         if sequence.session in self._placement.lower.away:
             self._wanted.add(sequence)
-
-    def _send_away(self, sequence: TokenSequence, now: float) -> None:
-        """Offload a session that waits by one tier: to the host, and from there to disk if it is `idle`."""
-        gap_s = sequence.return_time - now
-        if sequence.tier is Tier.DEVICE:
-            if gap_s < self._seconds(sequence, MoveKind.OUT, MoveKind.IN):
-                del self._leaving[sequence.session]  # it would be back before the move was done
-                self._expected.note_moved(sequence)
-                return
-            if not self._tiers.park(sequence) and self._makes_host_room(sequence):
-                self._tiers.park(sequence)
-            self._placement.refile(sequence)
-        if sequence.tier is Tier.HOST:
-            del self._leaving[sequence.session]
-            by_disk_s = self._seconds(sequence, MoveKind.TO_DISK, MoveKind.FROM_DISK, MoveKind.IN)
-            if sequence.phase is Phase.IDLE and gap_s >= by_disk_s:
-                self._placement.lower.save(sequence)
-        elif sequence.tier in (Tier.DISK, None):
-            del self._leaving[sequence.session]
-
-    def _makes_host_room(self, sequence: TokenSequence) -> bool:
-        missing = len(sequence.blocks) - len(sequence.host_blocks)
-        if missing < self._no_host_room and not self._placement.make_host_room(missing, sequence):
-            self._no_host_room = missing
-        return missing < self._no_host_room
 
     def _prefetch_all(self) -> None:
         headroom, failed, begun = self._headroom() if self._wanted else 0, 0, 0
@@ -184,7 +153,3 @@ class Phases:
         if tier is Tier.DEVICE and sequence.session not in self._leaving:
             return 0, 0
         return (blocks if tier is Tier.DISK or (tier is Tier.TO_HOST and not sequence.blocks) else 0), blocks
-
-    def _seconds(self, sequence: TokenSequence, *kinds: MoveKind) -> float:
-        blocks = self._tiers.cache.pool.blocks_for(sequence.computed)
-        return sum(self._placement.meter.seconds(kind, blocks) for kind in kinds)

@@ -129,6 +129,61 @@ def test_a_host_that_is_full_sends_the_longest_away_to_disk() -> None:
     assert [s.tier for s in (first, second, third)] == [Tier.DISK, Tier.HOST, Tier.HOST]
 
 
+def test_who_finds_no_room_on_the_host_leaves_when_there_is_some() -> None:
+    bench = Bench(device=16, host=3, disk=0)
+    first, large, small = bench.session(12), bench.session(12, first_token=1), bench.session(8, first_token=2)
+    for sequence in (first, large, small):
+        bench.phases.signal(sequence, Phase.IO_WAIT, None)
+    bench.finish()
+    assert [s.tier for s in (first, large, small)] == [Tier.HOST, Tier.DEVICE, Tier.DEVICE]
+    bench.tiers.truncate(first, 4)
+    bench.phases.signal(first, Phase.IO_WAIT, None)
+    bench.finish()
+    assert [tier_of(s) for s in (first, large, small)] == [Tier.HOST, Tier.DEVICE, Tier.HOST]
+    bench.close(small)
+    bench.close(first)
+    bench.phases.tick()
+    bench.finish()
+    assert tier_of(large) is Tier.HOST
+
+
+def test_who_finds_no_room_on_the_host_looks_for_disk_that_can_be_written_again() -> None:
+    bench = Bench(device=16, host=3)
+    away, stays = bench.session(12), bench.session(12, first_token=1)
+    bench.phases.signal(away, Phase.IO_WAIT, None)
+    bench.finish()
+    bench.placement.lower.save_failed()
+    bench.phases.signal(stays, Phase.IO_WAIT, None)
+    bench.finish()
+    assert (tier_of(away), tier_of(stays)) == (Tier.HOST, Tier.DEVICE)
+    bench.now += 11.0
+    bench.phases.tick()
+    bench.finish()
+    assert (tier_of(away), tier_of(stays)) == (Tier.DISK, Tier.HOST)
+
+
+def test_who_finds_no_room_on_the_host_shares_what_comes_there() -> None:
+    bench = Bench(device=16, host=3, disk=0)
+    first, twin = bench.session(8), bench.session(9)
+    twin.hashes[:2] = first.hashes[:2]
+    twin.namespace = first.namespace
+    bench.begin_turn(first)
+    other = bench.session(8, first_token=1)
+    for sequence in (other, twin):
+        bench.phases.signal(sequence, Phase.IO_WAIT, None)
+        bench.finish()
+    assert (tier_of(other), tier_of(twin)) == (Tier.HOST, Tier.DEVICE)
+    bench.close(other)
+    first.turn = None
+    bench.placement.end_turn(first)
+    bench.tiers.park(first)
+    bench.finish()
+    bench.now += 1.0
+    bench.phases.tick()
+    bench.finish()
+    assert tier_of(twin) is Tier.HOST
+
+
 def test_without_a_lower_tier_that_has_room_a_session_that_must_go_loses_its_kv() -> None:
     bench = Bench(device=6, host=2, disk=0)
     sequence = bench.session(12)

@@ -42,6 +42,26 @@ def test_a_look_costs_the_same_beside_ten_times_as_many_sessions(what: str) -> N
     assert many < 1.2 * few
 
 
+@pytest.mark.parametrize("what", ["a look without news", "a word of one session"])
+def test_sessions_that_find_no_room_on_the_host_cost_a_look_nothing(what: str) -> None:
+    counts = []
+    for number in (40, 400):
+        bench = Bench(device=2 * number, host=0, disk=0)
+        sessions = [bench.session(2 * BLOCK_SIZE, first_token=each) for each in range(number)]
+        for sequence in sessions:
+            bench.phases.signal(sequence, Phase.IO_WAIT, 1000.0)
+        bench.phases.tick()
+        bench.placement.take_placed()
+        if what == "a look without news":
+            bench.placement.changed = True
+            counts.append(calls_of(bench.phases.tick))
+        else:
+            counts.append(calls_of(partial(bench.phases.signal, sessions[-1], Phase.IO_WAIT, 900.0)))
+        assert bench.placement.take_placed() == []
+    few, many = counts
+    assert many < 1.2 * few
+
+
 def test_room_for_a_small_session_is_used_although_larger_ones_come_first() -> None:
     bench = Bench(device=16, host=64)
     large = []
