@@ -52,6 +52,7 @@ METAVARS = {
     "max_request_bytes": "SIZE",
     "max_import_bytes": "SIZE",
     "max_spool_bytes": "SIZE",
+    "max_activation_bytes": "SIZE",
     "disk_reserve": "SIZE",
     "engine_timeout_s": "SECONDS",
     "drain_timeout_s": "SECONDS",

@@ -78,7 +78,9 @@ class Unprocessable(APIError):
 
 
 class RateLimited(APIError):
-    """429: the queue is full, or as many sessions, files or streams are open as may be; see `retry_after`."""
+    """429: the queue is full, as many sessions, files or streams are open as may be, or checkpoints have no room; see
+    `retry_after`.
+    """
 
 
 class ServerError(APIError):
@@ -144,6 +146,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "queue_full": RateLimited,
     "session_limit": RateLimited,
     "spool_full": RateLimited,
+    "activations_full": RateLimited,
     "stream_limit": RateLimited,
     "tenant_limit": RateLimited,
     "rate_limit_exceeded": RateLimited,

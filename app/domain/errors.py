@@ -155,6 +155,10 @@ class SpoolFull(Busy, code="spool_full"):
     """As many exports and imports are under way as may be, or they take as much of the disk as they may."""
 
 
+class ActivationsFull(Busy, code="activations_full"):
+    """The checkpoints of paused turns and the captures take as much memory as they may."""
+
+
 class DiskShort(DjinnError, status=503, code="disk_full"):
     """Not done: the disk has no room for the file."""
 

@@ -38,4 +38,6 @@ class EngineSettings:
     max_running: int
     max_draft_tokens: int | None
     """None: `DRAFT_TOKENS` where drafts change no token, and help."""
+    max_activation_bytes: int
+    """Of checkpoints and captures in host memory."""
     max_model_len: int | None

@@ -151,6 +151,9 @@ class Settings(BaseSettings):
     max_spool_bytes: ByteSize = Field(
         ByteSize(16 << 30), description="disk that session files on their way in and out may take together"
     )
+    max_activation_bytes: ByteSize = Field(
+        ByteSize(1 << 30), description="host memory that checkpoints of paused turns and captures may take together"
+    )
     disk_reserve: ByteSize = Field(
         ByteSize(256 << 20),
         description="disk of --state-dir that is kept free for the journal: KV files give way, exports and imports "
@@ -301,5 +304,6 @@ class Settings(BaseSettings):
             max_step_tokens=self.max_step_tokens,
             max_running=self.max_running,
             max_draft_tokens=self.max_draft_tokens,
+            max_activation_bytes=int(self.max_activation_bytes),
             max_model_len=self.max_model_len,
         )

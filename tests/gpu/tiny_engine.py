@@ -67,6 +67,7 @@ def make_engine(
         max_step_tokens=max_step_tokens,
         max_running=8,
         max_draft_tokens=max_draft_tokens,
+        max_activation_bytes=1 << 30,
         max_model_len=None,
     )
     return load_engine(model, settings)

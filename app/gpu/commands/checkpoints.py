@@ -10,6 +10,7 @@ from app.gpu.commands.activation_maps import Predict, map_lens
 from app.gpu.commands.checkpoint_reads import checkpoint_of, chosen_span
 from app.gpu.kv_tiers.placement import Placement
 from app.gpu.planning.turns import Match
+from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
@@ -21,12 +22,18 @@ class CheckpointHandler:
     """Reads checkpoints through the model, and puts those of another engine in place."""
 
     def __init__(
-        self, placement: Placement, predict: Predict, store: Callable[[TensorData], StoredTensor], match: Match
+        self,
+        placement: Placement,
+        predict: Predict,
+        store: Callable[[TensorData], StoredTensor],
+        match: Match,
+        activations: ActivationRoom,
     ) -> None:
         self._placement = placement
         self._predict = predict
         self._store = store
         self._match = match
+        self._activations = activations
 
     def lens(self, sequence: TokenSequence, command: Lens) -> CheckpointLens:
         """The most likely tokens at some positions of the checkpoint. Raises `WrongState`, `FieldOutOfRange`."""
@@ -46,8 +53,10 @@ class CheckpointHandler:
 
     def reinstate(self, sequence: TokenSequence, command: Reinstate) -> None:
         """Give a session that has just been imported what it had when it was exported. Raises `FieldOutOfRange` if what
-        the turn has generated does not match its grammar.
+        the turn has generated does not match its grammar, `ActivationsFull`.
         """
+        if command.paused is not None:
+            self._activations.check(sequence, len(command.paused.hidden.data))
         sequence.breakpoints = {each.id: each for each in command.breakpoints}
         sequence.interventions = InterventionLog(command.interventions)
         sequence.assume_computed()
@@ -81,6 +90,7 @@ class CheckpointHandler:
             info.created_at,
             held=False,
         )
+        self._activations.note(sequence)
 
 
 def arm(sequence: TokenSequence, command: Arm) -> None:

@@ -123,7 +123,7 @@ class CommandHandler:
             case ReadCaptures():
                 value = read_captures(sessions.find(command.session))
             case ClearCaptures():
-                sessions.find(command.session).captures.clear()
+                sessions.clear_captures(command)
             case ReadNorms():
                 value = read_norms(sessions.find(command.session), command)
             case OpenMap():

@@ -12,10 +12,16 @@ from app.gpu.state.sequence import TokenSequence
 class Inspector:
     """Reads the engine's book-keeping. Sizes in bytes."""
 
-    def __init__(self, scheduler: Scheduler, text: Callable[[], TextUse], steps: Callable[[], StepCounts]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        text: Callable[[], TextUse],
+        steps: Callable[[], StepCounts],
+        stack: Callable[[], StackUse],
+    ) -> None:
         self._scheduler = scheduler
         self._placement = scheduler.placement
-        self._text, self._steps = text, steps
+        self._text, self._steps, self._stack = text, steps, stack
         self._block_bytes = scheduler.placement.tiers.block_bytes
 
     def session(self, sequence: TokenSequence) -> SessionMemory:
@@ -55,14 +61,8 @@ class Inspector:
             waiting=len(self._scheduler.queue.waiting),
             steps=self._steps(),
             drafts=self._scheduler.drafting.counts(),
-            stack=_stack(sequences),
+            stack=self._stack(),
         )
-
-
-def _stack(sequences: Collection[TokenSequence]) -> StackUse:
-    kept = [sequence.checkpoint.hidden.nbytes for sequence in sequences if sequence.checkpoint is not None]
-    captures = {sequence.session: sequence.captures.nbytes for sequence in sequences if sequence.captures.nbytes}
-    return StackUse(len(kept), sum(kept), sum(captures.values()), captures)
 
 
 def _use(pool: BlockPool, block_bytes: int) -> TierUse:

@@ -11,7 +11,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
-from app.messages import Close, Event, Fork, Open, Rewind, SetPhase
+from app.messages import ClearCaptures, Close, Event, Fork, Open, Rewind, SetPhase
 
 RETRY_AFTER_S = 1
 
@@ -24,6 +24,7 @@ class SessionHandler:
         self._placement = scheduler.placement
         self._phases = phases
         self._turns = turns
+        self._activations = turns.activations
         self._saved = saved
         self._sequences: dict[SessionId, TokenSequence] = {}
         self._own_blocks = scheduler.cache.pool.num_blocks
@@ -80,11 +81,14 @@ class SessionHandler:
         self._phases.signal(sequence, command.phase, resume_in_s)
 
     def fork(self, command: Fork) -> int:
-        """Open the child; returns the number of its tokens. Raises `NotFound`, `WrongState`."""
+        """Open the child; returns the number of its tokens. Raises `NotFound`, `WrongState`, `ActivationsFull`."""
         parent = self.find_resting(command.session)
         if (parent.turn is None) != (command.turn is None):
             raise WrongState(f"session {command.session} is {'idle' if parent.turn is None else 'paused'}")
+        if parent.checkpoint is not None:
+            self._activations.check(parent, parent.checkpoint.hidden.nbytes, besides=True)
         child = self._scheduler.cache.fork(parent, command.child)
+        self._activations.note(child)
         if parent.turn is not None and command.turn is not None:
             child.turn = parent.turn.fork(command.turn)
         self.add(child)
@@ -104,6 +108,12 @@ class SessionHandler:
         self._phases.repeat(sequence)
         return len(sequence.tokens)
 
+    def clear_captures(self, command: ClearCaptures) -> None:
+        """Forget what has been captured. Raises `NotFound`."""
+        sequence = self.find(command.session)
+        sequence.captures.clear()
+        self._activations.note(sequence)
+
     def close(self, command: Close) -> list[Event]:
         """Forget the session; returns the end of its turn if it has one. Raises `NotFound`."""
         sequence = self.find(command.session)
@@ -111,6 +121,7 @@ class SessionHandler:
         if sequence.turn is not None:
             events.append(self._turns.end(sequence, sequence.turn, FinishReason.CANCELLED))
         self._phases.forget(sequence)
+        self._activations.forget(sequence)
         self._placement.close(sequence)
         del self._sequences[command.session]
         return events

@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from app.domain.breakpoints import Pass, Until
-from app.domain.errors import DjinnError, FieldOutOfRange, GrammarTooComplex
+from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, GrammarTooComplex
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, Ticket, TokenLogprobs
 from app.gpu.passes.segments import Row
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.sampling.requests import Sampled, SampleRequest, looks_back
+from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
@@ -24,11 +25,12 @@ Match = Callable[[Grammar, Sequence[int]], Matcher]
 class Turns:
     """Changes sequences as their turns begin, advance, pause and end, and tells of it in events."""
 
-    def __init__(self, scheduler: Scheduler, max_model_len: int, match: Match) -> None:
+    def __init__(self, scheduler: Scheduler, max_model_len: int, match: Match, activations: ActivationRoom) -> None:
         self._scheduler = scheduler
         self._tiers = scheduler.placement.tiers
         self.max_model_len = max_model_len
         self._match = match
+        self.activations = activations
 
     def begin(self, sequence: TokenSequence, command: Submit, keep: int) -> None:
         """Start a turn whose context is the first `keep` tokens of the history and then the command's own from there
@@ -74,6 +76,7 @@ class Turns:
         if resumed is not None:
             turn.resumed = resumed.cost()
             sequence.checkpoint = None
+            self.activations.note(sequence)
         cache.commit(sequence, row.end - len(row.draft))
         if not sampled:
             if not sequence.pending:
@@ -106,9 +109,11 @@ class Turns:
             yield self.end(sequence, turn, reason)
 
     def pause(self, row: Row, hidden: StoredTensor) -> Iterator[Event]:
-        """Stop the turn where its row has stopped, with the residual stream that it had there."""
+        """Stop the turn where its row has stopped, with the residual stream that it had there. The turn fails if there
+        is no room for that.
+        """
         sequence, turn = row.sequence, row.turn
-        if (refusal := self._note_edits(row)) is not None:
+        if (refusal := self._note_edits(row) or self._check_room(sequence, hidden)) is not None:
             yield self.fail(sequence, turn, refusal)
             return
         yield from self._spend(row)
@@ -122,6 +127,7 @@ class Turns:
             breakpoint=row.way.breakpoint,
             created_at=time.time(),
         )
+        self.activations.note(sequence)
         turn.paused, turn.pause_at, turn.announced, turn.drafter = True, None, False, None
         self._scheduler.retire(sequence)
         yield Paused(turn.ticket, sequence.checkpoint.info(), turn.usage(len(sequence.tokens)), resumed or turn.resumed)
@@ -183,6 +189,14 @@ class Turns:
             return error
         return None
 
+    def _check_room(self, sequence: TokenSequence, hidden: StoredTensor) -> ActivationsFull | None:
+        """Why the turn must fail if its checkpoint finds no room."""
+        try:
+            self.activations.check(sequence, hidden.nbytes)
+        except ActivationsFull as error:
+            return error
+        return None
+
     def _spend(self, row: Row) -> Iterator[Event]:
         """Note which breakpoints are spent in the row."""
         for spent in row.way.spent:
@@ -193,6 +207,7 @@ class Turns:
         """Free the checkpoint, and the KV of its pass, which will not go on."""
         self._tiers.forget_half_pass(sequence)
         sequence.checkpoint = None
+        self.activations.note(sequence)
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
 
 

@@ -43,6 +43,7 @@ from app.gpu.startup.budgets import TierBlocks, budget_blocks
 from app.gpu.startup.drafts import choose_draft_tokens
 from app.gpu.startup.profile import MemoryPlan, plan_memory
 from app.gpu.startup.weights import LoadedModel, load_model
+from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.progress import Progress
 from app.gpu.step.runner import Runner
@@ -111,13 +112,14 @@ def build_engine(
     rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
     graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
     grammars = Grammars(model, stack.vocab_size)
-    turns = Turns(scheduler, limit, grammars.match)
+    activations = ActivationRoom(settings.max_activation_bytes)
+    turns = Turns(scheduler, limit, grammars.match, activations)
     progress = Progress()
     run_layers = _choose_layers(loaded, pool, limit, progress.note, can_record=recorder is None)
     runner = Runner(stack, pool, loaded.streams, run_layers, graphs)
     to_host = partial(HostTensor.of, streams=loaded.streams)
-    checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match)
-    inspector = Inspector(scheduler, loaded.text, runner.counts)
+    checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match, activations)
+    inspector = Inspector(scheduler, loaded.text, runner.counts, activations.use)
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,

@@ -29,7 +29,7 @@ class Accounting:
         """
         for row, captured in result.captured.items():
             for each in captured:
-                row.sequence.captures.add(each)
+                self._turns.activations.capture(row.sequence, each)
         for row, scores in result.scores.items():
             if row not in result.broken | result.unfit:
                 yield from self._turns.score(row, scores)

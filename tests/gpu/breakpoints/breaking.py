@@ -11,11 +11,12 @@ from torch import Tensor
 
 from app.domain.activations import Activation, Captures, CheckpointInfo
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, OnTimeout, Positions, Until, When
-from app.domain.memory_map import SessionMemory
+from app.domain.memory_map import SessionMemory, StackUse
 from app.domain.values import Phase, SamplingParams, SessionId, StopRule, Ticket
 from app.gpu.engine import Engine
 from app.gpu.passes.segments import Segment, cut_segments
 from app.gpu.planning.step_plan import StepPlan
+from app.gpu.state.activation_room import ActivationRoom
 from app.messages import (
     Arm,
     Cancel,
@@ -96,12 +97,16 @@ class BreakDriver(Driver):
         super().take([event for event in events if not isinstance(event, Spent)])
 
     def check(self) -> None:
-        """Raise RuntimeError unless every block of every tier is accounted for."""
+        """Raise an error unless every block of every tier is accounted for, and every checkpoint and capture."""
         scheduler, sequences = self.engine._scheduler, self.engine._handler.sequences
         cache, ledger = scheduler.cache, self.placement.tiers.ledger
         cache.pool.check_integrity([*(s.blocks for s in sequences), *ledger.held(cache.pool)])
         cache.host.check_integrity([*(s.host_blocks for s in sequences), *ledger.held(cache.host)])
         scheduler.check_integrity()
+        checkpoints = [s.checkpoint.hidden.nbytes for s in sequences if s.checkpoint is not None]
+        captures = {s.session: s.captures.nbytes for s in sequences if s.captures.nbytes}
+        held = StackUse(len(checkpoints), sum(checkpoints), sum(captures.values()), captures)
+        assert self.activations.use() == held
 
     def arm(
         self,
@@ -226,6 +231,10 @@ class BreakDriver(Driver):
     def owned(self) -> int:
         """Device blocks that sessions hold."""
         return self.engine._scheduler.cache.pool.owned
+
+    @property
+    def activations(self) -> ActivationRoom:
+        return self.engine._accounting._turns.activations
 
     def segments(self) -> list[list[Segment]]:
         """Of every step with rows so far."""

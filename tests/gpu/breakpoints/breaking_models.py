@@ -78,6 +78,7 @@ class TinyModel:
         kv_dir: Path | None = None,
         recorder: Recorder | None = None,
         max_draft_tokens: int | None = None,
+        max_activation_bytes: int = 1 << 30,
     ) -> Engine:
         """An engine of its own, with blocks of `BLOCK` tokens. Prompts may have all of a step: a test knows then which
         rows run together. One whose streams are no CPU's drafts nothing, as a GPU drafts nothing unless it is asked to.
@@ -102,6 +103,7 @@ class TinyModel:
             max_step_tokens=max_step_tokens,
             max_running=16,
             max_draft_tokens=max_draft_tokens,
+            max_activation_bytes=max_activation_bytes,
             max_model_len=None,
         )
         loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)

@@ -38,6 +38,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.step_plan import StepPlan
 from app.gpu.planning.turns import Turns
 from app.gpu.sampling.requests import Sampled
+from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.weight_ring.loan import lend_nothing
 from app.messages import (
     Cancel,
@@ -101,9 +102,10 @@ class PlanningMachine(RuleBasedStateMachine):
             prompts_rest=True,
         )
         self.phases = Phases(self.placement, self.scheduler.headroom)
-        self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks)
-        checkpoints = CheckpointHandler(self.placement, nobody_asks, nobody_asks, nobody_asks)
-        inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts)
+        activations = ActivationRoom(0)
+        self.turns = Turns(self.scheduler, self.MAX_LEN, nobody_asks, activations)
+        checkpoints = CheckpointHandler(self.placement, nobody_asks, nobody_asks, nobody_asks, activations)
+        inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts, activations.use)
         self.handler = CommandHandler(
             self.scheduler, self.phases, self.turns, checkpoints, inspector=inspector, files=FilesFound()
         )
