@@ -114,7 +114,7 @@ class MemoryMap:
     """The engine's memory, in bytes, and how busy it is.
 
     `sessions_by_tier` counts sessions that have KV; `moves` is keyed `out` (device to host), `in`, `to_disk`,
-    `from_disk`.
+    `from_disk`. The engine took `seconds` to make it.
     """
 
     text: TextUse
@@ -134,3 +134,4 @@ class MemoryMap:
     steps: StepCounts
     drafts: DraftCounts
     stack: StackUse
+    seconds: float

@@ -10,7 +10,7 @@ from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavaila
 from app.domain.limits import Quotas
 from app.domain.memory_map import MemoryMap
 from app.domain.values import ForkPoint, Phase, Residency, SessionState
-from app.messages import Close, Fork, Inspect, Open, Rewind, SetPhase
+from app.messages import Close, Fork, Open, Rewind, SetPhase
 from app.metrics.turns import Metrics
 from app.sessions.activation_maps import ActivationMaps
 from app.sessions.breakpoints import Breakpoints
@@ -19,6 +19,7 @@ from app.sessions.checkpoints import Checkpoints
 from app.sessions.guards.side_work import SideWork
 from app.sessions.head_time import HeadTime
 from app.sessions.keeper import SessionKeeper
+from app.sessions.memory_reads import MemoryReads
 from app.sessions.paused_copies import PausedCopies
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
@@ -61,6 +62,7 @@ class SessionRegistry:
         self.checkpoints = Checkpoints(executor, head)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
+        self._memory = MemoryReads(executor)
         self.side_work = SideWork(table.turns.others_run)
         self.maps = ActivationMaps(executor, head)
         self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
@@ -217,9 +219,8 @@ class SessionRegistry:
                 self.drop(session)
 
     async def memory(self) -> MemoryMap:
-        """The engine's memory map."""
-        found: MemoryMap = await self.executor.call(Inspect)
-        return found
+        """The engine's memory map, as it is now or a moment later."""
+        return await self._memory.read()
 
     def _forget(self, session: Session) -> None:
         session.move(SessionState.CLOSED)

@@ -1,5 +1,6 @@
 """The engine's memory map."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -42,6 +43,7 @@ class Inspector:
 
     def memory(self, sequences: Collection[TokenSequence]) -> MemoryMap:
         """The whole map."""
+        began = time.perf_counter()
         device, host = self._scheduler.cache.pool, self._scheduler.cache.host
         lower, size = self._placement.lower, self._block_bytes
         return MemoryMap(
@@ -62,6 +64,7 @@ class Inspector:
             steps=self._steps(),
             drafts=self._scheduler.drafting.counts(),
             stack=self._stack(),
+            seconds=time.perf_counter() - began,
         )
 
 

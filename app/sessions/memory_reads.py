@@ -1,0 +1,36 @@
+"""The engine's memory map, for everybody who asks for it. The engine looks at each session to make one."""
+
+import asyncio
+import time
+
+from app.bridge.executor import EngineExecutor
+from app.domain.memory_map import MemoryMap
+from app.messages import Inspect
+
+SHARE = 0.05
+"""Of the engine's time, that all maps together take."""
+
+
+class MemoryReads:
+    """Has one map made at a time, for all who have asked by then, and rests after it. Used on the event loop only."""
+
+    def __init__(self, executor: EngineExecutor) -> None:
+        self._executor = executor
+        self._next: asyncio.Task[MemoryMap] | None = None
+        """One that the engine has not been asked for yet."""
+        self._made = asyncio.Lock()
+        self._rests_until = 0.0
+
+    async def read(self) -> MemoryMap:
+        """The memory as it is now or later. Raises what `EngineExecutor.call` raises."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._make())
+        return await asyncio.shield(self._next)
+
+    async def _make(self) -> MemoryMap:
+        async with self._made:
+            await asyncio.sleep(max(0.0, self._rests_until - time.perf_counter()))
+            self._next = None  # whoever asks from now on wants a newer one
+            found: MemoryMap = await self._executor.call(Inspect)
+            self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
+            return found
