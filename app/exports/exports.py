@@ -17,6 +17,7 @@ from app.domain.limits import MAX_LABEL_BYTES
 from app.domain.values import ModelInfo, SessionState
 from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel, PausedTurnLabel
+from app.exports.label_text import check_text, has_room, most_values
 from app.exports.spool import SpoolFile
 from app.machine.units import size
 from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
@@ -48,14 +49,16 @@ async def export_session(registry: SessionRegistry, session: Session, file: Spoo
     here.check(session)
     label = None if turn is None or place is None else PausedTurnLabel.of(turn, place)
     about = await asyncio.to_thread(ExportLabel.of(session, label).to_json)  # thousands of edits take long
+    text, tokens = about.encode(), len(session.history)
+    fits = await asyncio.to_thread(has_room, text, tokens)
     here.check(session)
-    about_bytes = len(about.encode())
-    if about_bytes > MAX_LABEL_BYTES:
+    if not fits:
         raise TooLarge(
-            f"the session's metadata, breakpoints, edits and paused turn have {size(about_bytes)} as JSON; a file may "
-            f"have {size(MAX_LABEL_BYTES)}: remove breakpoints, or go on from an earlier token with fewer edits"
+            f"the session's metadata, breakpoints, edits and paused turn have {size(len(text))} as JSON; a file may "
+            f"have {size(MAX_LABEL_BYTES)} and {most_values(tokens)} values: remove breakpoints, or go on from an "
+            "earlier token with fewer edits"
         )
-    file.claim(_most_bytes(registry.executor.engine.info, len(session.history), about_bytes))
+    file.claim(_most_bytes(registry.executor.engine.info, tokens, len(text)))
     path = str(file.path)
     exported: ExportedKV = await registry.executor.call(lambda ticket: Export(ticket, session.id, path, about))
     file.wrote(file.claimed)
@@ -147,7 +150,9 @@ def _reason(error: ValueError | FieldOutOfRange) -> str:
 
 def _read(file: BinaryIO, found: ImportedKV, checks: LabelChecks) -> ExportLabel:
     file.seek(found.about_at)
-    label = ExportLabel.from_json(file.read(found.about_bytes))
+    text = file.read(found.about_bytes)
+    check_text(text, len(found.token_ids))
+    label = ExportLabel.from_json(text)
     checks.check(label)
     return label
 

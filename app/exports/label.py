@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from typing import Self
+from typing import Any, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from app.domain.activations import CheckpointInfo, PausedTurn
 from app.domain.breakpoints import Breakpoint, Intervention, OnTimeout, TensorData
@@ -20,6 +21,33 @@ from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.wire.sessions import SessionLabels
 from app.wire.structured import StructuredOutputs
 from app.wire.turns import SamplingFields
+
+
+def _fail_fast(schema: Any, handler: GetCoreSchemaHandler, seen: set[int]) -> None:
+    """Change the schema, with the dataclasses that it refers to."""
+    if id(schema) in seen:
+        return
+    seen.add(id(schema))
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            _fail_fast(part, handler, seen)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "definition-ref":
+            _fail_fast(handler.resolve_ref_schema(schema), handler, seen)
+        if schema.get("type") in ("list", "tuple"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part, handler, seen)
+
+
+class _FailsFast(BaseModel):
+    """Of each list, only the first wrong value becomes an error: each costs more than a right one."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _fail_fast(schema, handler, set())
+        return schema
 
 
 class ScoredToken(WireModel):
@@ -61,7 +89,7 @@ class TurnFields(SamplingFields):
         )
 
 
-class PausedTurnLabel(WireModel):
+class PausedTurnLabel(_FailsFast, WireModel):
     """A paused turn, whole."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -117,7 +145,7 @@ class PausedTurnLabel(WireModel):
         )
 
 
-class ExportLabel(SessionLabels):
+class ExportLabel(_FailsFast, SessionLabels):
     """What a client says of the session, its breakpoints, and the turn in it if that is paused."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")

@@ -18,7 +18,7 @@ from starlette.types import Message
 
 from app.domain.errors import SessionLimit
 from app.domain.values import SessionState
-from app.exports import exports
+from app.exports import label_text
 from app.main import load_app
 from app.routers.dependencies import Services
 from tests.conftest import ServeWith
@@ -189,7 +189,7 @@ def test_a_file_that_says_nothing_gets_the_time_to_live_of_any_session(http: htt
 def test_edits_that_no_server_would_import_are_not_exported(
     http: httpx.Client, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports, "MAX_LABEL_BYTES", 20)
+    monkeypatch.setattr(label_text, "MAX_LABEL_BYTES", 20)
     assert "may have" in assert_error(http.get(f"{used}/export"), 413, "request_too_large")
 
 
