@@ -9,9 +9,12 @@ from app.domain.errors import DjinnError
 from app.domain.values import Ticket, TokenLogprobs
 from app.messages import Failed, Paused, PromptScored, Started, Token, TurnEvent, TurnFinished
 
+SLICE = 128
+"""Tokens that a reader gets at a time: five milliseconds until they are written, with 20 alternatives each."""
+
 
 class TokenRun:
-    """Generated tokens that the reader has not seen yet, in order. A slow reader gets longer runs, not more items."""
+    """Generated tokens that the reader has not seen yet, in order. Those of a slow reader wait as one run."""
 
     __slots__ = ("logprobs", "token_ids")
 
@@ -24,6 +27,13 @@ class TokenRun:
         self.token_ids.append(token.token_id)
         if token.logprobs is not None:
             self.logprobs.append(token.logprobs)
+
+    def cut(self, count: int) -> TokenRun:
+        """Take the first `count` tokens out."""
+        first = TokenRun()
+        first.token_ids, self.token_ids = self.token_ids[:count], self.token_ids[count:]
+        first.logprobs, self.logprobs = self.logprobs[:count], self.logprobs[count:]
+        return first
 
 
 TurnItem = Started | PromptScored | TokenRun | Paused | TurnFinished
@@ -40,6 +50,8 @@ class Mailbox:
     def __init__(self) -> None:
         self._items: deque[TurnItem | DjinnError] = deque()
         self._filled = asyncio.Event()
+        self._was_cut = False
+        """Whether what comes next is the rest of a run."""
 
     def put(self, event: TurnEvent) -> None:
         """Take one event from the engine. Never blocks."""
@@ -66,14 +78,22 @@ class Mailbox:
         return [found for item in self._items if isinstance(item, TokenRun) for found in item.logprobs]
 
     async def get(self) -> TurnItem:
-        """Wait for the next item. Raises the error of a turn that failed, and goes on to."""
+        """Wait for the next item: `SLICE` tokens of a run at most, and others have turns of the event loop before the
+        rest of it. Raises the error of a turn that failed, and goes on to.
+        """
+        if self._was_cut:
+            self._was_cut = False
+            await asyncio.sleep(0)
         while not self._items:
             self._filled.clear()
             await self._filled.wait()
-        if isinstance(self._items[0], DjinnError):
-            raise self._items[0]
-        item = self._items.popleft()
-        assert not isinstance(item, DjinnError)
+        item = self._items[0]
+        if isinstance(item, DjinnError):
+            raise item
+        if isinstance(item, TokenRun) and len(item.token_ids) > SLICE:
+            self._was_cut = True
+            return item.cut(SLICE)
+        self._items.popleft()
         return item
 
 
