@@ -44,6 +44,7 @@ METAVARS = {
     "max_model_len": "TOKENS",
     "max_sessions": "COUNT",
     "max_responses": "COUNT",
+    "max_responses_bytes": "SIZE",
     "max_connections": "COUNT",
     "max_connections_per_address": "COUNT",
     "header_timeout_s": "SECONDS",

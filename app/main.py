@@ -123,7 +123,8 @@ def create_app(
         on_queued=tool_waits.end,
         traces=traces,
     )
-    kept_responses = ResponseStore(registry, journal, limit=settings.max_responses)
+    most_kept, most_bytes = settings.max_responses, int(settings.max_responses_bytes)
+    kept_responses = ResponseStore(registry, journal, limit=most_kept, max_bytes=most_bytes)
     kept_responses.restore(restored)
     room = room or disk_room(load_frame(settings, logging.WARNING))
     lifespan = Lifespan(

@@ -78,11 +78,11 @@ class ResponseKey:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRecord:
-    """A response that a session has generated, which goes when the session does. `body` is JSON."""
+    """A response that a session has generated, which goes when the session does. `body` is JSON, in UTF-8."""
 
     id: str
     session: SessionId
-    body: str
+    body: bytes
 
 
 Key = SessionId | VectorKey | ResponseKey

@@ -16,7 +16,9 @@ def put_response(connection: sqlite3.Connection, key: ResponseKey, record: Respo
     if record is None:
         connection.execute("DELETE FROM response WHERE id = ?", (key.id,))
     else:
-        connection.execute("REPLACE INTO response VALUES (?, ?, ?)", (record.id, record.session, record.body))
+        connection.execute(
+            "REPLACE INTO response VALUES (?, ?, CAST(? AS TEXT))", (record.id, record.session, record.body)
+        )
 
 
 def delete_responses(connection: sqlite3.Connection, session: SessionId) -> None:
@@ -26,5 +28,5 @@ def delete_responses(connection: sqlite3.Connection, session: SessionId) -> None
 
 def load_responses(connection: sqlite3.Connection) -> list[ResponseRecord]:
     """Every response."""
-    rows = connection.execute("SELECT id, session, body FROM response ORDER BY id")
+    rows = connection.execute("SELECT id, session, CAST(body AS BLOB) FROM response ORDER BY id")
     return [ResponseRecord(response, SessionId(session), body) for response, session, body in rows]

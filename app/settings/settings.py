@@ -134,6 +134,7 @@ class Settings(BaseSettings):
     max_responses: int = Field(
         1024, ge=1, description="responses of /v1/responses that are kept; those unused for longest give way"
     )
+    max_responses_bytes: ByteSize = Field(ByteSize(256 << 20), description="what they take as JSON, all together")
     max_connections: int | None = Field(
         None,
         ge=1,

@@ -11,11 +11,11 @@ from app.journal.store import JournalStore
 from tests.journal.building import FILE, change, model_info
 
 
-def response(name: str, session: str = "ses_1", body: str = "{}") -> tuple[ResponseKey, ResponseRecord]:
+def response(name: str, session: str = "ses_1", body: bytes = b"{}") -> tuple[ResponseKey, ResponseRecord]:
     return ResponseKey(name), ResponseRecord(name, SessionId(session), body)
 
 
-def kept(path: Path) -> dict[str, str]:
+def kept(path: Path) -> dict[str, bytes]:
     """The bodies that a fresh start finds, by id."""
     store = JournalStore(path)
     try:
@@ -26,10 +26,10 @@ def kept(path: Path) -> dict[str, str]:
 
 def test_a_response_is_as_it_was_written_last(tmp_path: Path) -> None:
     store = JournalStore(tmp_path / FILE)
-    store.apply(dict([response("resp_1"), response("resp_2", body='{"n": 2}')]))
-    store.apply(dict([response("resp_1", body='{"n": 1}')]))
+    store.apply(dict([response("resp_1"), response("resp_2", body=b'{"n": 2}')]))
+    store.apply(dict([response("resp_1", body=b'{"n": 1}')]))
     store.close()
-    assert kept(tmp_path / FILE) == {"resp_1": '{"n": 1}', "resp_2": '{"n": 2}'}
+    assert kept(tmp_path / FILE) == {"resp_1": b'{"n": 1}', "resp_2": b'{"n": 2}'}
 
 
 def test_a_response_that_is_deleted_is_gone(tmp_path: Path) -> None:

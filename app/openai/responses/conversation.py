@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.domain.values import SessionState
-from app.openai.responses.items import AnyItem
+from app.openai.responses.items import AnyItem, without_logprobs
 from app.openai.responses.response import ResponseObject
 from app.sessions.session import Session
 from app.sessions.table import has_expired
@@ -27,6 +27,8 @@ class StoredResponse:
     answer: ResponseObject
     is_deleted: bool = False
     """Whether only its items are kept, for the responses after it."""
+    size: int = 0
+    """Bytes of JSON that are kept of it."""
 
     @property
     def can_continue(self) -> bool:
@@ -36,7 +38,7 @@ class StoredResponse:
     @property
     def context(self) -> list[AnyItem]:
         """All items up to its end."""
-        return [*self.conversation.items[: self.start], *self.input, *self.answer.output]
+        return [*self.conversation.items[: self.start], *self.input, *map(without_logprobs, self.answer.output)]
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +63,7 @@ class Conversation:
         self.responses[response.answer.id] = response
         self.used_at = time.time()
         if response.can_continue:
-            self.items += [*response.input, *response.answer.output]
+            self.items += [*response.input, *map(without_logprobs, response.answer.output)]
             self.latest = response
 
     @property

@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 
 from app.domain.errors import Busy, DjinnError
-from app.domain.values import FinishReason, TokenLogprobs
+from app.domain.values import FinishReason
 from app.messages import TurnFinished
-from app.openai.responses.items import TextLogprob, TopLogprob
 from app.openai.responses.output import Event, Output
 from app.openai.responses.response import IncompleteDetails, ResponseErrorView, ResponseObject, ResponseUsage
+from app.openai.responses.scored import ScoredToken
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.pieces import AnswerReader, Content
@@ -46,12 +46,12 @@ class ResponseWriter:
     def write(self, chunk: TextChunk) -> Iterator[Event]:
         """The events of the next text."""
         pieces = [Content(chunk.text)] if self._reader is None else self._reader.push(chunk.text)
-        yield from self._all(self._output.take(pieces, [self._logprob(each) for each in chunk.logprobs]))
+        yield from self._all(self._output.take(pieces, [ScoredToken.of(each, self._tokens) for each in chunk.logprobs]))
 
     def finish(self, finished: TurnFinished) -> Iterator[Event]:
         """The events of the end but the last one. From now on the response is whole."""
         if self._reader is not None:
-            yield from self._all(self._output.take(self._reader.finish(), []))
+            yield from self._all(self._output.take(self._reader.finish(), ()))
         is_whole = finished.reason is FinishReason.STOP
         yield from self._all(self._output.finish("completed" if is_whole else "incomplete"))
         if finished.reason is FinishReason.LENGTH:
@@ -80,7 +80,7 @@ class ResponseWriter:
         return self._numbered({"type": kind, "response": self.response.model_dump()})
 
     def _end(self) -> None:
-        self.response.output = list(self._output.items)
+        self.response.output = self._output.items
         if self.response.status == "completed":
             self.response.completed_at = int(time.time())
 
@@ -90,14 +90,6 @@ class ResponseWriter:
     def _numbered(self, event: Event) -> Event:
         number, self._number = self._number, self._number + 1
         return {**event, "sequence_number": number}
-
-    def _logprob(self, found: TokenLogprobs) -> TextLogprob:
-        top = [TopLogprob(**self._token(token_id, logprob)) for token_id, logprob in found.top]
-        return TextLogprob(**self._token(found.token_id, found.logprob), top_logprobs=top)
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        utf8 = list(self._tokens.token_bytes(token_id))
-        return {"token": self._tokens.token_text(token_id), "logprob": logprob, "bytes": utf8}
 
 
 def _error_code(error: Exception) -> Any:

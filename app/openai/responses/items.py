@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 from typing_extensions import TypeAliasType
 
+from app.openai.responses.encoded import NOTHING, Encoded, JsonOf
 from app.wire.base import LongList
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -38,7 +39,7 @@ class OutputTextPart(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: Annotated[list[str], Field(max_length=0)] = []
-    logprobs: list[TextLogprob] = []
+    logprobs: Annotated[Encoded, JsonOf(list[TextLogprob])] = Field(default_factory=lambda: NOTHING)
 
 
 class RefusedPart(BaseModel):
@@ -120,6 +121,18 @@ Item = TypeAliasType(
 )
 AnyItem = InputMessageItem | OutputMessageItem | FunctionCallItem | FunctionCallOutputItem
 OutputItem = TypeAliasType("OutputItem", Annotated[OutputMessageItem | FunctionCallItem, Field(discriminator="type")])
+
+
+def without_logprobs(item: AnyItem) -> AnyItem:
+    """The item as others go on from it: the log-probabilities stay with the response that they came with."""
+    if not isinstance(item, OutputMessageItem):
+        return item
+    bare = [
+        part.model_copy(update={"logprobs": NOTHING}) if isinstance(part, OutputTextPart) else part
+        for part in item.content
+    ]
+    return item.model_copy(update={"content": bare})
+
 
 IdPrefix = Literal["resp", "msg", "fc", "fco"]
 

@@ -1,11 +1,12 @@
 """A response as answers show it."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from app.domain.values import TurnUsage
 from app.openai.responses.body import ResponseBody
+from app.openai.responses.encoded import Encoded, JsonOf
 from app.openai.responses.items import AnyItem, Item, OutputItem
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -78,9 +79,9 @@ class ResponseObject(BaseModel):
     previous_response_id: str | None
     store: bool
     temperature: float
-    text: dict[str, Any]
+    text: Annotated[Encoded, JsonOf(dict[str, Any])]
     tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
+    tools: Annotated[Encoded, JsonOf(list[dict[str, Any]])]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -105,9 +106,9 @@ class ResponseObject(BaseModel):
             previous_response_id=body.previous_response_id,
             store=body.store,
             temperature=body.temperature,
-            text={"format": body.text_format.model_dump(by_alias=True, exclude_none=True)},
+            text=Encoded.of({"format": body.text_format.model_dump(by_alias=True, exclude_none=True)}),
             tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
-            tools=tools,
+            tools=Encoded.of(tools),
             top_logprobs=body.top_logprobs or 0,
             top_p=body.top_p,
             user=body.user,

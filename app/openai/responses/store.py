@@ -1,7 +1,7 @@
 """The responses that the server keeps, in memory and in the journal."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pydantic import BaseModel
 
@@ -10,7 +10,8 @@ from app.domain.errors import NotFound
 from app.journal.journal import Journal
 from app.journal.records import ResponseKey, ResponseRecord
 from app.openai.responses.conversation import Conversation, StoredResponse
-from app.openai.responses.items import AnyItem, Item
+from app.openai.responses.encoded import to_json
+from app.openai.responses.items import AnyItem, Item, without_logprobs
 from app.openai.responses.response import ResponseObject
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -29,18 +30,21 @@ class _Journaled(BaseModel):
 
 
 class ResponseStore:
-    """At most `limit` responses, but for those of the conversation that was used last. Used on the event loop only.
+    """At most `limit` responses, but for those of the conversation that was used last, and at most `max_bytes` of them
+    as JSON. Used on the event loop only.
 
-    The conversations of the owner with the most responses give way, those that were not used for the longest time
-    first, with the sessions that were opened for them.
+    The conversations of the owner with the most responses, or bytes, give way, those that were not used for the longest
+    time first, with the sessions that were opened for them.
     A session that closes takes its responses along: from then on they are not found, and the next one that is kept
     frees their memory.
     """
 
-    def __init__(self, registry: SessionRegistry, journal: Journal | None, *, limit: int) -> None:
+    def __init__(self, registry: SessionRegistry, journal: Journal | None, *, limit: int, max_bytes: int) -> None:
         self._registry = registry
         self._journal = journal
         self._limit = limit
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._conversations: dict[str, Conversation] = {}
         """By id; the one that was used last is the last."""
         self._responses: dict[str, StoredResponse] = {}
@@ -63,7 +67,9 @@ class ResponseStore:
             if conversation is None:
                 conversation = Conversation(kept.conversation, session, True, kept.owns_session, list(kept.before))
                 self._conversations[conversation.id] = conversation
-            self._add(StoredResponse(conversation, kept.start, kept.input, kept.answer, kept.is_deleted))
+            response = StoredResponse(conversation, kept.start, kept.input, kept.answer, kept.is_deleted)
+            self._add(response)
+            self._measure(response, len(record.body))
             conversation.used_at = kept.answer.created_at
 
     def begin(self, response: StoredResponse, turn: Turn) -> None:
@@ -86,11 +92,11 @@ class ResponseStore:
         return found
 
     def find_item(self, owner: str | None, item_id: str) -> AnyItem:
-        """The owner's item of that id, of any response that is kept. Raises `NotFound`."""
+        """The owner's item of that id, of any response that is kept, without log-probabilities. Raises `NotFound`."""
         found = self._items.get((owner, item_id))
         if found is None or found[0].is_dead:
             raise NotFound(f"no item {item_id[:100]}", param="input")
-        return found[1]
+        return without_logprobs(found[1])
 
     def keep(self, response: StoredResponse) -> None:
         """Keep a response that is over, and journal it without waiting. One whose session has closed is not kept."""
@@ -133,8 +139,6 @@ class ResponseStore:
                 self._items[conversation.session.owner, item.id] = conversation, item
 
     def _note(self, response: StoredResponse, *, with_items_before: bool) -> None:
-        if self._journal is None:
-            return
         conversation = response.conversation
         kept = _Journaled(
             conversation=conversation.id,
@@ -145,30 +149,45 @@ class ResponseStore:
             answer=response.answer,
             is_deleted=response.is_deleted,
         )
-        record = ResponseRecord(response.answer.id, conversation.session.id, kept.model_dump_json())
-        self._journal.append(ResponseKey(response.answer.id), record)
+        body = to_json(kept)
+        self._measure(response, len(body))
+        if self._journal is not None:
+            record = ResponseRecord(response.answer.id, conversation.session.id, body)
+            self._journal.append(ResponseKey(response.answer.id), record)
+
+    def _measure(self, response: StoredResponse, size: int) -> None:
+        self._bytes += size - response.size
+        response.size = size
 
     def _make_room(self) -> None:
         for conversation in [each for each in self._conversations.values() if each.is_dead]:
             self._forget(conversation)
-        while len(self._responses) > self._limit and (giving_way := self._giving_way()) is not None:
-            self._forget(giving_way)
+        while len(self._responses) > self._limit:
+            *_, last = self._conversations.values()
+            idle = [each for each in self._of_largest(lambda each: 1) if not each.is_running and each is not last]
+            if not idle:
+                break
+            self._forget(idle[0])
+        while self._bytes > self._max_bytes:
+            # Nobody may hold more by never being idle, or in one conversation: what comes first here is only preferred.
+            self._forget(min(self._of_largest(lambda each: each.size), key=lambda each: each.is_running))
 
-    def _giving_way(self) -> Conversation | None:
-        """The conversation that is forgotten for another. Its owner has the most responses: so nobody pushes out what
-        another one keeps.
+    def _of_largest(self, size: Callable[[StoredResponse], int]) -> list[Conversation]:
+        """The conversations that may be forgotten for others, in the order of their use. Their owner has the most: so
+        nobody pushes out what another one keeps.
         """
-        *others, last = self._conversations.values()
-        counts = Counter[str | None]()
-        for each in (*others, last):
-            counts[each.session.owner] += len(each.responses)
-        [(owner, _)] = counts.most_common(1)
-        idle = (each for each in others if each.session.owner == owner and not each.is_running)
-        return next(idle, None)
+        sizes = Counter[str | None]()
+        for each in self._conversations.values():
+            sizes[each.session.owner] += sum(map(size, each.responses.values()))
+        [(owner, _)] = sizes.most_common(1)
+        return [each for each in self._conversations.values() if each.session.owner == owner]
 
     def _forget(self, conversation: Conversation) -> None:
         del self._conversations[conversation.id]
-        for response in conversation.responses.values():
+        responses = list(conversation.responses.values())
+        conversation.responses.clear()  # one that runs is the first of those that are kept from now on
+        for response in responses:
+            self._measure(response, 0)
             del self._responses[response.answer.id]
             for item in (*response.input, *response.answer.output):
                 self._items.pop((conversation.session.owner, item.id), None)

@@ -8,6 +8,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from app.openai.responses.body import ResponseBody
+from app.openai.responses.encoded import to_json
 from app.openai.responses.memory import UnstoredConversation
 from app.openai.responses.response import ResponseObject
 from app.openai.responses.stream_events import ResponseEvent
@@ -49,7 +50,7 @@ async def create_response(
     if body.stream:
         return _with_session(run, EventStream(_stream(run)))
     await unless_disconnected(request, _finish(run))
-    return _with_session(run, Response(run.response.model_dump_json(), media_type="application/json"))
+    return _with_session(run, Response(to_json(run.response), media_type="application/json"))
 
 
 async def _stream(run: ResponseRun) -> AsyncGenerator[bytes, None]:

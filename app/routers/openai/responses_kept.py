@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
-from pydantic import ConfigDict, Field
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.domain.errors import FieldOutOfRange, MalformedRequest
+from app.openai.responses.encoded import to_json
 from app.openai.responses.items import AnyItem
 from app.openai.responses.response import DeletedResponse, ItemList, ResponseObject
 from app.routers.dependencies import OwnerDep, ServicesDep
@@ -34,14 +35,14 @@ class ItemsQuery(WireModel):
     after: str = Field("", max_length=256, description="id of the item after which the page begins")
 
 
-@router.get("", operation_id="getResponse", responses=ERRORS)
+@router.get("", operation_id="getResponse", response_model=ResponseObject, responses=ERRORS)
 async def get_response(
     response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ReadQuery, Query()]
-) -> ResponseObject:
+) -> Response:
     """A response as it is now."""
     if query.stream:
         raise FieldOutOfRange("stream: must be false, the events of a response are not kept", param="stream")
-    return services.responses.find(owner, response_id).answer
+    return _shown(services.responses.find(owner, response_id).answer)
 
 
 @router.delete("", operation_id="deleteResponse", responses=ERRORS)
@@ -55,8 +56,8 @@ async def delete_response(response_id: str, services: ServicesDep, owner: OwnerD
     return DeletedResponse(id=response_id)
 
 
-@router.post("/cancel", operation_id="cancelResponse", responses=ERRORS)
-async def cancel_response(response_id: str, services: ServicesDep, owner: OwnerDep) -> ResponseObject:
+@router.post("/cancel", operation_id="cancelResponse", response_model=ResponseObject, responses=ERRORS)
+async def cancel_response(response_id: str, services: ServicesDep, owner: OwnerDep) -> Response:
     """End a response that is being generated. What it has so far stays."""
     running = services.responses.find_running(owner, response_id)
     if running is None or running[1].ended.is_set():
@@ -65,18 +66,22 @@ async def cancel_response(response_id: str, services: ServicesDep, owner: OwnerD
     stored, turn = running
     services.sessions.ends.cancel(stored.conversation.session, turn)
     await turn.ended.wait()
-    return stored.answer.model_copy(update={"status": "cancelled"})
+    return _shown(stored.answer.model_copy(update={"status": "cancelled"}))
 
 
-@router.get("/input_items", operation_id="listResponseInputItems", responses=ERRORS)
+@router.get("/input_items", operation_id="listResponseInputItems", response_model=ItemList, responses=ERRORS)
 async def list_input_items(
     response_id: str, services: ServicesDep, owner: OwnerDep, query: Annotated[ItemsQuery, Query()]
-) -> ItemList:
+) -> Response:
     """The items of a response's own input, in pages. Those of the responses before it are theirs."""
     items = list(services.responses.find(owner, response_id).input)
     if query.order == "desc":
         items.reverse()
-    return ItemList.page(_after(items, query.after), limit=query.limit)
+    return _shown(ItemList.page(_after(items, query.after), limit=query.limit))
+
+
+def _shown(view: BaseModel) -> Response:
+    return Response(to_json(view), media_type="application/json")
 
 
 def _after(items: list[AnyItem], item_id: str) -> list[AnyItem]:

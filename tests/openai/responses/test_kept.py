@@ -163,3 +163,33 @@ def test_an_owner_pushes_out_its_own_responses_and_nobody_elses(guarded: str, go
             last = ours.responses.create(**GREEDY, input=f"Number {number}", **previous)
         assert theirs.responses.retrieve(kept.id) == kept
         assert ours.responses.retrieve(last.id) == last
+
+
+@pytest.fixture(scope="module")
+def narrow(reference: Reference) -> Iterator[str]:
+    """A server for two owners whose responses have room for 32 KiB."""
+    keys = ("ours", "theirs")
+    with serve(model=str(reference.folder), api_keys=keys, max_responses_bytes=32 << 10) as url:
+        yield f"{url}/v1"
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_owner_of_large_responses_pushes_out_its_own(narrow: str, goes_on: bool) -> None:
+    large: Any = {**GREEDY, "metadata": {f"label {number}": "x" * 500 for number in range(12)}}
+    with client(narrow, "ours") as ours, client(narrow, "theirs") as theirs:
+        kept = theirs.responses.create(**GREEDY, input="Theirs")
+        made = [ours.responses.create(**large, input="Number 0")]
+        for number in range(1, 8):
+            previous: Any = {"previous_response_id": made[-1].id} if goes_on and found(ours, made[-1].id) else {}
+            made.append(ours.responses.create(**large, input=f"Number {number}", **previous))
+        assert theirs.responses.retrieve(kept.id) == kept
+        left = [each.id for each in made if found(ours, each.id)]
+        assert 0 < len(left) <= 6
+        assert left == [each.id for each in made[-len(left) :]]
+
+
+def found(sdk: openai.OpenAI, response_id: str) -> bool:
+    try:
+        return sdk.responses.retrieve(response_id).id == response_id
+    except openai.NotFoundError:
+        return False

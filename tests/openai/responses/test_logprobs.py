@@ -1,0 +1,132 @@
+"""Log-probabilities of a response: what they take of memory and of the event loop, and where they are not."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import orjson
+
+from app.domain.values import FinishReason, TokenLogprobs, TurnUsage
+from app.messages import TurnFinished
+from app.openai.responses.body import ResponseBody
+from app.openai.responses.encoded import to_json
+from app.openai.responses.events import ResponseWriter
+from app.openai.responses.response import ResponseObject
+from app.text.generation import TextChunk
+from tests.openai.conftest import MODEL
+from tests.openai.responses.asking import GREEDY, LOOK_UP
+from tests.serving import serve
+
+TOKENS = 2000
+TOP = tuple((token_id, -1.5) for token_id in range(20))
+SCORED: Any = {**GREEDY, "input": "Hello", "top_logprobs": 2}
+
+
+class Words:
+    """A vocabulary of words."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b" w%d" % token_id
+
+    def token_text(self, token_id: int) -> str:
+        return f" w{token_id}"
+
+
+def writer() -> ResponseWriter:
+    body = ResponseBody.model_validate({"model": "m", "input": "x", "top_logprobs": 20})
+    words: Any = Words()
+    return ResponseWriter(ResponseObject.begin(body, "resp_1", 1), words, None)
+
+
+def write(made: ResponseWriter) -> None:
+    for number in range(TOKENS):
+        chunk = TextChunk(" word", (number,), (TokenLogprobs(number, -0.5, TOP),))
+        for event in made.write(chunk):
+            orjson.dumps(event)
+
+
+def end() -> TurnFinished:
+    usage = TurnUsage(prompt_tokens=1, cached_tokens=0, completion_tokens=TOKENS, tokens_recomputed=0)
+    ticket: Any = 1
+    return TurnFinished(ticket, FinishReason.STOP, usage, TOKENS + 1)
+
+
+def test_the_end_of_a_long_response_is_written_at_once() -> None:
+    made = writer()
+    write(made)
+    began = time.process_time()
+    for event in made.finish(end()):
+        orjson.dumps(event)
+    orjson.dumps(made.last())
+    to_json(made.response)
+    assert time.process_time() - began < 0.1  # as objects, it takes half a second
+
+
+def test_a_kept_response_takes_as_much_memory_as_its_json() -> None:
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        made = writer()
+        write(made)
+        for _ in made.finish(end()):
+            pass
+        response = made.response
+        del made
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 1.2 * len(to_json(response))
+
+
+def test_a_cancelled_response_has_those_of_its_tokens() -> None:
+    made = writer()
+    write(made)
+    made.cancel()
+    text = orjson.loads(to_json(made.response))["output"][0]["content"][0]
+    assert len(text["logprobs"]) == TOKENS
+
+
+def test_events_and_the_whole_say_the_same(sdk: openai.OpenAI, http: httpx.Client) -> None:
+    events = list(sdk.responses.create(**SCORED, stream=True))
+    last: Any = events[-1]
+    part = last.response.output[0].content[0]
+    [said] = [event for event in events if event.type == "response.output_text.done"]
+    assert [(each.token, each.logprob) for each in said.logprobs] == [
+        (each.token, each.logprob) for each in part.logprobs
+    ]
+    assert all(bytes(each.bytes).decode(errors="replace") == each.token for each in part.logprobs)
+    assert http.get(f"/v1/responses/{last.response.id}").json()["output"][0]["content"][0]["logprobs"] == [
+        each.model_dump() for each in part.logprobs
+    ]
+
+
+def test_who_goes_on_after_a_response_does_not_keep_them_again(sdk: openai.OpenAI) -> None:
+    made = sdk.responses.create(**SCORED)
+    reference: Any = [{"type": "item_reference", "id": made.output[0].id}, {"role": "user", "content": "More"}]
+    after = sdk.responses.create(**{**GREEDY, "input": reference})
+    [item, _] = sdk.responses.input_items.list(after.id, order="asc")
+    shown: Any = item
+    assert shown.content[0].text == made.output_text
+    assert shown.content[0].logprobs == []
+
+
+def test_they_are_there_after_a_restart(tmp_path: Path) -> None:
+    state: Any = {"state_dir": tmp_path}
+    asked = {"model": "tiny-llama", "input": "x", "max_output_tokens": 4, "top_logprobs": 3}
+    with serve(**state) as url:
+        made = httpx.post(f"{url}/v1/responses", json=asked, timeout=30).raise_for_status().json()
+    with serve(**state) as url:
+        assert httpx.get(f"{url}/v1/responses/{made['id']}", timeout=30).json() == made
+
+
+def test_a_schema_with_a_huge_integer_is_given_back(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 2**70}}}
+    tool = {**LOOK_UP, "parameters": schema, "strict": False}
+    body = {"model": MODEL, "input": "x", "max_output_tokens": 1, "tools": [tool], "stream": True}
+    answer = http.post("/v1/responses", json=body)
+    assert str(2**70) in answer.text.splitlines()[-2], answer.text
