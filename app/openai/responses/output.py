@@ -85,15 +85,17 @@ class Output:
     def _close(self, status: ItemStatus) -> Iterator[Event]:
         if not self._is_open:
             return
-        item = self.items[-1]
-        self._is_open = False
+        item = self._items[-1]
         item.status = status
         if isinstance(item, OutputMessageItem):
-            part, told = self._last_part(), self._scored.streamed
+            part = self._last_part()
+            told = self._scored.streamed
             yield self._event("response.output_text.done", content_index=0, text=part.text, logprobs=told)
+            part.logprobs = self._scored.shown
             yield self._event("response.content_part.done", content_index=0, part=part.model_dump())
         else:
             yield self._event("response.function_call_arguments.done", name=item.name, arguments=item.arguments)
+        self._is_open = False
         yield {"type": "response.output_item.done", "output_index": self._index, "item": item.model_dump()}
 
     def _event(self, kind: str, **fields: Any) -> Event:

@@ -37,14 +37,15 @@ class ScoredText:
     """Collects those of a text that is still written."""
 
     def __init__(self) -> None:
-        self._shown: list[bytes] = []
-        self._streamed: list[bytes] = []
+        self._shown = bytearray()
+        self._streamed = bytearray()
 
     def take(self, found: Sequence[ScoredToken]) -> orjson.Fragment:
         """The next tokens; returns what the event that brings them tells: a list of `StreamedLogprob`s."""
-        self._shown += [each.shown for each in found]
-        self._streamed += (streamed := [each.streamed for each in found])
-        return orjson.Fragment(_list(streamed))
+        for each in found:
+            self._shown += (b"," if self._shown else b"") + each.shown
+            self._streamed += (b"," if self._streamed else b"") + each.streamed
+        return orjson.Fragment(_list(b",".join([each.streamed for each in found])))
 
     @property
     def streamed(self) -> orjson.Fragment:
@@ -61,5 +62,5 @@ def _token(tokens: Tokens, token_id: int, logprob: float) -> dict[str, Any]:
     return {"token": tokens.token_text(token_id), "logprob": logprob, "bytes": list(tokens.token_bytes(token_id))}
 
 
-def _list(parts: Sequence[bytes]) -> bytes:
-    return b"[%b]" % b",".join(parts)
+def _list(entries: bytes | bytearray) -> bytes:
+    return b"[%b]" % entries
