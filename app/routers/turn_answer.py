@@ -79,7 +79,8 @@ async def _turn(session: Session, reader: TurnReader, end: Paused | TurnFinished
         usage=end.usage,
         checkpoint=paused and CheckpointView.of(paused.checkpoint, _expires_at(session, paused)),
     )
-    return view.status, await json_with_logprobs(view, None if reader.logprobs is None else tuple(reader.logprobs))
+    found = None if reader.logprobs is None else tuple(reader.logprobs)
+    return view.status, await json_with_logprobs(view, found, reader.written)
 
 
 def _expires_at(session: Session, paused: Paused) -> float | None:

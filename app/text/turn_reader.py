@@ -45,6 +45,10 @@ class TurnReader:
         """Everything generated so far."""
         self.logprobs: list[TokenLogprobs] | None = [] if rule.with_logprobs else None
         """One for each of `token_ids`, or None if the turn did not ask for them."""
+        self.written: list[bytes] = []
+        """The first of `logprobs`, in slices, as an answer has told of them: those of a turn that pauses often are told
+        at each pause.
+        """
         self._text: list[str] = []
         detokenizer = Detokenizer(tokens, after_text=True, shown=rule.shown)
         self._text_turn = TextTurn(turn, detokenizer, rule.stop, on_stop, settled, rule.min_tokens)

@@ -15,18 +15,25 @@ SLICE = 256
 """Tokens that are written at a time: with 20 alternatives each, two milliseconds."""
 
 
-async def json_with_logprobs(view: BaseModel, found: Sequence[TokenLogprobs] | None) -> bytes:
+async def json_with_logprobs(
+    view: BaseModel, found: Sequence[TokenLogprobs] | None, written: list[bytes] | None = None
+) -> bytes:
     """The JSON of `view`, whose own `logprobs` are None, with those that were `found` in their place. Without any there
     is no such field.
+
+    `written` gets each whole slice, and the next answer that tells of the same and more takes it from there.
     """
     text = view.model_dump_json().encode()
     if found is None:
         return text
-    parts = []
-    for first in range(0, len(found), SLICE):
+    parts = [] if written is None else written[:]
+    for first in range(len(parts) * SLICE, len(found), SLICE):
         if first:
             await asyncio.sleep(0)
-        parts.append(orjson.dumps(_plain(found[first : first + SLICE]))[1:-1])
+        tokens = found[first : first + SLICE]
+        parts.append(orjson.dumps(_plain(tokens))[1:-1])
+        if written is not None and len(tokens) == SLICE and len(written) < len(parts):
+            written.append(parts[-1])  # unless another answer has done so meanwhile
     return b'%b,"logprobs":[%b]}' % (text[:-1], b",".join(parts))
 
 

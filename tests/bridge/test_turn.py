@@ -7,6 +7,7 @@ import asyncio
 from app.bridge.turn import SLICE, Mailbox, TokenRun
 from app.domain.values import Ticket, TokenLogprobs
 from app.messages import Token
+from tests.others import turns_of_others
 
 
 def filled(count: int) -> Mailbox:
@@ -33,18 +34,7 @@ async def test_many_tokens_come_in_slices_and_in_order() -> None:
 
 
 async def test_others_run_between_two_slices() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    running = asyncio.create_task(others())
-    await read(filled(10 * SLICE))
-    running.cancel()
-    assert turns >= 9
+    assert await turns_of_others(read(filled(10 * SLICE))) >= 9
 
 
 async def test_a_reader_that_leaves_leaves_the_rest() -> None:
