@@ -16,6 +16,10 @@ from app.text.generation import TextChunk, TextItem
 from app.text.turn_reader import TurnReader
 from app.wire.turns import MAX_SEED
 
+STARTED_AT_ONCE = 16
+"""Turns that a call starts before others have their turn of the event loop: of long prompts each takes half a
+millisecond.
+"""
 OpenSession = Callable[[], AbstractAsyncContextManager[Session]]
 
 
@@ -52,12 +56,12 @@ class Choices:
     async def start(self) -> None:
         """Open every session, then submit the first choice of every prompt.
 
-        Raises what `SessionRegistry` raises, `Busy` before anything is computed.
+        Raises what `SessionRegistry` raises. Of choices that have begun before a `Busy`, nothing is left once `cleanup`
+        unwinds.
         """
         for _ in range(self._to_finish):
             self._sessions.append(await self._cleanup.enter_async_context(self._open_session()))
-        for prompt in range(len(self._requests)):
-            self._start_choice(prompt * self._n)
+        await self._start_choices(range(0, self._to_finish, self._n))
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
         """The items of all choices, each with its index, until every choice has finished.
@@ -72,14 +76,19 @@ class Choices:
                 raise item
             if index % self._n == 0 and isinstance(item, TextChunk | TurnFinished) and index not in computed:
                 computed.add(index)
-                for other in range(index + 1, index + self._n):
-                    self._start_choice(other)
+                await self._start_choices(range(index + 1, index + self._n))
             if isinstance(item, TurnFinished):
                 self._to_finish -= 1
                 if item.reason is FinishReason.CANCELLED:
                     raise self._cancelled()
             yield index, item
         await self._cleanup.aclose()  # a client's next call, which its answer lets it make, finds the sessions closed
+
+    async def _start_choices(self, indices: Sequence[int]) -> None:
+        for count, index in enumerate(indices):
+            if count and count % STARTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            self._start_choice(index)
 
     def _start_choice(self, index: int) -> None:
         prompt, number = divmod(index, self._n)
