@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
@@ -22,14 +23,24 @@ Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""
 
 Entry = dict[str, Any]
-"""One entry of a chunk's `choices`."""
+"""One entry of a chunk's `choices`, to be written as JSON."""
 
 
 class ChunkWriter(Protocol):
     """Turns items into the chunks of one kind of answer."""
 
-    def entries(self, index: int, item: TextItem) -> Iterable[Entry]:
-        """What choice `index`'s next item gives, each for a chunk of its own."""
+    async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
+        """What choice `index`'s next item gives, each for a chunk of its own. Others have turns of the event loop
+        while a long one is written.
+        """
+        ...
+
+
+class Written(Protocol):
+    """A part of an answer that is JSON already."""
+
+    def fragment(self) -> orjson.Fragment:
+        """The JSON."""
         ...
 
 
@@ -105,7 +116,7 @@ async def collect(items: Items, writer: ChunkWriter, *, n: int, count: int) -> t
     collected: list[list[Entry]] = [[] for _ in range(count)]
     async for index, item in items:
         usage.take(index, item)
-        collected[index].extend(writer.entries(index, item))
+        collected[index].extend(await writer.entries(index, item))
     return collected, usage.total()
 
 
@@ -130,17 +141,34 @@ async def stream(
     try:
         async for index, item in items:
             usage.take(index, item)
-            for entry in writer.entries(index, item):
+            for entry in await writer.entries(index, item):
                 chunk = {**head, "choices": [entry]}
                 if options.include_usage and options.continuous_usage_stats:
                     chunk["usage"] = usage.so_far(index).model_dump()
-                yield _event(orjson.dumps(chunk))
+                yield _event(_json(chunk))
     except Exception as error:
         yield _event(body_of(error))
         return
     if options.include_usage:
         yield _event(orjson.dumps({**head, "choices": [], "usage": usage.total().model_dump()}))
     yield _event(b"[DONE]")
+
+
+async def whole_json(head: dict[str, Any], choices: Iterable[Entry], **others: object) -> bytes:
+    """The JSON of an answer that is not streamed. Others have turns of the event loop between its choices."""
+    written = []
+    for choice in choices:
+        written.append(orjson.Fragment(_json(choice)))
+        await asyncio.sleep(0)
+    return orjson.dumps({**head, "choices": written, **others})
+
+
+def _json(value: object) -> bytes:
+    return orjson.dumps(value, default=_fragment)
+
+
+def _fragment(part: Written) -> orjson.Fragment:
+    return part.fragment()
 
 
 def _event(data: bytes) -> bytes:

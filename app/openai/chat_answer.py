@@ -1,6 +1,7 @@
 """Answers to a chat, whole or in chunks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -13,13 +14,10 @@ from app.openai.chat import (
     AnswerMessage,
     AnswerToolCall,
     ChatChoice,
-    ChatCompletion,
 )
-from app.openai.fields import Usage
 from app.text.generation import TextChunk, TextItem
 from app.text.tokenizer import Tokens
 from app.tools.pieces import AnswerReader, CallArguments, CallBegun, Content, Piece
-from app.wire.sessions import Metadata
 
 Delta = dict[str, Any]
 
@@ -50,8 +48,11 @@ class ChatChunkWriter:
         self._readers: dict[int, AnswerReader | None] = {}
         self._called: dict[int, list[str]] = {}
 
-    def entries(self, index: int, item: TextItem) -> Iterable[Entry]:
+    async def entries(self, index: int, item: TextItem) -> Sequence[Entry]:
         """See `ChunkWriter`."""
+        return list(self._entries(index, item))
+
+    def _entries(self, index: int, item: TextItem) -> Iterator[Entry]:
         if not isinstance(item, TextChunk | TurnFinished):
             return
         if index not in self._readers:
@@ -87,20 +88,14 @@ class ChatChunkWriter:
                     yield {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
-def whole_answer(
-    head: dict[str, Any], entries: Sequence[Sequence[Entry]], usage: Usage, metadata: Metadata | None
-) -> bytes:
-    """The JSON of a `ChatCompletion`, put together from the entries of each choice."""
-    choices = [_whole_choice(index, each) for index, each in enumerate(entries)]
-    answer = ChatCompletion(**head, choices=choices, usage=usage, metadata=metadata).model_dump()
-    for choice, each in zip(answer["choices"], entries, strict=True):
-        if any(entry["logprobs"] for entry in each):
-            scored = [token for entry in each if entry["logprobs"] for token in entry["logprobs"]["content"]]
-            choice["logprobs"] = {"content": scored, "refusal": None}
-    return orjson.dumps(answer)
+def whole_choice(index: int, entries: Sequence[Entry]) -> Entry:
+    """Put one choice together from its entries: a `ChatChoice`, for `whole_json` to write."""
+    scored = [entry["logprobs"]["content"] for entry in entries if entry["logprobs"]]
+    logprobs = {"content": list(chain.from_iterable(scored)), "refusal": None} if scored else None
+    return _said(index, entries).model_dump() | {"logprobs": logprobs}
 
 
-def _whole_choice(index: int, entries: Sequence[Entry]) -> ChatChoice:
+def _said(index: int, entries: Sequence[Entry]) -> ChatChoice:
     """One choice, without its log-probabilities: they are JSON already."""
     content = "".join(entry["delta"].get("content", "") for entry in entries)
     calls = _whole_calls(call for entry in entries for call in entry["delta"].get("tool_calls", ()))

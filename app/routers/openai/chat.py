@@ -1,12 +1,13 @@
 """`/v1/chat/completions`."""
 
 from functools import partial
+from itertools import starmap
 
 from fastapi import APIRouter, Request, Response
 
-from app.openai.answers import Head, collect, stream
+from app.openai.answers import Head, collect, stream, whole_json
 from app.openai.chat import ChatBody, ChatCompletion
-from app.openai.chat_answer import ChatChunkWriter, whole_answer
+from app.openai.chat_answer import ChatChunkWriter, whole_choice
 from app.openai.chat_prompt import chat_prompt
 from app.openai.chunks import ChatCompletionEvent
 from app.routers.openai.call import OpenAICallDep, check_model, generation_responses
@@ -68,4 +69,7 @@ async def create_chat_completion(
         )
         return call.answer(EventStream(events))
     entries, usage = await unless_disconnected(request, collect(aiter(choices), writer, n=body.n, count=body.n))
-    return call.answer(Response(whole_answer(head, entries, usage, body.metadata), media_type="application/json"))
+    head["object"] = "chat.completion"
+    whole = starmap(whole_choice, enumerate(entries))
+    answer = await whole_json(head, whole, usage=usage.model_dump(), metadata=body.metadata)
+    return call.answer(Response(answer, media_type="application/json"))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from app.domain.values import ModelInfo
-from app.openai.answers import Head, collect, stream
+from app.openai.answers import Head, collect, stream, whole_json
 from app.openai.chunks import CompletionEvent
 from app.openai.completions.answer import CompletionChunkWriter, Echo, whole_choice
 from app.openai.completions.body import Completion, CompletionBody
@@ -59,9 +59,9 @@ async def create_completion(
     entries, usage = await unless_disconnected(
         request, collect(aiter(choices), writer, n=body.n, count=len(prompts) * body.n)
     )
-    whole = [whole_choice(index, each, token_ids=body.return_token_ids) for index, each in enumerate(entries)]
-    answer = Completion(**head, choices=whole, usage=usage)
-    return call.answer(Response(answer.model_dump_json(), media_type="application/json"))
+    whole = (whole_choice(index, each, token_ids=body.return_token_ids) for index, each in enumerate(entries))
+    answer = await whole_json(head, whole, usage=usage.model_dump())
+    return call.answer(Response(answer, media_type="application/json"))
 
 
 def _encode(prompts: Sequence[str | list[int]], tokens: Tokens, info: ModelInfo) -> list[Echo]:
