@@ -51,6 +51,7 @@ METAVARS = {
     "body_timeout_s": "SECONDS",
     "write_timeout_s": "SECONDS",
     "max_request_bytes": "SIZE",
+    "max_bodies_bytes": "SIZE",
     "max_import_bytes": "SIZE",
     "max_spool_bytes": "SIZE",
     "max_activation_bytes": "SIZE",

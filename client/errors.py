@@ -152,6 +152,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "rate_limit_exceeded": RateLimited,
     "draining": ServerError,
     "connection_limit": ServerError,
+    "bodies_full": ServerError,
     "not_durable": ServerError,
     "journal_unavailable": ServerError,
     "disk_full": ServerError,

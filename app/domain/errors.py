@@ -171,6 +171,12 @@ class TooManyConnections(DjinnError, status=503, code="connection_limit"):
     """As many connections are open as may be."""
 
 
+class BodiesFull(DjinnError, status=503, code="bodies_full"):
+    """Not done: the bodies of requests under way take as much memory as they may; carries Retry-After."""
+
+    retry_after_s = 1
+
+
 class NotDurable(DjinnError, code="not_durable"):
     """Done, but not written down: a restart would undo it, unless the journal can be written before. To repeat it would
     do it twice.

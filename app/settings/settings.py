@@ -148,6 +148,9 @@ class Settings(BaseSettings):
     body_timeout_s: float = Field(30.0, gt=0, description="how long the body of a request may pause")
     write_timeout_s: float = Field(60.0, gt=0, description="how long a client may read nothing of an answer")
     max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
+    max_bodies_bytes: ByteSize = Field(
+        ByteSize(512 << 20), description="memory of the bodies of all requests under way, but for imports"
+    )
     max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
     max_spool_bytes: ByteSize = Field(
         ByteSize(16 << 30), description="disk that session files on their way in and out may take together"

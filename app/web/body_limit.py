@@ -1,6 +1,6 @@
 """413 for a body over the limit, whether its length is declared or it comes in pieces, 415 for a compressed one.
 
-One whose length is declared in two ways gets 400.
+One whose length is declared in two ways gets 400, and one for which there is no memory now 503.
 
 A WebSocket with a message over the limit is closed.
 """
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import CompressedBody, DjinnError, MalformedRequest, TooLarge
+from app.web.body_budget import BodyBudget, client_of
 from app.web.error_handlers import error_response
 
 BODILESS = ("GET", "HEAD", "DELETE")
@@ -24,17 +25,25 @@ class BodyLimitMiddleware:
     """Refuses a declared length at once and counts the rest as it arrives.
 
     `routes` have limits of their own, by method and path: what they return for a request's scope, in bytes. Every other
-    method of such a path has `max_bytes`.
+    method of such a path has `max_bytes`. Bodies of those routes are not in memory; all others have a part of the
+    `budget` from when their length is known until their request is over: for as long, they are.
 
     What a compressed body would come to cannot be told, and nothing here decompresses one.
 
     FastAPI's own `max_body_size` does the same, but answers a declared length with a plain-text body.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, routes: Mapping[tuple[str, str], Callable[[Scope], int]]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        routes: Mapping[tuple[str, str], Callable[[Scope], int]],
+        budget: BodyBudget,
+    ) -> None:
         self.app = app
         self.max_bytes = max_bytes
         self.routes = routes
+        self.budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -49,8 +58,13 @@ class BodyLimitMiddleware:
         message = f"the body must be at most {max_bytes} bytes"
         if scope["method"] in BODILESS:
             message = f"a {scope['method']} request takes no body"
-        refusal = _refusal(Headers(scope=scope), max_bytes, message)
-        if refusal is not None:
+        headers = Headers(scope=scope)
+        share = _Share(self.budget, client_of(scope)) if own_limit is None else None
+        try:
+            _check(headers, max_bytes, message)
+            if share is not None:
+                share.require(_declared(headers))
+        except DjinnError as refusal:
             await error_response(refusal, scope)(scope, receive, send)
             return
         received = 0
@@ -62,9 +76,15 @@ class BodyLimitMiddleware:
             if received > max_bytes:
                 # An HTTPException, because FastAPI turns any other exception from reading a body into a 400.
                 raise HTTPException(TooLarge.status, message)
+            if share is not None:
+                share.require(received)
             return part
 
-        await self.app(scope, receive_counted, send)
+        try:
+            await self.app(scope, receive_counted, send)
+        finally:
+            if share is not None:
+                share.give_back()
 
     def _limited(self, receive: Receive, send: Send) -> Receive:
         """Receives messages of a WebSocket. To the application, one over the limit is the end of the connection."""
@@ -81,15 +101,38 @@ class BodyLimitMiddleware:
         return receive_limited
 
 
-def _refusal(headers: Headers, max_bytes: int, too_large: str) -> DjinnError | None:
-    """Why the headers of a body are refused before it comes."""
+class _Share:
+    """What one body has of the budget."""
+
+    def __init__(self, budget: BodyBudget, client: str) -> None:
+        self._budget = budget
+        self._client = client
+        self._held = 0
+
+    def require(self, count: int) -> None:
+        """Have `count` bytes at least. Raises `BodiesFull`."""
+        if count > self._held:
+            self._budget.take(self._client, count - self._held, self._held)
+            self._held = count
+
+    def give_back(self) -> None:
+        if self._held:
+            self._budget.give(self._client, self._held)
+
+
+def _check(headers: Headers, max_bytes: int, too_large: str) -> None:
+    """Refuse the headers of a body before it comes. Raises `CompressedBody`, `MalformedRequest`, `TooLarge`."""
     encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
-        return CompressedBody(f"Content-Encoding {encoding}: send the body as it is", param="Content-Encoding")
-    declared = headers.get("content-length", "")
-    if declared and "transfer-encoding" in headers:
+        raise CompressedBody(f"Content-Encoding {encoding}: send the body as it is", param="Content-Encoding")
+    if "content-length" in headers and "transfer-encoding" in headers:
         # A proxy may believe the one, and this server the other: what is left over would be a request of its own.
-        return MalformedRequest("a body has Content-Length or Transfer-Encoding, not both", param="Content-Length")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        return TooLarge(too_large)
-    return None
+        raise MalformedRequest("a body has Content-Length or Transfer-Encoding, not both", param="Content-Length")
+    if _declared(headers) > max_bytes:
+        raise TooLarge(too_large)
+
+
+def _declared(headers: Headers) -> int:
+    """The length that the headers tell; 0: they tell none."""
+    declared = headers.get("content-length", "")
+    return int(declared) if declared.isdecimal() else 0

@@ -9,6 +9,7 @@ from app.tenants.audit import AuditMiddleware
 from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
 from app.web.access_log import AccessLogMiddleware
+from app.web.body_budget import BodyBudget
 from app.web.body_limit import BodyLimitMiddleware
 from app.web.cors import cross_origin
 from app.web.hosts import HostMiddleware
@@ -36,7 +37,8 @@ def middleware(settings: Settings, tenancy: Tenancy, *, is_traced: bool) -> list
         Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
         Middleware(
             BodyLimitMiddleware,
-            max_bytes=int(settings.max_request_bytes),
+            max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),
             routes={("POST", IMPORT_PATH): most_imported},
+            budget=BodyBudget(int(settings.max_bodies_bytes)),
         ),
     ]

@@ -1,0 +1,55 @@
+"""Memory of request bodies: what all that are under way take together, and the share of each client."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from app.domain.errors import BodiesFull
+from app.machine.units import size
+from app.web.connections.caps import origin_of
+
+
+class BodyBudget:
+    """At most `max_bytes` bytes for all bodies. Used on the event loop only.
+
+    A client's bodies leave as much free as they take, but for its only one (Choudhury and Hahne, *Dynamic queue length
+    thresholds*, 1998). So each client finds room, and one that is alone has half.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._taken = Counter[str]()
+        """Bytes of each client that has some."""
+        self._total = 0
+
+    def take(self, client: str, count: int, held: int = 0) -> None:
+        """Take `count` bytes for a body that has `held` so far. Raises `BodiesFull`, and takes none then."""
+        others = self._taken[client] - held
+        own = others + held + count if others else 0
+        if self._total + count + own > self._max_bytes:
+            whose = f", {size(self._taken[client])} of it by this client, which leaves others as much" if others else ""
+            raise BodiesFull(
+                f"bodies of requests under way take {size(self._total)} of the {size(self._max_bytes)} that they may "
+                f"have{whose}; this one needs {size(held + count)}"
+            )
+        self._taken[client] += count
+        self._total += count
+
+    def give(self, client: str, count: int) -> None:
+        """Give back what was taken for a body."""
+        self._total -= count
+        self._taken[client] -= count
+        if not self._taken[client]:
+            del self._taken[client]
+
+
+def client_of(scope: Mapping[str, Any]) -> str:
+    """Who sends the request of an ASGI `scope`: its tenant, or where there are none its address."""
+    owner: str | None = scope.get("state", {}).get("owner")
+    if owner is not None:
+        return f"tenant {owner}"
+    host, _ = scope.get("client") or ("", 0)
+    try:
+        return origin_of(host)
+    except ValueError:  # a proxy names it
+        return f"host {host}"
