@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.domain.activations import Captures
 from app.domain.errors import NotFound
-from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors
+from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
 from app.sessions.guards.side_work import FILE_BYTES_PER_S, Lane
 from app.web.binary import FILE, file_response
@@ -61,17 +61,17 @@ async def delete_breakpoint(session: SessionDep, breakpoint_id: str, services: S
     response_class=Response,
     responses={**errors(404), 200: {"content": FILE}},
 )
-async def get_captures(request: Request, session: SessionDep, services: ServicesDep) -> Response:
+async def get_captures(request: Request, session: SessionDep, services: ServicesDep, cleanup: CleanupDep) -> Response:
     """What `capture` breakpoints have recorded, as one safetensors file.
 
     Each tensor is `[positions, hidden_size]`; sorted by name they are in the order of recording. The metadata has
     JSON under each tensor's name: `breakpoint`, `layer`, `positions`, `token_ids`; and `dropped`, the number of those
     for which there was no room.
     """
-    async with services.side_work.turn(session.owner, Lane.FILE) as piece:
-        captures = await services.sessions.breakpoints.captures(session)
-        content = await asyncio.to_thread(_captures_file, captures)
-        piece.seconds = len(content) / FILE_BYTES_PER_S
+    piece = await cleanup.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
+    captures = await services.sessions.breakpoints.captures(session)
+    content = await asyncio.to_thread(_captures_file, captures)
+    piece.seconds = len(content) / FILE_BYTES_PER_S
     return file_response(request, content)
 
 

@@ -1,5 +1,6 @@
 """What a paused turn has left: look at it, change it."""
 
+import asyncio
 from typing import Annotated
 
 import orjson
@@ -8,9 +9,19 @@ from fastapi import APIRouter, Query, Request, Response
 from app.domain.activations import Activation, CheckpointInfo
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
-from app.routers.dependencies import OwnerDep, ServicesDep, SessionDep, errors, errors_of_file
+from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors, errors_of_file
 from app.routers.edits import to_edits
-from app.web.binary import FILE, FILE_BODY, OCTET_STREAM, SAFETENSORS, accepted_types, file_response, whole_body
+from app.sessions.guards.side_work import FILE_BYTES_PER_S, Lane
+from app.web.binary import (
+    FILE,
+    FILE_BODY,
+    OCTET_STREAM,
+    SAFETENSORS,
+    LargeAnswer,
+    accepted_types,
+    file_response,
+    whole_body,
+)
 from app.web.json_body import JsonRoute
 from app.wire.checkpoint import (
     ActivationQuery,
@@ -41,16 +52,22 @@ async def get_checkpoint(session: SessionDep) -> CheckpointView:
     responses={**errors_of_file(404, 409), 200: {"description": "The residual stream", "content": FILE}},
 )
 async def get_activation(
-    request: Request, session: SessionDep, query: Annotated[ActivationQuery, Query()], services: ServicesDep
+    request: Request,
+    session: SessionDep,
+    query: Annotated[ActivationQuery, Query()],
+    services: ServicesDep,
+    cleanup: CleanupDep,
 ) -> Response:
     """The residual stream as safetensors, one tensor `activation` of `[positions, hidden_size]`.
 
     With `Accept: application/json` it is JSON: `layer`, `first`, `end`, `dtype` and `values`, a list for each position.
     """
+    piece = await cleanup.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
     activation = await services.sessions.checkpoints.read(session, query.to_positions())
-    if _wants_json(request):
-        return Response(await services.side_work.run(session.owner, _json, activation), media_type="application/json")
-    return file_response(request, write_file({ACTIVATION: activation.tensor}, _place(activation)))
+    as_json = _wants_json(request)
+    content = await asyncio.to_thread(_json if as_json else _file, activation)
+    piece.seconds = len(content) / FILE_BYTES_PER_S
+    return LargeAnswer(content, media_type="application/json") if as_json else file_response(request, content)
 
 
 @router.put("/activation", operation_id="putActivation", responses=errors(400, 404, 409), openapi_extra=FILE_BODY)
@@ -101,6 +118,10 @@ def _wants_json(request: Request) -> bool:
     """Whether `Accept` names JSON, and no file too."""
     accepted = accepted_types(request)
     return "application/json" in accepted and accepted.isdisjoint((OCTET_STREAM, SAFETENSORS))
+
+
+def _file(activation: Activation) -> bytes:
+    return write_file({ACTIVATION: activation.tensor}, _place(activation))
 
 
 def _place(activation: Activation) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from app.web.sse import ClientDisconnected
 
@@ -12,6 +13,7 @@ OCTET_STREAM = "application/octet-stream"
 """The type of files that every client knows."""
 SAFETENSORS = "application/vnd.safetensors"
 """The same files under their own name."""
+PART_BYTES = 1 << 20
 FILE: dict[str, Any] = {OCTET_STREAM: {"schema": {"type": "string", "format": "binary"}}}
 """The documented `content` of such a body."""
 FILE_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": FILE}}
@@ -23,9 +25,24 @@ def file_type(request: Request) -> str:
     return SAFETENSORS if SAFETENSORS in accepted_types(request) else OCTET_STREAM
 
 
+class LargeAnswer(Response):
+    """Sends its body in parts, each once the client has read most of those before. So it is over when little is left in
+    memory, or when the connection is gone.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the response."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        content = memoryview(self.body)
+        for first in range(0, len(content), PART_BYTES):
+            part = bytes(content[first : first + PART_BYTES])
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
 def file_response(request: Request, content: bytes) -> Response:
     """An answer that is a safetensors file."""
-    return Response(content, media_type=file_type(request))
+    return LargeAnswer(content, media_type=file_type(request))
 
 
 def accepted_types(request: Request) -> set[str]:

@@ -31,6 +31,8 @@ class Lane(Enum):
     TEXT = auto()
     GRAMMAR = auto()
     FILE = auto()
+    ACTIVATIONS = auto()
+    """Answers with activations, which are in memory until their client has read them."""
 
 
 @dataclass(slots=True)
