@@ -105,7 +105,8 @@ def create_app(
 
     Raises `FieldOutOfRange` if the journal's sessions are another model's.
     """
-    keeper = SessionKeeper(journal)
+    room = room or disk_room(load_frame(settings, logging.WARNING))
+    keeper = SessionKeeper(journal, room)
     restored = keeper.load(engine.info)
     feed = Feed()
     table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
@@ -126,7 +127,6 @@ def create_app(
     most_kept, most_bytes = settings.max_responses, int(settings.max_responses_bytes)
     kept_responses = ResponseStore(registry, journal, limit=most_kept, max_bytes=most_bytes)
     kept_responses.restore(restored)
-    room = room or disk_room(load_frame(settings, logging.WARNING))
     lifespan = Lifespan(
         settings=settings,
         executor=executor,
@@ -150,7 +150,7 @@ def create_app(
         responses=kept_responses,
         spool=_spool(settings, room),
         side_work=registry.side_work,
-        vectors=Vectors(journal),
+        vectors=Vectors(journal, keeper.room),
         tenancy=tenancy,
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),

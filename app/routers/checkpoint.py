@@ -70,7 +70,7 @@ async def get_activation(
     return LargeAnswer(content, media_type="application/json") if as_json else file_response(request, content)
 
 
-@router.put("/activation", operation_id="putActivation", responses=errors(400, 404, 409), openapi_extra=FILE_BODY)
+@router.put("/activation", operation_id="putActivation", responses=errors(400, 404, 409, 503), openapi_extra=FILE_BODY)
 async def put_activation(request: Request, session: SessionDep, services: ServicesDep) -> CheckpointView:
     """Put another residual stream in the place of this one: a file as `getActivation` gives it for all positions."""
     content = await whole_body(request)
@@ -80,7 +80,7 @@ async def put_activation(request: Request, session: SessionDep, services: Servic
     return CheckpointView.of(pause.info, pause.expires_at)
 
 
-@router.post("/edit", operation_id="editCheckpoint", responses=errors(400, 404, 409))
+@router.post("/edit", operation_id="editCheckpoint", responses=errors(400, 404, 409, 503))
 async def edit_checkpoint(
     session: SessionDep, body: EditCheckpointBody, services: ServicesDep, owner: OwnerDep
 ) -> CheckpointView:

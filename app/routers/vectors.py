@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/vectors", tags=["breakpoints"])
 VECTOR = "vector"
 
 
-@router.post("", operation_id="createVector", status_code=201, responses=errors(400), openapi_extra=FILE_BODY)
+@router.post("", operation_id="createVector", status_code=201, responses=errors(400, 503), openapi_extra=FILE_BODY)
 async def create_vector(
     request: Request, query: Annotated[VectorQuery, Query()], services: ServicesDep, owner: OwnerDep
 ) -> VectorView:

@@ -10,6 +10,7 @@ from app.domain.breakpoints import Breakpoint
 from app.domain.errors import FieldOutOfRange, JournalUnavailable, NotDurable, NotFound
 from app.domain.values import SessionState
 from app.messages import Arm, ClearCaptures, Disarm, ReadCaptures
+from app.sessions.guards.journal_room import vector_bytes
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
 
@@ -32,7 +33,7 @@ class Breakpoints:
         On an error there is no such breakpoint. Raises:
         - `FieldOutOfRange` if the session has too many breakpoints, or too much to do in a step;
         - `WrongState` if the breakpoint pauses and a turn runs that cannot pause;
-        - `JournalUnavailable`.
+        - `JournalUnavailable`, and `DiskShort` if the journal's disk has no room for its vectors.
         """
         if len(session.breakpoints) >= MAX_BREAKPOINTS:
             raise FieldOutOfRange(
@@ -40,6 +41,10 @@ class Breakpoints:
                 param="breakpoints",
             )
         check_work(session.breakpoints.values(), breakpoint)
+        with self._keeper.room.claiming(0 if session.ephemeral else vector_bytes(breakpoint.edits)):
+            await self._arm(session, breakpoint)
+
+    async def _arm(self, session: Session, breakpoint: Breakpoint) -> None:
         session.breakpoints[breakpoint.id] = breakpoint
         try:
             await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))

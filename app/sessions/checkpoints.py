@@ -1,5 +1,6 @@
 """The checkpoint of a paused turn is read and changed."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from app.bridge.executor import EngineExecutor
@@ -7,7 +8,9 @@ from app.domain.activations import Activation, CheckpointInfo, CheckpointLens, L
 from app.domain.breakpoints import Edit, Positions, TensorData
 from app.domain.errors import FieldOutOfRange
 from app.messages import EditCheckpoint, Lens, ReadCheckpoint, WriteCheckpoint
+from app.sessions.guards.journal_room import vector_bytes
 from app.sessions.head_time import HeadTime
+from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
 
 MAX_LENS_POSITIONS = 64
@@ -20,8 +23,9 @@ class Checkpoints:
     Every method raises `WrongState` unless the session is paused.
     """
 
-    def __init__(self, executor: EngineExecutor, head: HeadTime) -> None:
+    def __init__(self, executor: EngineExecutor, head: HeadTime, keeper: SessionKeeper) -> None:
         self._executor = executor
+        self._keeper = keeper
         self._head = head
 
     async def read(self, session: Session, positions: Positions) -> Activation:
@@ -31,14 +35,16 @@ class Checkpoints:
         return found
 
     async def edit(self, session: Session, edits: tuple[Edit, ...]) -> None:
-        """Change the checkpoint, by all of `edits` or none. Raises `FieldOutOfRange`."""
+        """Change the checkpoint, by all of `edits` or none. Raises `FieldOutOfRange`, and `DiskShort`."""
         session.require_pause(to="edit the checkpoint")
-        await self._executor.call(lambda ticket: EditCheckpoint(ticket, session.id, edits))
+        with self._room(session, vector_bytes(edits)):
+            await self._executor.call(lambda ticket: EditCheckpoint(ticket, session.id, edits))
 
     async def write(self, session: Session, tensor: TensorData) -> None:
-        """Put `tensor` in the place of the checkpoint's residual stream. Raises `FieldOutOfRange`."""
+        """Put `tensor` in the place of the checkpoint's residual stream. Raises `FieldOutOfRange`, and `DiskShort`."""
         session.require_pause(to="write the checkpoint")
-        await self._executor.call(lambda ticket: WriteCheckpoint(ticket, session.id, tensor))
+        with self._room(session, len(tensor.data)):
+            await self._executor.call(lambda ticket: WriteCheckpoint(ticket, session.id, tensor))
 
     async def lens(self, session: Session, positions: Positions, top_k: int) -> tuple[LensPosition, ...]:
         """The `top_k` tokens that the final norm and the head make of the checkpoint.
@@ -48,6 +54,10 @@ class Checkpoints:
         _check_lens(session.require_pause(to="read the checkpoint").info, positions)
         make = partial(Lens, session=session.id, positions=positions, top_k=top_k)
         return (await self._head.take(session.owner, make, CheckpointLens)).positions
+
+    def _room(self, session: Session, count: int) -> AbstractContextManager[None]:
+        """Room in the journal for bytes that the turn has changed with."""
+        return nullcontext() if session.ephemeral else self._keeper.room.keeping(session.id, count)
 
 
 def _check_lens(info: CheckpointInfo, positions: Positions) -> None:

@@ -14,6 +14,8 @@ from app.domain.values import ForkPoint, ModelInfo, SessionId, SessionState, Tur
 from app.journal.journal import Journal
 from app.journal.records import Change, SessionRecord
 from app.journal.steering import NO_STEERING, InterventionChange, Steering
+from app.machine.disk import DiskRoom
+from app.sessions.guards.journal_room import JournalRoom
 from app.sessions.session import Session
 from app.sessions.usage import SessionUsage
 
@@ -26,8 +28,10 @@ class SessionKeeper:
     Used on the event loop only.
     """
 
-    def __init__(self, journal: Journal | None) -> None:
+    def __init__(self, journal: Journal | None, room: DiskRoom | None = None) -> None:
+        """`room` is that on the journal's disk."""
         self._journal = journal
+        self.room = JournalRoom(room if journal is not None else None)
         self._journaled: dict[SessionId, tuple[array[int], int]] = {}
         """The array that each session's history was noted from and how much of it the journal has, so that only the
         difference is written. It is the session's own: between two notes it may be cut, or lengthened, but not both.
@@ -49,6 +53,8 @@ class SessionKeeper:
         """
         if self._journal is None or session.ephemeral or session.state is SessionState.CLOSED:
             return
+        if not session.busy:
+            self.room.release(session.id)
         history = session.settled_history
         noted, length = self._journaled.get(session.id, (NOTHING, 0))
         position = min(length, len(history) if noted is history else common_prefix(noted, history))
@@ -60,6 +66,7 @@ class SessionKeeper:
 
     def forget(self, session: Session) -> None:
         """Journal that the session is gone, without waiting."""
+        self.room.release(session.id)
         if self._journal is not None and not session.ephemeral:
             self._journal.append(session.id, None)
             self._journaled.pop(session.id, None)

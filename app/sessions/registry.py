@@ -59,7 +59,7 @@ class SessionRegistry:
         """Most tokens that one pass of a session has."""
         self.breakpoints = Breakpoints(executor, keeper)
         head = HeadTime(executor, table.turns.any_run)
-        self.checkpoints = Checkpoints(executor, head)
+        self.checkpoints = Checkpoints(executor, head, keeper)
         self.ends = TurnEnds(executor, keeper)
         self.pauses = Pauses(executor, table, self.ends)
         self._memory = MemoryReads(executor)

@@ -1,0 +1,97 @@
+"""Vectors and activations of clients on a disk that has little room: they are refused, and turns are durable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from app.domain.breakpoints import MAX_INTERVENTION_BYTES
+from app.domain.errors import DiskShort
+from app.domain.values import SessionId
+from app.journal.attempts import COPIES
+from app.machine import disk
+from app.machine.disk import DiskRoom
+from app.sessions.guards.journal_room import JournalRoom
+from tests.errors import assert_error
+from tests.serving import serve
+
+FREE = 1000
+ONE, OTHER = SessionId("ses_1"), SessionId("ses_2")
+PAUSED: Any = {"token_ids": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JournalRoom:
+    """On a disk with `FREE` bytes beside its reserve."""
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: COPIES * FREE + 5)
+    return JournalRoom(DiskRoom(tmp_path, 5))
+
+
+def put(room: JournalRoom, session: SessionId, count: int) -> None:
+    with room.keeping(session, count):
+        pass
+
+
+def test_what_a_turn_brings_keeps_its_room_until_the_end(room: JournalRoom) -> None:
+    put(room, ONE, 600)
+    for _ in range(2):
+        with pytest.raises(DiskShort):
+            put(room, OTHER, 600)
+        with pytest.raises(DiskShort), room.claiming(600):
+            pass
+    room.release(ONE)
+    put(room, OTHER, FREE)
+
+
+def test_what_was_not_done_takes_no_room(room: JournalRoom) -> None:
+    with pytest.raises(KeyError), room.keeping(ONE, FREE):
+        raise KeyError
+    with pytest.raises(KeyError), room.claiming(FREE):
+        raise KeyError
+    put(room, OTHER, FREE)
+
+
+def test_a_session_claims_no_more_than_it_can_bring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 3 * COPIES * MAX_INTERVENTION_BYTES)
+    room = JournalRoom(DiskRoom(tmp_path))
+    for _ in range(10):
+        put(room, ONE, MAX_INTERVENTION_BYTES)
+    put(room, OTHER, MAX_INTERVENTION_BYTES)
+
+
+def test_without_a_journal_there_is_room(tmp_path: Path) -> None:
+    room = JournalRoom(None)
+    put(room, ONE, 1 << 60)
+    with room.claiming(1 << 60):
+        pass
+
+
+@pytest.fixture
+def http(tmp_path: Path) -> Iterator[httpx.Client]:
+    """A server whose disk has nothing beside its reserve."""
+    with serve(state_dir=tmp_path, disk_reserve=1 << 60) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+def test_a_disk_without_room_refuses_them_and_keeps_turns(http: httpx.Client) -> None:
+    path = f"/v1/sessions/{http.post('/v1/sessions').json()['id']}"
+    hidden = http.get("/v1/models").json()["data"][0].get("hidden_size", 64)
+    vector = save({"vector": np.ones(hidden, np.float32)})
+    assert_error(http.post("/v1/vectors", params={"name": "calm"}, content=vector), 503, "disk_full")
+    adding = {"layers": [1], "action": "edit", "edits": [{"op": "add", "vector": [1.0] * hidden}]}
+    assert_error(http.post(f"{path}/breakpoints", json=adding), 503, "disk_full")
+    assert http.get(f"{path}/breakpoints").json()["data"] == []
+    http.post(f"{path}/breakpoints", json={"layers": [1], "action": "pause"}).raise_for_status()
+    assert http.post(f"{path}/generate", json=PAUSED).raise_for_status().json()["status"] == "paused"
+    activation = http.get(f"{path}/checkpoint/activation").raise_for_status().content
+    assert_error(http.put(f"{path}/checkpoint/activation", content=activation), 503, "disk_full")
+    edit = {"edits": [{"op": "add", "vector": [1.0] * hidden}]}
+    assert_error(http.post(f"{path}/checkpoint/edit", json=edit), 503, "disk_full")
+    ended = http.post(f"{path}/resume", json={"until": "end"}).raise_for_status().json()
+    assert ended["status"] == "finished"
