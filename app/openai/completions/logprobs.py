@@ -34,8 +34,10 @@ class WrittenLogprobs:
 
     def fragment(self) -> orjson.Fragment:
         """The JSON."""
-        lists = (b'"%b":[%b]' % (name.encode(), written) for name, written in self._lists.items())
-        return orjson.Fragment(b"{%b}" % b",".join(lists))
+        parts: list[bytes | bytearray] = []
+        for name, written in self._lists.items():
+            parts += (b",", b'"%b":[' % name.encode(), written, b"]")
+        return orjson.Fragment(b"".join((b"{", *parts[1:], b"}")))
 
 
 class LogprobsWriter:

@@ -63,4 +63,4 @@ def _token(tokens: Tokens, token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _list(entries: bytes | bytearray) -> bytes:
-    return b"[%b]" % entries
+    return b"".join((b"[", entries, b"]"))

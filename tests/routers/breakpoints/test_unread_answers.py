@@ -24,7 +24,7 @@ class Client:
         self.begun = asyncio.Event()
         self._reads = asyncio.Event()
         host, server = (b"host", b"localhost"), ("localhost", 80)
-        scope = {"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": path}
+        scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": path}
         scope |= {"raw_path": path.encode(), "query_string": b"", "root_path": "", "server": server}
         scope |= {"client": ("127.0.0.1", 1), "headers": [host, (b"accept", accept.encode())]}
         self.answer = asyncio.create_task(app(scope, self._receive, self._send))
