@@ -1,4 +1,4 @@
-"""Memory of request bodies: what all that are under way take together, and the share of each client."""
+"""Memory of request bodies and messages of WebSockets: what all under way take together, and each client's share."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -41,6 +41,27 @@ class BodyBudget:
         self._taken[client] -= count
         if not self._taken[client]:
             del self._taken[client]
+
+
+class Share:
+    """What one body has of the budget. Used by one request or WebSocket."""
+
+    def __init__(self, budget: BodyBudget, client: str) -> None:
+        self._budget = budget
+        self._client = client
+        self._held = 0
+
+    def require(self, count: int) -> None:
+        """Have `count` bytes at least. Raises `BodiesFull`."""
+        if count > self._held:
+            self._budget.take(self._client, count - self._held, self._held)
+            self._held = count
+
+    def give_back(self) -> None:
+        """Have none any more."""
+        if self._held:
+            self._budget.give(self._client, self._held)
+            self._held = 0
 
 
 def client_of(scope: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import CompressedBody, DjinnError, MalformedRequest, TooLarge
-from app.web.body_budget import BodyBudget, client_of
+from app.web.body_budget import BodyBudget, Share, client_of
 from app.web.error_handlers import error_response
 
 BODILESS = ("GET", "HEAD", "DELETE")
@@ -26,7 +26,8 @@ class BodyLimitMiddleware:
 
     `routes` have limits of their own, by method and path: what they return for a request's scope, in bytes. Every other
     method of such a path has `max_bytes`. Bodies of those routes are not in memory; all others have a part of the
-    `budget` from when their length is known until their request is over: for as long, they are.
+    `budget` from when their length is known until their request is over: for as long, they are. So has a message of a
+    WebSocket from when it comes until the application asks for the next.
 
     What a compressed body would come to cannot be told, and nothing here decompresses one.
 
@@ -48,7 +49,7 @@ class BodyLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "websocket":
-            await self.app(scope, self._limited(receive, send), send)
+            await self._serve_messages(scope, receive, send)
             return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -59,7 +60,7 @@ class BodyLimitMiddleware:
         if scope["method"] in BODILESS:
             message = f"a {scope['method']} request takes no body"
         headers = Headers(scope=scope)
-        share = _Share(self.budget, client_of(scope)) if own_limit is None else None
+        share = Share(self.budget, client_of(scope)) if own_limit is None else None
         try:
             _check(headers, max_bytes, message)
             if share is not None:
@@ -86,6 +87,14 @@ class BodyLimitMiddleware:
             if share is not None:
                 share.give_back()
 
+    async def _serve_messages(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket. Its protocol has a message while it comes, and asks for its part of the budget."""
+        share = scope["state"]["share"] = Share(self.budget, client_of(scope))
+        try:
+            await self.app(scope, self._limited(receive, send), send)
+        finally:
+            share.give_back()
+
     def _limited(self, receive: Receive, send: Send) -> Receive:
         """Receives messages of a WebSocket. To the application, one over the limit is the end of the connection."""
 
@@ -99,25 +108,6 @@ class BodyLimitMiddleware:
             return {"type": "websocket.disconnect", "code": MESSAGE_TOO_BIG, "reason": reason}
 
         return receive_limited
-
-
-class _Share:
-    """What one body has of the budget."""
-
-    def __init__(self, budget: BodyBudget, client: str) -> None:
-        self._budget = budget
-        self._client = client
-        self._held = 0
-
-    def require(self, count: int) -> None:
-        """Have `count` bytes at least. Raises `BodiesFull`."""
-        if count > self._held:
-            self._budget.take(self._client, count - self._held, self._held)
-            self._held = count
-
-    def give_back(self) -> None:
-        if self._held:
-            self._budget.give(self._client, self._held)
 
 
 def _check(headers: Headers, max_bytes: int, too_large: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import CloseCode, Frame
+from websockets.frames import DATA_OPCODES, CloseCode, Frame
 
+from app.domain.errors import BodiesFull
+from app.web.body_budget import Share
 from app.web.connections.pieces import SmallPieces
 
 SLICE_BYTES = 4096
@@ -22,6 +24,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._pieces = SmallPieces()
         self._kept = b""
         """Of what one read has brought, the part that waits."""
+        self._message_bytes = 0
+        """Of the message that comes, or that the application has: those of its whole frames."""
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent. One that does not wait for the answer to its handshake gets none."""
@@ -32,7 +36,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._take()
 
     async def receive(self) -> Any:
-        """What the client sent next."""
+        """What the client sent next. The application needs the message before no more."""
+        self._message_bytes = 0
+        if (share := self._share) is not None:
+            share.give_back()
         message = await super().receive()
         self._take()
         return message
@@ -45,11 +52,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_events(self) -> None:
         """Take the frames that have come, or close if there are too many small ones."""
         now = self.loop.time()
-        sizes = [len(event.data) for event in self.conn.events if isinstance(event, Frame)]
-        if all(self._pieces.take(size, now) for size in sizes):
+        frames = [event for event in self.conn.events if isinstance(event, Frame)]
+        if all(self._pieces.take(len(frame.data), now) for frame in frames):
+            self._message_bytes += sum(len(frame.data) for frame in frames if frame.opcode in DATA_OPCODES)
             super().handle_events()
-            return
-        self.conn.fail(CloseCode.POLICY_VIOLATION, "too many small frames")
+        else:
+            self._refuse(CloseCode.POLICY_VIOLATION, "too many small frames")
+
+    @property
+    def _share(self) -> Share | None:
+        """What the messages have of the budget of bodies; None before the handshake."""
+        share: Share | None = self.scope["state"].get("share") if self.handshake_initiated else None
+        return share
+
+    def _refuse(self, code: CloseCode, reason: str) -> None:
+        self.conn.fail(code, reason)
         self.handle_parser_exception()
 
     def _take(self) -> None:
@@ -57,3 +74,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         while self._kept and not self.read_paused and not self.transport.is_closing():
             taken, self._kept = self._kept[:SLICE_BYTES], self._kept[SLICE_BYTES:]
             super().data_received(taken)
+            if (share := self._share) is not None and not self.close_sent:
+                try:
+                    share.require(self._message_bytes + len(self.conn.reader.buffer))
+                except BodiesFull:
+                    self._refuse(CloseCode.TRY_AGAIN_LATER, "messages under way take as much memory as they may")

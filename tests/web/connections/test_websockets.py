@@ -129,3 +129,20 @@ async def test_who_does_not_wait_for_the_handshake_is_closed() -> None:
     transport.close.assert_called_once()
     protocol.connection_lost(None)
     await asyncio.gather(*protocol.tasks)
+
+
+def test_messages_that_never_end_leave_room_for_those_of_others() -> None:
+    half = frame(Opcode.TEXT, b" " * (LIMIT - 100), fin=False)
+    with serving(max_request_bytes=LIMIT, max_bodies_bytes=3 * LIMIT) as server:
+        kept = opened(server)
+        kept.sendall(half)
+        kept.sendall(frame(Opcode.PING))
+        assert kept.recv(16) == PONG  # all of it has come
+        refused = opened(server)
+        refused.sendall(half)
+        assert closing_code(read_to_end(refused)) == 1013
+        kept.sendall(frame(Opcode.CONT, b"{}"))
+        assert b"response.create" in kept.recv(1 << 16)  # the message is over, and so is its part of the budget
+        third = opened(server)
+        third.sendall(half + frame(Opcode.CONT, b"{}"))
+        assert b"response.create" in third.recv(1 << 16)
