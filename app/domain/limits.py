@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_LABEL_BYTES = 192 << 20
-"""Of what the file of an exported session says beside its history and KV, as JSON. The tensors of a session's edits,
-64 MiB in base64, are in it once for the session and once for its paused turn: 171 MiB. 21 MiB are left for metadata,
-breakpoints, the checkpoint and log-probabilities.
+"""Of what the file of an exported session says beside its history and KV, as JSON: 64 MiB of tensors of the session's
+edits, and as many others of its paused turn, have 171 MiB in base64. 21 MiB are left for metadata, breakpoints, the
+checkpoint and log-probabilities.
 """
 
 
