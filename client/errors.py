@@ -140,6 +140,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "wrong_state": Conflict,
     "request_too_large": TooLarge,
     "field_out_of_range": Unprocessable,
+    "beyond_tenant_limit": Unprocessable,
     "bad_export": Unprocessable,
     "deadly_turn": Unprocessable,
     "grammar_too_complex": Unprocessable,
