@@ -1,5 +1,6 @@
 """The server itself: alive, ready, metrics, version, memory."""
 
+import asyncio
 from importlib.metadata import version
 from typing import Annotated
 
@@ -15,6 +16,9 @@ from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUse
 from app.wire.system import Status, Version
 
 router = APIRouter(tags=["system"])
+
+PATIENCE_S = 5.0
+"""How long metrics wait for the engine: half of the time that Prometheus waits for them."""
 
 
 @router.head("/health", include_in_schema=False)
@@ -44,9 +48,12 @@ async def get_ready(services: ServicesDep) -> Status:
     responses={**errors(), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def get_metrics(services: ServicesDep) -> Response:
-    """Metrics for Prometheus. Those of the engine are missing while there is none."""
+    """Metrics for Prometheus. Those of the engine are missing while there is none, or if it does not answer."""
     try:
-        memory = await services.sessions.memory()
+        async with asyncio.timeout(PATIENCE_S):
+            memory = await services.sessions.memory()
+    except TimeoutError:
+        memory = None
     except (EngineError, EngineRestarting):
         if services.sessions.executor.failure is None:
             raise
