@@ -9,8 +9,8 @@ from app.tenants.audit import AuditMiddleware
 from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
 from app.web.access_log import AccessLogMiddleware
-from app.web.body_budget import BodyBudget
 from app.web.body_limit import BodyLimitMiddleware
+from app.web.connections.body_budget import BodyBudget
 from app.web.cors import cross_origin
 from app.web.hosts import HostMiddleware
 from app.web.request_id import RequestIdMiddleware

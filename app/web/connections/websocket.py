@@ -8,7 +8,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import DATA_OPCODES, CloseCode, Frame
 
 from app.domain.errors import BodiesFull
-from app.web.body_budget import Share
+from app.web.connections.body_budget import Share
 from app.web.connections.pieces import SmallPieces
 
 SLICE_BYTES = 4096

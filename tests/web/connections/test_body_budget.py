@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain.errors import BodiesFull
-from app.web.body_budget import BodyBudget, client_of
+from app.web.connections.body_budget import BodyBudget, client_of
 from tests.conftest import ServeWith
 from tests.errors import assert_error
 from tests.serving import serve
