@@ -49,19 +49,24 @@ class Share:
     def __init__(self, budget: BodyBudget, client: str) -> None:
         self._budget = budget
         self._client = client
-        self._held = 0
+        self.held = 0
+        """Bytes that it has."""
 
     def require(self, count: int) -> None:
         """Have `count` bytes at least. Raises `BodiesFull`."""
-        if count > self._held:
-            self._budget.take(self._client, count - self._held, self._held)
-            self._held = count
+        if count > self.held:
+            self._budget.take(self._client, count - self.held, self.held)
+            self.held = count
+
+    def shrink(self, count: int) -> None:
+        """Have no more than `count` bytes."""
+        if self.held > count:
+            self._budget.give(self._client, self.held - count)
+            self.held = count
 
     def give_back(self) -> None:
         """Have none any more."""
-        if self._held:
-            self._budget.give(self._client, self._held)
-            self._held = 0
+        self.shrink(0)
 
 
 def client_of(scope: Mapping[str, Any]) -> str:

@@ -25,7 +25,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._kept = b""
         """Of what one read has brought, the part that waits."""
         self._message_bytes = 0
-        """Of the message that comes, or that the application has: those of its whole frames."""
+        """Of the message that the application has, and of the whole frames of the one that comes."""
+        self._had_bytes = 0
+        """Of the message that the application has."""
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent. One that does not wait for the answer to its handshake gets none."""
@@ -37,10 +39,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def receive(self) -> Any:
         """What the client sent next. The application needs the message before no more."""
-        self._message_bytes = 0
+        self._message_bytes -= self._had_bytes
+        self._had_bytes = 0
         if (share := self._share) is not None:
-            share.give_back()
+            share.shrink(self._held_bytes)
         message = await super().receive()
+        self._had_bytes = self._message_bytes
         self._take()
         return message
 
@@ -61,9 +65,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     @property
     def _share(self) -> Share | None:
-        """What the messages have of the budget of bodies; None before the handshake."""
-        share: Share | None = self.scope["state"].get("share") if self.handshake_initiated else None
+        """What the messages have of the budget of bodies; None before the handshake, or if that is refused."""
+        scope: Any = getattr(self, "scope", None)
+        share: Share | None = scope and scope["state"].get("share")
         return share
+
+    @property
+    def _held_bytes(self) -> int:
+        return self._message_bytes + len(self.conn.reader.buffer)
 
     def _refuse(self, code: CloseCode, reason: str) -> None:
         self.conn.fail(code, reason)
@@ -76,6 +85,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().data_received(taken)
             if (share := self._share) is not None and not self.close_sent:
                 try:
-                    share.require(self._message_bytes + len(self.conn.reader.buffer))
+                    share.require(self._held_bytes)
                 except BodiesFull:
                     self._refuse(CloseCode.TRY_AGAIN_LATER, "messages under way take as much memory as they may")

@@ -16,6 +16,7 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
+from app.web.connections.body_budget import BodyBudget, Share
 from app.web.connections.websocket import WebSocketProtocol
 from tests.web.connections.conftest import GET, HEADER, PATIENCE_S, Edge, read_answer, read_to_end, serving
 
@@ -146,3 +147,42 @@ def test_messages_that_never_end_leave_room_for_those_of_others() -> None:
         third = opened(server)
         third.sendall(half + frame(Opcode.CONT, b"{}"))
         assert b"response.create" in third.recv(1 << 16)
+
+
+@pytest.mark.parametrize(
+    "changed", [HANDSHAKE.replace(b"Version: 13", b"Version: 12"), HANDSHAKE.replace(b"-Key:", b"-Lock:")]
+)
+def test_a_handshake_that_is_wrong_is_answered_and_is_no_error(
+    server: Edge, changed: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_to_end(server.connect(changed)).startswith(b"HTTP/1.1 400 ")
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_message_that_comes_counts_while_the_application_has_one() -> None:
+    shares: list[Share] = []
+    turn = asyncio.Event()
+
+    async def busy(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["share"] = share = Share(budget, "somebody")
+        shares.append(share)
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        await turn.wait()
+        await receive()
+
+    budget = BodyBudget(1 << 30)
+    config = uvicorn.Config(busy, log_config=None)
+    protocol = WebSocketProtocol(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+    protocol.connection_made(Mock(spec=asyncio.Transport, **{"is_closing.return_value": False}))
+    protocol.data_received(HANDSHAKE)
+    await asyncio.sleep(0.01)
+    protocol.data_received(frame(Opcode.TEXT, bytes(1000)))
+    await asyncio.sleep(0.01)
+    protocol.data_received(frame(Opcode.TEXT, bytes(5000), fin=False) + frame(Opcode.CONT, bytes(3000))[:2000])
+    assert 1000 + 5000 + 1900 < shares[0].held < 1000 + 5000 + 2100
+    turn.set()
+    await asyncio.sleep(0.01)
+    assert 5000 + 1900 < shares[0].held < 5000 + 2100  # the application is done with the first
+    protocol.connection_lost(None)
