@@ -189,6 +189,8 @@ class Turns:
                 self._keeper.note(session)
             elif isinstance(event, Paused):
                 self._pauses.begin(session, event.checkpoint)
+            elif isinstance(event, Failed):
+                self._keeper.room.release(session.id)
             if isinstance(event, TurnFinished | Paused | Failed):
                 session.watcher.stopped(session, event)
             if isinstance(event, TurnFinished | Failed):

@@ -7,19 +7,24 @@ from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.domain.errors import DeadlyTurn, EngineRestarting
-from app.domain.values import FinishReason, ModelInfo, Phase, Ticket, TurnUsage
+from app.domain.errors import DeadlyTurn, DiskShort, EngineRestarting
+from app.domain.values import FinishReason, ModelInfo, Phase, SessionState, Ticket, TurnUsage
+from app.journal.attempts import COPIES
+from app.machine import disk
+from app.machine.disk import DiskRoom
 from app.main import create_app
 from app.messages import Back, Command, Done, Event, Lost, Open, Rewind, Started, Submit, Token, TurnFinished
 from app.model_store.byte_tokenizer import byte_tokenizer
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.routers.dependencies import Services
 from app.sessions.guards.deadly_turns import KNOWN_FOR_S, MOST_DEATHS, DeadlyTurns
+from app.sessions.guards.journal_room import JournalRoom
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import UNNAMED, Session
 from app.sessions.turns import TurnRequest
@@ -104,6 +109,23 @@ async def test_a_turn_that_has_finished_is_answered_though_the_engine_is_dead(
     assert bytes(session.history.tolist()) == b"askyes!"
     with pytest.raises(EngineRestarting):
         registry.executor.check()
+
+
+async def test_a_turn_that_dies_gives_back_the_room_of_what_it_would_have_brought(
+    engine: ListeningEngine, registry: SessionRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: COPIES * 1000)
+    registry.keeper.room = room = JournalRoom(DiskRoom(tmp_path))
+    session = registry.create()
+    begin(registry, session, b"ask")
+    with room.keeping(session.id, 600):
+        pass
+    with pytest.raises(DiskShort), room.claiming(600):
+        pass
+    engine.tell(DEATH)
+    await until(lambda: session.state is SessionState.IDLE)
+    with room.claiming(600):
+        pass
 
 
 async def test_the_next_engine_has_no_token_behind_a_stop_string_that_was_found_late(

@@ -37,8 +37,8 @@ class JournalRoom:
 
     @contextmanager
     def keeping(self, session: SessionId, count: int) -> Iterator[None]:
-        """Room for `count` bytes that the session's turn brings when it ends, unless the block fails. Raises
-        `DiskShort`.
+        """Room for `count` bytes that the session's turn brings when it ends, unless the block fails; what is cancelled
+        may still be carried out. Raises `DiskShort`.
         """
         if self._room is None:
             yield
@@ -48,7 +48,7 @@ class JournalRoom:
         _grow(claim, more)
         try:
             yield
-        except BaseException:
+        except Exception:
             claim.wrote(more)
             raise
 
