@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request, Response
 
@@ -10,7 +11,7 @@ from app.domain.errors import NotFound
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
 from app.sessions.guards.side_work import FILE_BYTES_PER_S, Lane
-from app.web.binary import FILE, file_response
+from app.web.binary import FILE, PART_BYTES, file_response
 from app.web.json_body import JsonRoute
 from app.wire.breakpoints import BreakpointBody, BreakpointList, BreakpointView
 from app.wire.tensors import write_file
@@ -68,10 +69,13 @@ async def get_captures(request: Request, session: SessionDep, services: Services
     JSON under each tensor's name: `breakpoint`, `layer`, `positions`, `token_ids`; and `dropped`, the number of those
     for which there was no room.
     """
-    piece = await cleanup.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
+    place = await cleanup.enter_async_context(AsyncExitStack())
+    piece = await place.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
     captures = await services.sessions.breakpoints.captures(session)
     content = await asyncio.to_thread(_captures_file, captures)
     piece.seconds = len(content) / FILE_BYTES_PER_S
+    if len(content) <= PART_BYTES:
+        await place.aclose()  # only what takes memory until it is read keeps its place until then
     return file_response(request, content)
 
 

@@ -1,6 +1,7 @@
 """What a paused turn has left: look at it, change it."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Annotated
 
 import orjson
@@ -16,6 +17,7 @@ from app.web.binary import (
     FILE,
     FILE_BODY,
     OCTET_STREAM,
+    PART_BYTES,
     SAFETENSORS,
     LargeAnswer,
     accepted_types,
@@ -62,11 +64,14 @@ async def get_activation(
 
     With `Accept: application/json` it is JSON: `layer`, `first`, `end`, `dtype` and `values`, a list for each position.
     """
-    piece = await cleanup.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
+    place = await cleanup.enter_async_context(AsyncExitStack())
+    piece = await place.enter_async_context(services.side_work.turn(session.owner, Lane.ACTIVATIONS))
     activation = await services.sessions.checkpoints.read(session, query.to_positions())
     as_json = _wants_json(request)
     content = await asyncio.to_thread(_json if as_json else _file, activation)
     piece.seconds = len(content) / FILE_BYTES_PER_S
+    if len(content) <= PART_BYTES:
+        await place.aclose()  # only what takes memory until it is read keeps its place until then
     return LargeAnswer(content, media_type="application/json") if as_json else file_response(request, content)
 
 

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.main import load_app
+from app.routers import breakpoints, checkpoint
 from app.web.binary import PART_BYTES, LargeAnswer
 from tests.routers.breakpoints.pausing import TURN
 from tests.serving import tiny_settings
@@ -72,7 +73,11 @@ async def paused(app: FastAPI) -> str:
     ("part", "accept"),
     [("captures", "*/*"), ("checkpoint/activation", "*/*"), ("checkpoint/activation", "application/json")],
 )
-async def test_an_answer_keeps_its_place_until_it_is_read(app: FastAPI, paused: str, part: str, accept: str) -> None:
+async def test_a_large_answer_keeps_its_place_until_it_is_read(
+    app: FastAPI, paused: str, part: str, accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for router in (breakpoints, checkpoint):
+        monkeypatch.setattr(router, "PART_BYTES", 100)  # so these are large
     unread, waiting = (Client(app, f"{paused}/{part}", accept) for _ in range(2))
     await asyncio.wait_for(unread.begun.wait(), 30)
     with pytest.raises(TimeoutError):
@@ -80,6 +85,14 @@ async def test_an_answer_keeps_its_place_until_it_is_read(app: FastAPI, paused: 
     await unread.read()
     await asyncio.wait_for(waiting.begun.wait(), 30)
     await waiting.read()
+
+
+async def test_a_small_answer_that_is_not_read_keeps_nobody_waiting(app: FastAPI, paused: str) -> None:
+    unread, other = (Client(app, f"{paused}/{part}") for part in ("captures", "checkpoint/activation"))
+    await asyncio.wait_for(unread.begun.wait(), 30)
+    await asyncio.wait_for(other.begun.wait(), 30)
+    await other.read()
+    await unread.read()
 
 
 async def test_a_large_answer_goes_out_in_parts() -> None:
