@@ -81,13 +81,20 @@ class Metrics:
         self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}
 
-    def render(self, memory: MemoryMap | None, journal: JournalState, tenants: Mapping[str, TenantUse]) -> bytes:
+    def render(
+        self, memory: MemoryMap | None, journal: JournalState, tenants: Mapping[str, TenantUse], *, is_up: bool
+    ) -> bytes:
         """The text of `/metrics`, with the engine's part taken from `memory`, the journal's from `journal`, and that of
-        each tenant from `tenants`. None: there is no engine now.
+        each tenant from `tenants`. None: the engine has not told. `is_up`: there is one.
         """
 
         def metrics() -> Iterator[Metric]:
-            return chain(engine_metrics(memory), journal_metrics(journal), tenant_metrics(tenants), self._own.collect())
+            return chain(
+                engine_metrics(memory, is_up=is_up),
+                journal_metrics(journal),
+                tenant_metrics(tenants),
+                self._own.collect(),
+            )
 
         return generate_latest(WithVllmNames(metrics, self._labels))
 

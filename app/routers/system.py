@@ -49,18 +49,18 @@ async def get_ready(services: ServicesDep) -> Status:
 )
 async def get_metrics(services: ServicesDep) -> Response:
     """Metrics for Prometheus. Those of the engine are missing while there is none, or if it does not answer."""
+    executor, memory = services.sessions.executor, None
     try:
         async with asyncio.timeout(PATIENCE_S):
             memory = await services.sessions.memory()
     except TimeoutError:
-        memory = None
+        pass
     except (EngineError, EngineRestarting):
-        if services.sessions.executor.failure is None:
+        if executor.failure is None:
             raise
-        memory = None
     uses = {owner or "": TenantUseView.of(each) for owner, each in services.sessions.table.by_owner().items()}
     tenants = {name: TenantUse(**use.model_dump()) for name, use in uses.items()}
-    found = services.metrics.render(memory, services.sessions.keeper.state, tenants)
+    found = services.metrics.render(memory, services.sessions.keeper.state, tenants, is_up=executor.failure is None)
     return Response(found, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -9,6 +9,8 @@ from app.messages import Inspect
 
 SHARE = 0.05
 """Of the engine's time, that all maps together take."""
+LONGEST_REST_S = 1.0
+"""A map that the machine has held up keeps nobody waiting for longer."""
 
 
 class MemoryReads:
@@ -32,5 +34,5 @@ class MemoryReads:
             await asyncio.sleep(max(0.0, self._rests_until - time.perf_counter()))
             self._next = None  # whoever asks from now on wants a newer one
             found: MemoryMap = await self._executor.call(Inspect)
-            self._rests_until = time.perf_counter() + found.seconds * (1 / SHARE - 1)
+            self._rests_until = time.perf_counter() + min(LONGEST_REST_S, found.seconds * (1 / SHARE - 1))
             return found
