@@ -155,15 +155,18 @@ class Channel:
 
     def _next_part(self) -> memoryview | None:
         """What is written next: a large frame's parts only while nothing else waits."""
+        # What is begun is so before it is taken out: `drain` must never find nothing.
         if self._begun is None and self._waiting:
-            self._begun = self._waiting.popleft()
+            self._begun = self._waiting[0]
+            self._waiting.popleft()
         elif self._begun is None and self._large:
             frame = self._large[0]
-            part, self._large[0] = frame[:PART_BYTES], frame[PART_BYTES:]
-            is_last = not self._large[0]
-            if is_last:
+            part, rest = frame[:PART_BYTES], frame[PART_BYTES:]
+            self._begun = memoryview(HEADER.pack(len(part), PART if rest else LAST_PART) + bytes(part))
+            if rest:
+                self._large[0] = rest
+            else:
                 self._large.popleft()
-            self._begun = memoryview(HEADER.pack(len(part), LAST_PART if is_last else PART) + bytes(part))
         return self._begun
 
     def _write_when_there_is_room(self) -> None:
