@@ -112,10 +112,12 @@ def _pack_blocks(matrix: BlockMatrix) -> Tensor:
     outputs, inputs = matrix.shape
     format = BLOCKS[matrix.kind]
     panels = matrix.rows.new_empty(-(-outputs // PANEL), inputs // format.group, format.group_bytes)
+    inference = torch.is_inference_mode_enabled()
 
     def pack(first: int) -> None:
         start = first // PANEL
-        _pack(matrix.kind, matrix.rows[first : first + _ROWS], format, panels[start : start + _ROWS // PANEL])
+        with torch.inference_mode(inference):  # each thread has a mode of its own
+            _pack(matrix.kind, matrix.rows[first : first + _ROWS], format, panels[start : start + _ROWS // PANEL])
 
     with lone_threads() as threads:
         for _ in threads.map(pack, range(0, outputs, _ROWS)):

@@ -64,6 +64,14 @@ def test_weights_have_the_bits_that_gguf_gives_them(kind: str) -> None:
     assert torch.equal(values_of(matrix).view(torch.int32), expected.view(torch.int32))
 
 
+def test_they_are_packed_in_inference_mode_too() -> None:
+    matrix = draw_blocks("Q4_1", 300, 3)
+    with torch.inference_mode():
+        panels, _ = to_panels(matrix)
+        assert torch.equal(panels, to_panels(matrix)[0])
+    assert torch.equal(panels, to_panels(matrix)[0])
+
+
 @pytest.mark.parametrize(
     "kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind not in QUICK)]
 )
