@@ -133,15 +133,19 @@ class Phases:
         placement, begins = self._placement, True
         if sequence.tier is Tier.HOST:
             needed = self._tiers.restore_need(sequence) + headroom
-            begins = placement.make_room(needed, sequence, prefetch=True) and self._tiers.restore(sequence)
+            begins = self._makes_room(needed, sequence) and self._tiers.restore(sequence)
             if begins:
                 placement.refile(sequence)
         elif sequence.tier is Tier.DISK:
             needed = sequence.disk_blocks + placement.loading + headroom
-            begins = placement.make_room(needed, sequence, prefetch=True) and self._loads(sequence)
+            begins = self._makes_room(needed, sequence) and self._loads(sequence)
         if sequence.tier in (Tier.DEVICE, None):
             self._wanted.remove(sequence)
         return begins
+
+    def _makes_room(self, needed: int, sequence: TokenSequence) -> bool:
+        """Nobody loses KV for one whom nobody waits for yet."""
+        return self._placement.make_room(needed, sequence, prefetch=True, may_lose=False)
 
     def _loads(self, sequence: TokenSequence) -> bool:
         load = self._tiers.files.load

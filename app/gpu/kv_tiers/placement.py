@@ -147,7 +147,13 @@ class Placement:
             self.lower.drop(sequence)
 
     def make_room(
-        self, needed: int, for_sequence: TokenSequence, *, prefetch: bool = False, or_some: bool = False
+        self,
+        needed: int,
+        for_sequence: TokenSequence,
+        *,
+        prefetch: bool = False,
+        or_some: bool = False,
+        may_lose: bool = True,
     ) -> bool:
         """Evict sessions without a turn until `needed` device blocks are available; returns whether they are now.
 
@@ -155,6 +161,7 @@ class Placement:
         - A `prefetch` evicts no session that returns before its own, and none of another tenant that has no more on
           the device than its own. It borrows nothing from weights.
         - If there cannot be that many blocks, no session is evicted, except with `or_some`.
+        - Without `may_lose`, no session is evicted whose KV no lower tier has room for.
         - `for_sequence` itself loses nothing in any tier.
         """
         if self._pool.available >= needed:
@@ -170,22 +177,26 @@ class Placement:
             if prefetch and not self._victims.may_ask(for_sequence.tenant, victim.tenant):
                 continue  # others of it have given way in this look
             blocks = len(victim.blocks)
-            if self.evict(victim, for_sequence) and prefetch:
-                self._victims.note(victim.tenant, -blocks)
+            if self.evict(victim, for_sequence, may_lose=may_lose):
+                if prefetch:
+                    self._victims.note(victim.tenant, -blocks)
+            elif not (may_lose or self.lower.host_is_emptying):
+                break  # there would hardly be room for the next
         if prefetch:
             self._victims.note(for_sequence.tenant, needed)
         return self._pool.available >= needed
 
-    def evict(self, sequence: TokenSequence, for_sequence: TokenSequence) -> bool:
-        """Take a session's KV off the device for another, or begin to. The KV is lost if no lower tier has room.
+    def evict(self, sequence: TokenSequence, for_sequence: TokenSequence, *, may_lose: bool = True) -> bool:
+        """Take a session's KV off the device for another, or begin to. The KV is lost if no lower tier has room, and if
+        it `may_lose` it.
 
-        False while the host still makes room for it.
+        False while the host still makes room for it, and if it stays.
         """
         if self.policy is KVPolicy.NONE:
             self.lower.drop(sequence)
         elif sequence.tier is Tier.DEVICE and not self.tiers.park(sequence):
             room = self.make_host_room(len(sequence.blocks) - len(sequence.host_blocks), sequence, for_sequence)
-            if not (room and self.tiers.park(sequence)) and not self.lower.host_is_emptying:
+            if not (room and self.tiers.park(sequence)) and may_lose and not self.lower.host_is_emptying:
                 self.lower.drop(sequence)
         self.refile(sequence)
         return sequence.tier is not Tier.DEVICE

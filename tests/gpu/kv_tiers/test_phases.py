@@ -75,6 +75,20 @@ def test_sessions_that_are_about_to_return_are_not_sent_away_for_one_that_return
     assert tier_of(waiting) is Tier.HOST
 
 
+def test_nobody_loses_kv_for_one_that_nobody_waits_for_yet() -> None:
+    bench = Bench(device=4, host=3, disk=0)
+    returns = bench.session(12)
+    bench.phases.signal(returns, Phase.IO_WAIT, 5.0)
+    bench.finish()
+    assert tier_of(returns) is Tier.HOST
+    stays = bench.session(12)
+    bench.now = 105.0
+    bench.phases.tick()
+    bench.finish()
+    assert tier_of(stays) is Tier.DEVICE
+    assert (tier_of(returns), bench.placement.lower.dropped) == (Tier.HOST, 0)
+
+
 def test_idle_goes_down_to_disk_and_ready_brings_it_all_the_way_back() -> None:
     bench = Bench()
     sequence = bench.session(10)
@@ -221,9 +235,8 @@ def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     bench.finish()
     gives_way = bench.session(24)
     bench.overwrite_device()
-    bench.phases.signal(returning, Phase.READY, None)
-    bench.finish()
-    assert tier_of(returning) is Tier.DEVICE
+    assert bench.placement.make_room(2, returning)
+    assert tier_of(returning) is Tier.HOST
     assert tier_of(gives_way) is None
 
 
