@@ -14,6 +14,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.processes import hear_interrupts
+
 SHOWN = re.compile(r"Djinn is at (http://\S+):")
 WAIT_S = 100
 
@@ -21,7 +23,7 @@ WAIT_S = 100
 @pytest.fixture
 def demo() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "app", "demo", "--model", "random:tiny-llama"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts) as process:
         yield process
         if process.poll() is None:
             process.terminate()
