@@ -1,6 +1,7 @@
 """What the server uses over time."""
 
 import asyncio
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -50,11 +51,12 @@ def descriptors(pid: int) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Sizes of all files below a folder; those that vanish meanwhile do not count."""
+    """Sizes of all files below a folder; files and folders that vanish meanwhile do not count."""
     found = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            found += path.stat().st_size if path.is_file() else 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += os.path.getsize(os.path.join(inner, name))
     return found
 
 
