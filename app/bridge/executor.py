@@ -263,6 +263,6 @@ class EngineExecutor:
 
 
 def _log_failure(reply: asyncio.Future[object]) -> None:
-    # A command for an engine that has died is sent to the next one as what it comes to, or not needed any more.
+    # The next engine opens each session as it is now: it needs no command that the dead one had.
     if not reply.cancelled() and (error := reply.exception()) and not isinstance(error, EngineRestarting):
         logger.error("a command without a waiter failed: %s", error)

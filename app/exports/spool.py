@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.domain.errors import DiskShort, FieldOutOfRange, SpoolFull, TooLarge
+from app.domain.fair_room import leaves_as_much
 from app.machine.disk import Claim, DiskFull, DiskRoom
 from app.machine.files import make_writable
 from app.machine.units import size
@@ -53,9 +54,8 @@ class SpoolFile:
 class Spool:
     """A folder for them. Used on the event loop; the disk is waited for on other threads.
 
-    All files together have at most `max_bytes` bytes; `room` is that on their disk. A tenant's files leave as much free
-    as they take, in files and in bytes, but for its only one (Choudhury and Hahne, *Dynamic queue length thresholds*,
-    1998). So each tenant finds room, and a tenant that is alone has half.
+    All files together have at most `max_bytes` bytes; `room` is that on their disk. Tenants share the files and the
+    bytes as `leaves_as_much` says.
     """
 
     def __init__(self, folder: Path | None, room: DiskRoom, max_bytes: int) -> None:
@@ -77,10 +77,10 @@ class Spool:
 
         Raises `SpoolFull` if too many are under way, `DiskShort`.
         """
-        free, own = MAX_FILES - len(self._files) - 1, len(self._of(owner))
-        if free < 0 or (own and free < own + 1):
-            count = own if free >= 0 else MAX_FILES
-            whose = " of this tenant" if free >= 0 else ""
+        taken, own = len(self._files), len(self._of(owner))
+        if not leaves_as_much(MAX_FILES, taken=taken, more=1, besides=own, whole=1):
+            is_full = taken >= MAX_FILES
+            count, whose = (MAX_FILES, "") if is_full else (own, " of this tenant")
             raise SpoolFull(f"{count} exports and imports{whose} are under way, the most allowed now", retry_after_s=1)
         with self._room.claiming() as claim:
             try:
@@ -101,7 +101,7 @@ class Spool:
             raise TooLarge(f"the session's file needs {size(total)}; max_spool_bytes allows {size(self._max_bytes)}")
         taken = sum(each.claimed for each in self._files)
         own = sum(each.claimed for each in self._of(file.owner) if each is not file)
-        if taken + more + (own and own + total) > self._max_bytes:
+        if not leaves_as_much(self._max_bytes, taken=taken, more=more, besides=own, whole=total):
             whose = f", {size(own)} of it by this tenant, who leaves others as much" if own else ""
             raise SpoolFull(
                 f"exports and imports under way take {size(taken)} of the {size(self._max_bytes)} that they may have"

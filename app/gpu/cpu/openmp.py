@@ -40,7 +40,7 @@ def lone_threads() -> Iterator[ThreadPoolExecutor]:
     """As many threads as PyTorch computes with, on each of which its operators have no other. For many small operators.
 
     OpenMP's threads meet after each operator, and there wait for the one that the machine has taken off its core.
-    Measured, a 135M GGUF on two cores: beside four busy processes its weights are packed in 0.7 s instead of 22 to 38.
+    Measured, a 135M GGUF on two cores: beside four busy processes its weights are packed in 1.4 s instead of 22 to 38.
     """
     count = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from app.domain.errors import ActivationsFull
+from app.domain.fair_room import leaves_as_much
 from app.domain.memory_map import StackUse
 from app.domain.values import SessionId
 from app.gpu.state.checkpoints import Captured
@@ -13,8 +14,7 @@ from app.machine.units import size
 class ActivationRoom:
     """Counts what each session holds of `max_bytes`. Whoever changes a session's checkpoint or captures calls `note`.
 
-    A tenant leaves as much free as it takes, but for the first that it takes (Choudhury and Hahne, *Dynamic queue
-    length thresholds*, 1998). So each tenant finds room, and a tenant that is alone has half. Without tenants nobody
+    Tenants share them as `leaves_as_much` says, where each checkpoint and capture is a thing. Without tenants nobody
     leaves room to others.
     """
 
@@ -68,7 +68,7 @@ class ActivationRoom:
 
     def _has_room(self, tenant: str, more: int) -> bool:
         own = self._of[tenant] if tenant else 0
-        return more <= 0 or self._taken + more + (own and own + more) <= self._max_bytes
+        return more <= 0 or leaves_as_much(self._max_bytes, taken=self._taken, more=more, besides=own, whole=more)
 
     def _set(self, sequence: TokenSequence, held: dict[SessionId, int], nbytes: int) -> None:
         more = nbytes - held.pop(sequence.session, 0)

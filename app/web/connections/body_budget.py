@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.domain.errors import BodiesFull
+from app.domain.fair_room import leaves_as_much
 from app.machine.units import size
 from app.web.connections.caps import origin_of
 
 
 class BodyBudget:
-    """At most `max_bytes` bytes for all bodies. Used on the event loop only.
-
-    A client's bodies leave as much free as they take, but for its only one (Choudhury and Hahne, *Dynamic queue length
-    thresholds*, 1998). So each client finds room, and one that is alone has half.
+    """At most `max_bytes` bytes for all bodies, which clients share as `leaves_as_much` says. Used on the event loop
+    only.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -24,10 +23,9 @@ class BodyBudget:
 
     def take(self, client: str, count: int, held: int = 0) -> None:
         """Take `count` bytes for a body that has `held` so far. Raises `BodiesFull`, and takes none then."""
-        others = self._taken[client] - held
-        own = others + held + count if others else 0
-        if self._total + count + own > self._max_bytes:
-            whose = f", {size(self._taken[client])} of it by this client, which leaves others as much" if others else ""
+        besides = self._taken[client] - held
+        if not leaves_as_much(self._max_bytes, taken=self._total, more=count, besides=besides, whole=held + count):
+            whose = f", {size(self._taken[client])} of it by this client, who leaves others as much" if besides else ""
             raise BodiesFull(
                 f"bodies of requests under way take {size(self._total)} of the {size(self._max_bytes)} that they may "
                 f"have{whose}; this one needs {size(held + count)}"
