@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,15 @@ def test_what_was_not_done_takes_no_room(room: JournalRoom) -> None:
         raise KeyError
     with pytest.raises(KeyError), room.claiming(FREE):
         raise KeyError
+    put(room, OTHER, FREE)
+
+
+def test_what_is_cancelled_keeps_its_room_because_it_may_still_be_done(room: JournalRoom) -> None:
+    with pytest.raises(asyncio.CancelledError), room.keeping(ONE, FREE):
+        raise asyncio.CancelledError
+    with pytest.raises(DiskShort):
+        put(room, OTHER, FREE)
+    room.release(ONE)
     put(room, OTHER, FREE)
 
 

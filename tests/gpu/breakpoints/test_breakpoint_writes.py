@@ -185,6 +185,21 @@ def test_a_turn_whose_breakpoints_edit_too_much_fails_and_the_session_goes_on_wi
     assert len(sequence.tokens) == len(before) + 5
 
 
+def test_a_session_that_was_given_more_edits_than_are_taken_today_goes_on(
+    driver: BreakDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal of an earlier version may have such sessions."""
+    session = driver.open()
+    for position in (1, 2, 4):
+        driver.arm(session, LAYER, action=Action.EDIT, edits=(SCALE,), when=When(position=position))
+    driver.run(driver.begin(session, START, 2))
+    [sequence] = driver.engine._handler.sequences
+    monkeypatch.setattr("app.gpu.state.interventions.MAX_INTERVENTIONS", len(sequence.interventions.snapshot()) - 1)
+    before = len(sequence.tokens)
+    driver.run(driver.begin(session, [8], 4))
+    assert len(sequence.tokens) == before + 5
+
+
 def test_what_a_session_keeps_of_written_activations_is_bounded(
     driver: BreakDriver, tiny_llama: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
