@@ -54,6 +54,7 @@ METAVARS = {
     "max_bodies_bytes": "SIZE",
     "max_import_bytes": "SIZE",
     "max_spool_bytes": "SIZE",
+    "max_logprobs_bytes": "SIZE",
     "max_activation_bytes": "SIZE",
     "disk_reserve": "SIZE",
     "engine_timeout_s": "SECONDS",

@@ -147,6 +147,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "queue_full": RateLimited,
     "session_limit": RateLimited,
     "spool_full": RateLimited,
+    "logprobs_full": RateLimited,
     "activations_full": RateLimited,
     "stream_limit": RateLimited,
     "tenant_limit": RateLimited,

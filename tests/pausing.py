@@ -27,7 +27,7 @@ PROMPT_END = Breakpoint("bp_0000000000000009", (0,), Action.PAUSE, When(in_pass=
 def start(registry: SessionRegistry, session: Session, *stop: str, tokens: int = TOKENS, **sampling: Any) -> TurnReader:
     """A greedy turn; nobody has released it."""
     params = replace(GREEDY, **sampling)
-    rule = TextRule(stop, with_logprobs=params.logprobs is not None)
+    rule = TextRule(stop, logprobs=params.logprobs)
     request = TurnRequest(PROMPT, params, StopRule(max_tokens=tokens), rule)
     return registry.turns.start(session, request, AsyncExitStack())
 

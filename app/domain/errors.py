@@ -159,6 +159,10 @@ class ActivationsFull(Busy, code="activations_full"):
     """The checkpoints of paused turns and the captures take as much memory as they may."""
 
 
+class LogprobsFull(Busy, code="logprobs_full"):
+    """The log-probabilities that turns under way report take as much memory as they may."""
+
+
 class DiskShort(DjinnError, status=503, code="disk_full"):
     """Not done: the disk has no room for the file."""
 

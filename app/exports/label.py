@@ -137,7 +137,7 @@ class PausedTurnLabel(_FailsFast, WireModel):
         return PausedPlace(
             info=self.checkpoint,
             limit=PauseLimit(self.timeout_s, self.on_timeout),
-            rule=fields.to_text_rule(with_logprobs=fields.logprobs is not None),
+            rule=fields.to_text_rule(logprobs=fields.logprobs),
             before=history[: self.prompt_tokens],
             prompt_tokens=self.prompt_tokens,
             max_tokens=fields.max_tokens or 0,

@@ -47,7 +47,7 @@ async def _start(session: Session, body: GenerateBody, services: Services, clean
         token_ids,
         sampling,
         body.to_stop_rule(max_tokens=max_tokens, eos_token_ids=services.tokens.eos_token_ids),
-        body.to_text_rule(with_logprobs=body.logprobs is not None),
+        body.to_text_rule(logprobs=body.logprobs),
         param=body.input_field,
     )
     return turns.start(session, request, cleanup)

@@ -6,7 +6,7 @@ from app.bridge.executor import EngineExecutor
 from app.bridge.turn import Turn
 from app.domain.activations import PausedTurn
 from app.messages import Fork, ReadPaused, Reinstate
-from app.sessions.charges.charges import Charges, TurnNeed
+from app.sessions.charges.charges import MOST_RESERVED, Charges, TurnNeed, reported
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.paused_turn import PausedPlace
 from app.sessions.pauses import Pauses
@@ -44,10 +44,11 @@ class PausedCopies:
         """Count a copy that is paused there, and what is left of its turn, until it has been made or `cleanup` unwinds.
         `sent`: tokens of its context that it may have to compute.
 
-        Raises `TenantLimit` and `RateLimited`.
+        Raises what `Charges.reserve` does.
         """
         generated = len(copy.history) - place.prompt_tokens
-        need = TurnNeed(len(copy.history), sent, max(0, place.max_tokens - generated))
+        logprobs = reported(place.rule.logprobs, min(place.max_tokens, MOST_RESERVED))
+        need = TurnNeed(len(copy.history), sent, max(0, place.max_tokens - generated), logprobs)
         (charge,) = self._charges.reserve(copy.owner, [need], cleanup, generated=generated)
         return charge
 

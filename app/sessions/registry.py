@@ -15,6 +15,7 @@ from app.metrics.turns import Metrics
 from app.sessions.activation_maps import ActivationMaps
 from app.sessions.breakpoints import Breakpoints
 from app.sessions.charges.charges import Charges
+from app.sessions.charges.logprob_room import LogprobRoom
 from app.sessions.checkpoints import Checkpoints
 from app.sessions.guards.side_work import SideWork
 from app.sessions.head_time import HeadTime
@@ -65,7 +66,8 @@ class SessionRegistry:
         self._memory = MemoryReads(executor)
         self.side_work = SideWork(table.turns.others_run)
         self.maps = ActivationMaps(executor, head)
-        self.charges = Charges(table, quotas, executor.engine.info.kv_bytes_per_token)
+        room = LogprobRoom(int(settings.max_logprobs_bytes))
+        self.charges = Charges(table, quotas, room, executor.engine.info.kv_bytes_per_token)
         self.turns = Turns(
             executor,
             table,

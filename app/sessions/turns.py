@@ -15,7 +15,7 @@ from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
 from app.messages import Failed, Paused, Submit, TurnEvent, TurnFinished
 from app.metrics.turns import Metrics, TurnClock
-from app.sessions.charges.charges import Charges, TurnNeed
+from app.sessions.charges.charges import MOST_RESERVED, Charges, TurnNeed, reported
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.guards.deadly_turns import DeadlyTurns
 from app.sessions.guards.side_work import Lane, SideWork
@@ -119,8 +119,8 @@ class Turns:
         what `reserve` has counted for it already.
 
         Raises `WrongState` unless idle, and if it is not `pausable` but a breakpoint pauses, `Busy` when the queue is
-        full, `TenantLimit` and `RateLimited` by the owner's limits, `Draining`, `FieldOutOfRange` if there is no token
-        to start from, and `DeadlyTurn`.
+        full, what `Charges.reserve` raises, `Draining`, `FieldOutOfRange` if there is no token to start from, and
+        `DeadlyTurn`.
         """
         self._table.require_no_drain()
         session.require(SessionState.IDLE, to="start a turn")
@@ -136,7 +136,7 @@ class Turns:
         self._deadly.check(session.owner, history, param=request.param)
         if charge is None:
             sent = len(request.token_ids) + (0 if request.replace else session.uncounted)
-            need = TurnNeed(len(history), sent, request.stop.max_tokens)
+            need = _need(request, len(history), sent)
             (charge,) = self._charges.reserve(session.owner, [need], cleanup)
         turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
         self._charges.begin(session.owner, charge)  # from here on the turn has an end
@@ -148,9 +148,8 @@ class Turns:
         return self.reader(session, turn, request.text)
 
     def reserve(self, owner: str | None, requests: Sequence[TurnRequest], cleanup: AsyncExitStack) -> list[TurnCharge]:
-        """Count turns that a call will start in new sessions, all or none. Raises `TenantLimit` and `RateLimited`."""
-        sent = [len(request.token_ids) for request in requests]
-        needs = [TurnNeed(tokens, tokens, each.stop.max_tokens) for tokens, each in zip(sent, requests, strict=True)]
+        """Count turns that a call will start in new sessions, all or none. Raises what `Charges` does."""
+        needs = [_need(request, len(request.token_ids), len(request.token_ids)) for request in requests]
         return self._charges.reserve(owner, needs, cleanup)
 
     def reader(self, session: Session, turn: Turn, rule: TextRule) -> TurnReader:
@@ -226,6 +225,12 @@ class Turns:
                 param=too_large,
             )
         return room if max_tokens is None else max_tokens
+
+
+def _need(request: TurnRequest, context: int, sent: int) -> TurnNeed:
+    most, sampling = request.stop.max_tokens, request.sampling
+    of_prompt = reported(sampling.prompt_logprobs, context)
+    return TurnNeed(context, sent, most, of_prompt + reported(sampling.logprobs, min(most, MOST_RESERVED)))
 
 
 def _submit(session: Session, request: TurnRequest, ticket: Ticket) -> Submit:

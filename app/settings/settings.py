@@ -155,6 +155,9 @@ class Settings(BaseSettings):
     max_spool_bytes: ByteSize = Field(
         ByteSize(16 << 30), description="disk that session files on their way in and out may take together"
     )
+    max_logprobs_bytes: ByteSize = Field(
+        ByteSize(1 << 30), description="memory of the log-probabilities that turns under way report, all together"
+    )
     max_activation_bytes: ByteSize = Field(
         ByteSize(1 << 30), description="host memory that checkpoints of paused turns and captures may take together"
     )

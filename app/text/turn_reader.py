@@ -14,12 +14,13 @@ from app.text.tokenizer import Tokens
 
 @dataclass(frozen=True, slots=True)
 class TextRule:
-    """How a turn is read: the stop strings in its text, and whether its log-probabilities are kept."""
+    """How a turn is read: the stop strings in its text, and which log-probabilities are kept."""
 
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
     """No stop string ends the turn before."""
-    with_logprobs: bool = False
+    logprobs: int | None = None
+    """Alternatives to keep of each token; None: no log-probabilities are kept."""
     shown: frozenset[int] = frozenset()
     """Special tokens that are part of the text."""
 
@@ -43,7 +44,7 @@ class TurnReader:
         self.rule = rule
         self.token_ids: list[int] = []
         """Everything generated so far."""
-        self.logprobs: list[TokenLogprobs] | None = [] if rule.with_logprobs else None
+        self.logprobs: list[TokenLogprobs] | None = None if rule.logprobs is None else []
         """One for each of `token_ids`, or None if the turn did not ask for them."""
         self.written: list[bytes] = []
         """The first of `logprobs`, in slices, as an answer has told of them: those of a turn that pauses often are told

@@ -98,9 +98,9 @@ class SamplingFields(WireModel):
         eos = frozenset() if self.ignore_eos else eos_token_ids
         return StopRule(max_tokens, self.min_tokens, eos | frozenset(self.stop_token_ids))
 
-    def to_text_rule(self, *, with_logprobs: bool) -> TextRule:
-        """How the turn's text is read."""
-        return TextRule(self.stop_strings, self.min_tokens, with_logprobs)
+    def to_text_rule(self, *, logprobs: int | None = None) -> TextRule:
+        """How the turn's text is read; its reader keeps so many alternatives of each token."""
+        return TextRule(self.stop_strings, self.min_tokens, logprobs)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `FieldOutOfRange` if a token id of these fields is not in the vocabulary."""

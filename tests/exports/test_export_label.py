@@ -61,7 +61,7 @@ SAMPLING = SamplingParams(seed=7, temperature=0.5, top_k=3, logit_bias={5: -1.5}
 STOP = StopRule(9, 2, frozenset({8, 257}))
 TURN = PausedTurn(SAMPLING, STOP, 3, PLACE, tensor(1), (*MADE, Intervention(4, 5, 2, SCALE)))
 LOGPROBS = (TokenLogprobs(7, -0.5, ((7, -0.5), (8, -1.5))), TokenLogprobs(9, -math.inf, ()))
-RULE = TextRule(("stop", "€"), 2, with_logprobs=True)
+RULE = TextRule(("stop", "€"), 2, logprobs=1)
 PAUSED = PausedPlace(PLACE, PauseLimit(2.5, OnTimeout.ABORT), RULE, HISTORY[:3], 3, 9, LOGPROBS)
 
 

@@ -36,7 +36,7 @@ class Driven:
         self.turn = Turn(Ticket(1))
         self.keeps: list[int] = []
         self.made = 0
-        self.reader = TurnReader(self.turn, TOKENS, TextRule(tuple(stop), with_logprobs=True), self.stop, self.settled)
+        self.reader = TurnReader(self.turn, TOKENS, TextRule(tuple(stop), logprobs=0), self.stop, self.settled)
 
     def stop(self, keep: int) -> None:
         """Do what the engine does about the `Cancel`."""

@@ -86,7 +86,7 @@ class OpenAICall:
                 prompt,
                 sampling,
                 body.to_stop_rule(max_tokens=room, eos_token_ids=eos),
-                replace(body.to_text_rule(with_logprobs=False), shown=shown),
+                replace(body.to_text_rule(), shown=shown),
                 replace=True,
                 pausable=False,
                 param=prompt_field,

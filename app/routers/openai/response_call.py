@@ -108,7 +108,7 @@ class ResponseCall:
         await turns.compile_grammar(self._owner, sampling, body.min_tokens, cleanup)
         stop: StopRule = body.to_stop_rule(max_tokens=room, eos_token_ids=services.tokens.eos_token_ids)
         shown = support.shown if use.callable else frozenset()
-        text = replace(body.to_text_rule(with_logprobs=False), shown=shown)
+        text = replace(body.to_text_rule(), shown=shown)
         return TurnRequest(token_ids, sampling, stop, text, replace=True, pausable=False, param="input")
 
     def _conversation(self, body: ResponseBody, new_name: str, before: list[AnyItem], undo: ExitStack) -> Conversation:

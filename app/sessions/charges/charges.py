@@ -4,9 +4,11 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from app.domain.errors import BeyondTenantLimit, TenantLimit
 from app.domain.limits import Quotas
+from app.sessions.charges.logprob_room import LogprobRoom
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.table import SessionTable
 
@@ -18,20 +20,27 @@ MOST_RESERVED = 4096
 @dataclass(frozen=True, slots=True)
 class TurnNeed:
     """Tokens of a turn that is to begin: its `context`, of these the `sent` ones that it may have to compute, and the
-    `most` that it may generate.
+    `most` that it may generate. It may report `logprobs` log-probabilities.
     """
 
     context: int
     sent: int
     most: int
+    logprobs: int = 0
+
+
+def reported(alternatives: int | None, tokens: int) -> int:
+    """How many log-probabilities `tokens` tokens have, each with `alternatives` others; None: none are asked for."""
+    return 0 if alternatives is None else tokens * (alternatives + 1)
 
 
 class Charges:
     """Counts the turns of all owners, and those that calls have yet to begin. Used on the event loop only."""
 
-    def __init__(self, table: SessionTable, quotas: Quotas, kv_bytes_per_token: int) -> None:
+    def __init__(self, table: SessionTable, quotas: Quotas, logprobs: LogprobRoom, kv_bytes_per_token: int) -> None:
         self._table = table
         self._quotas = quotas
+        self._logprobs = logprobs
         self._kv_bytes_per_token = kv_bytes_per_token
         self._coming: defaultdict[str | None, dict[TurnCharge, int]] = defaultdict(dict)
         """Each owner's turns that calls have yet to begin, with the tokens of their contexts."""
@@ -47,17 +56,20 @@ class Charges:
         """Count turns that a call will `begin`. What has not begun when `cleanup` unwinds is given back. Copies of a
         paused turn have `generated` some already.
 
-        Raises `TenantLimit` and `RateLimited` unless the owner may have all of them now, and `BeyondTenantLimit` unless
-        it ever may.
+        Raises `TenantLimit`, `RateLimited` and `LogprobsFull` unless the owner may have all of them now, and
+        `BeyondTenantLimit` or `FieldOutOfRange` unless it ever may.
         """
         self._require(owner, [need.context for need in needs])
+        self._logprobs.check(owner, sum(need.logprobs for need in needs))
         settles = self._quotas.reserve(owner, [need.sent + min(need.most, MOST_RESERVED) for need in needs])
-        charges = [
-            TurnCharge(settle, sent=need.sent, generated=generated) for settle, need in zip(settles, needs, strict=True)
-        ]
-        for charge, need in zip(charges, needs, strict=True):
+        charges = []
+        for settle, need in zip(settles, needs, strict=True):
+            self._logprobs.take(owner, need.logprobs)
+            give_back = partial(self._logprobs.give, owner, need.logprobs)
+            charge = TurnCharge(settle, sent=need.sent, generated=generated, give_back=give_back)
             self._coming[owner][charge] = need.context
-            cleanup.callback(self._drop, owner, charge)
+            cleanup.callback(self._answered, owner, charge)
+            charges.append(charge)
         return charges
 
     def begin(self, owner: str | None, charge: TurnCharge) -> None:
@@ -82,10 +94,11 @@ class Charges:
             limit = f"{room} bytes of KV of turns under way"
             raise _refusal(limit, sum(busy) * size, sum(new) * size, ever=sum(new) * size <= room)
 
-    def _drop(self, owner: str | None, charge: TurnCharge) -> None:
+    def _answered(self, owner: str | None, charge: TurnCharge) -> None:
         if charge in self._coming.get(owner, {}):
             self._forget(owner, charge)
             charge.drop()
+        charge.answered()
 
     def _forget(self, owner: str | None, charge: TurnCharge) -> None:
         coming = self._coming[owner]

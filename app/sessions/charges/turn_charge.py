@@ -1,5 +1,7 @@
 """What one turn costs, from the moment that a call is let in to the turn's end."""
 
+from collections.abc import Callable
+
 from app.domain.limits import Settle
 from app.domain.values import TurnUsage
 from app.messages import Failed, Started, TurnEvent, TurnFinished
@@ -8,15 +10,19 @@ from app.messages import Failed, Started, TurnEvent, TurnFinished
 class TurnCharge:
     """What one turn costs its owner: the tokens that it brings and that have no KV yet, and those that it generates."""
 
-    def __init__(self, settle: Settle, *, sent: int, generated: int = 0) -> None:
+    def __init__(
+        self, settle: Settle, *, sent: int, generated: int = 0, give_back: Callable[[], None] = lambda: None
+    ) -> None:
         """`sent` tokens come with the turn, or are left of it. It has `generated` some already, in the session that it
-        was copied from.
+        was copied from. `give_back` is called once the turn has ended and the call that began it is answered.
         """
         self._settle = settle
         self._sent = sent
         self._generated = generated
+        self._give_back = give_back
         self._has_run = False
         self._is_settled = False
+        self._is_answered = False
 
     @property
     def uncounted(self) -> int:
@@ -35,11 +41,19 @@ class TurnCharge:
         """Give everything back: the turn has not begun, or has failed."""
         self._settle_once(0)
 
+    def answered(self) -> None:
+        """The call that began the turn, or was to, is over."""
+        self._is_answered = True
+        if self._is_settled:
+            self._give_back()
+
     def _settle_once(self, used: int) -> None:
         # A copy that its client no longer waits for is dropped, and ends all the same.
         if not self._is_settled:
             self._is_settled = True
             self._settle(used)
+            if self._is_answered:
+                self._give_back()
 
     def _cost(self, usage: TurnUsage) -> int:
         # What the server has dropped and computes again is not the owner's.
