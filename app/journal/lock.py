@@ -4,7 +4,7 @@ import fcntl
 from pathlib import Path
 
 from app.domain.errors import FieldOutOfRange
-from app.machine.files import make_writable
+from app.machine.files import explain, make_writable
 
 
 class FolderLock:
@@ -17,7 +17,7 @@ class FolderLock:
             self._file = (folder / "lock").open("a")
         except OSError as error:
             raise FieldOutOfRange(
-                f"cannot keep sessions in {folder}: {error.strerror}; name another folder with --state-dir",
+                f"cannot keep sessions in {folder}: {explain(error)}; name another folder with --state-dir",
                 param="state_dir",
             ) from error
         try:

@@ -1,6 +1,7 @@
 """Folders that can be written to, and the kernel's own files, of which every kernel and every container lacks some."""
 
 import contextlib
+import os
 import re
 import stat
 import tempfile
@@ -18,6 +19,29 @@ def make_private(path: Path) -> None:
     path.touch(0o600)
     with contextlib.suppress(OSError):  # a mounted folder may know no modes, or other owners
         path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
+
+
+def sync(path: Path) -> None:
+    """Return when a power cut would leave what is in the file, or the names in the folder. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def explain(error: OSError) -> str:
+    """The system's reason. Where rights are missing, also who owns the path, or what can be seen of its parents, and
+    who asks: ids of users.
+    """
+    reason = error.strerror or str(error)
+    if not isinstance(error, PermissionError) or error.filename is None:
+        return reason
+    path = Path(str(error.filename))
+    for each in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return f"{reason}; {each} belongs to user {each.stat().st_uid}, this process runs as user {os.geteuid()}"
+    return reason
 
 
 def read(path: Path) -> str | None:

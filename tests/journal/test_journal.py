@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from app.domain.journal_state import JournalState
 from app.domain.values import SessionId
 from app.journal.journal import FILE_NAME, Journal
 from tests.journal.building import change, histories, model_info
+from tests.privileges import unprivileged_folder
 
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
 
@@ -218,6 +220,16 @@ def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FieldOutOfRange, match=r"file.*--state-dir"):
         Journal(tmp_path / "file" / "state")
+
+
+def test_whose_a_folder_is_and_who_asks_is_said() -> None:
+    """In a container: a folder of the machine, which is mounted there, belongs to another user."""
+    with unprivileged_folder() as folder:
+        folder.chmod(0o500)
+        with pytest.raises(FieldOutOfRange) as refused:
+            Journal(folder / "state")
+        who = os.geteuid()
+    assert f"{folder} belongs to user {who}, this process runs as user {who}; name" in refused.value.message
 
 
 def test_a_damaged_journal_lets_go_of_the_folder(tmp_path: Path) -> None:
