@@ -1,6 +1,16 @@
 """Journals that an earlier version wrote become ones of this: one step for each format that came after the oldest."""
 
+import contextlib
+import logging
 import sqlite3
+from pathlib import Path
+
+from app.domain.errors import FieldOutOfRange
+from app.journal import refusals
+from app.journal.copying import copy_journal
+from app.machine.files import sync
+
+logger = logging.getLogger(__name__)
 
 OLDEST = 4
 """The oldest format that this version reads."""
@@ -17,8 +27,40 @@ FORMAT = OLDEST + len(STEPS)
 """What this version writes."""
 
 
-def migrate(connection: sqlite3.Connection, found: int) -> None:
-    """Make a journal of format `found`, `OLDEST` at least, one of `FORMAT`: whole, or not at all."""
+def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the journal at `path`, of format `OLDEST` at least, one of `FORMAT`: whole, or not at all. As it was, it is
+    kept beside it: the way back to the version that wrote it.
+
+    Raises `FieldOutOfRange` if it cannot be kept, and `sqlite3.Error` if it cannot be changed.
+    """
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if found == FORMAT:
+        return
+    kept = path.with_name(f"{path.name}.format{found}")
+    try:
+        _keep(path, kept)
+    except (OSError, FieldOutOfRange) as error:
+        raise refusals.not_kept(path, found, FORMAT, error) from error
+    _migrate(connection, found)
+    logger.info("the journal is of format %d now; as it was, of format %d, it is kept in %s", FORMAT, found, kept)
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """A copy under its name is whole, and would survive a power cut."""
+    unnamed = kept.with_name(f"{kept.name}.new")
+    try:
+        unnamed.unlink(missing_ok=True)
+        copy_journal(path, unnamed)
+        sync(unnamed)
+        unnamed.replace(kept)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unnamed.unlink(missing_ok=True)
+        raise
+    sync(kept.parent)
+
+
+def _migrate(connection: sqlite3.Connection, found: int) -> None:
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         for step in STEPS[found - OLDEST :]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 from array import array
@@ -13,15 +12,12 @@ from typing import Any
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
-from app.journal import breakpoint_tables, response_table
-from app.journal.migrations import FORMAT, OLDEST, migrate
+from app.journal import breakpoint_tables, refusals, response_table
+from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
 from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, VectorKey, WriteBatch
 from app.journal.steering import Steering
 from app.journal.writing import COLUMNS, Refused, write_batch
-from app.machine.disk import free_bytes
 from app.machine.files import make_private
-
-logger = logging.getLogger(__name__)
 
 TABLES = f"""
 CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
@@ -56,34 +52,34 @@ class JournalStore:
     """
 
     def __init__(self, path: Path) -> None:
-        """A file of an older format becomes one of this. Raises `FieldOutOfRange` if it is damaged, not a journal, of a
-        format that this version does not read, or cannot be written: no session is given up in silence.
+        """Raises `FieldOutOfRange` if the file is damaged, not a journal, of a format that this version does not read,
+        or cannot be used now: no session is given up in silence.
         """
         self._path = path
         if not path.exists():
             self._create()
         elif not path.stat().st_size:
-            raise self._damaged("it is empty")  # it got its name when it was whole
+            raise refusals.damaged(path, "it is empty")  # it got its name when it was whole
         self._require_writable()
         self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
         try:
             self._check()
         except sqlite3.DatabaseError as error:
             self.close()
-            raise (
-                self._no_room(error) if free_bytes(path.parent) < SMALL_BYTES else self._damaged(str(error))
-            ) from error
+            raise refusals.unusable(path, error) from error
         except FieldOutOfRange:
             self.close()
             raise
 
     def load(self, model: ModelInfo) -> list[tuple[SessionRecord, array[int]]]:
-        """Every session and its history, by id. From now on the journal is `model`'s.
+        """Every session and its history, by id. From now on the journal is `model`'s, and of this version's format.
 
-        Raises `FieldOutOfRange` if the sessions are another model's, to which their token ids mean nothing, or if the
-        file is damaged.
+        Raises `FieldOutOfRange` if the sessions are another model's, to which their token ids mean nothing: then the
+        file is as it was. Raises it too if the file is damaged, or cannot be written now.
         """
         try:
+            self._require_free_for(model)
+            bring_up_to_date(self._connection, self._path)
             self._claim(model)
             records = [self._record(row) for row in self._connection.execute(f"SELECT {COLUMNS} FROM session")]
             histories = {record.id: array("I") for record in records}
@@ -92,7 +88,7 @@ class JournalStore:
                     raise self._damaged(f"the history of session {session} is not whole at token {position}")
                 histories[session].frombytes(ids)
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise self._damaged(str(error)) from error
+            raise refusals.unusable(self._path, error) from error
         for session, history in histories.items():
             if max(history, default=0) >= model.vocab_size:
                 raise self._damaged(f"the history of session {session} has tokens that the model does not have")
@@ -103,21 +99,21 @@ class JournalStore:
         try:
             return breakpoint_tables.load_steering(self._connection)
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise self._damaged(str(error)) from error
+            raise refusals.unusable(self._path, error) from error
 
     def load_vectors(self) -> dict[VectorKey, TensorData]:
         """Every owner's vectors. Raises `FieldOutOfRange` if the file is damaged."""
         try:
             return breakpoint_tables.load_vectors(self._connection)
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise self._damaged(str(error)) from error
+            raise refusals.unusable(self._path, error) from error
 
     def load_responses(self) -> list[ResponseRecord]:
         """Every response. Raises `FieldOutOfRange` if the file is damaged."""
         try:
             return response_table.load_responses(self._connection)
         except sqlite3.DatabaseError as error:
-            raise self._damaged(str(error)) from error
+            raise refusals.unusable(self._path, error) from error
 
     def apply(self, batch: WriteBatch) -> Refused:
         """`write_batch` to the file."""
@@ -157,10 +153,7 @@ class JournalStore:
         if version != FORMAT and not self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             raise self._damaged("it has no tables")
         if not OLDEST <= version <= FORMAT:
-            raise self._of_another_version(version)
-        if version < FORMAT:
-            migrate(self._connection, version)
-            logger.info("the journal is of format %d now; it was of format %d", FORMAT, version)
+            raise refusals.of_another_version(self._path, version, OLDEST, FORMAT)
 
     def _require_writable(self) -> None:
         """SQLite opens a read-only file too, and fails at the first commit. Others than the owner read none: whoever
@@ -172,31 +165,32 @@ class JournalStore:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise FieldOutOfRange(
-                    f"cannot write the journal {path}: {error.strerror}; make it writable, or name another folder "
-                    "with --state-dir",
-                    param="state_dir",
-                ) from error
+                raise refusals.unwritable(path, error) from error
             make_private(path)
 
-    def _claim(self, model: ModelInfo) -> None:
-        ours = model.name, model.vocab_size, model.num_layers, model.hidden_size
-        theirs = self._connection.execute("SELECT name, vocab_size, layers, hidden FROM model").fetchone()
-        if theirs == ours:
-            return
+    def _require_free_for(self, model: ModelInfo) -> None:
+        theirs, ours = self._owner(), _identity(model)
         count = "SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM vector)"
         sessions, vectors = self._connection.execute(count).fetchone()
-        if sessions or vectors:
-            sizes = "vocabulary {1}, {2} layers of {3}"
-            raise FieldOutOfRange(
-                f"the {sessions} sessions and {vectors} vectors in {self._path.parent} are those of model "
-                f"{theirs[0]!r} ({sizes.format(*theirs)}), not of {ours[0]!r} ({sizes.format(*ours)}); serve that "
-                "model, or name another folder with --state-dir",
-                param="state_dir",
-            )
-        with self._connection:
-            self._connection.execute("DELETE FROM model")
-            self._connection.execute("INSERT INTO model VALUES (?, ?, ?, ?)", ours)
+        if theirs == ours or not (sessions or vectors):
+            return
+        if theirs is None:
+            raise self._damaged("it does not say which model its sessions are of")
+        held = f"{sessions} sessions and {vectors} vectors"
+        raise refusals.of_another_model(self._path.parent, held, theirs, ours)
+
+    def _claim(self, model: ModelInfo) -> None:
+        if self._owner() != _identity(model):
+            with self._connection:
+                self._connection.execute("DELETE FROM model")
+                self._connection.execute("INSERT INTO model VALUES (?, ?, ?, ?)", _identity(model))
+
+    def _owner(self) -> tuple[object, ...] | None:
+        """The model whose sessions these are; None: nobody's yet."""
+        found: tuple[object, ...] | None = self._connection.execute(
+            "SELECT name, vocab_size, layers, hidden FROM model"
+        ).fetchone()
+        return found
 
     @staticmethod
     def _record(row: tuple[Any, ...]) -> SessionRecord:
@@ -204,26 +198,9 @@ class JournalStore:
         read = SessionRecord(*row)  # the table is STRICT
         return replace(read, residency=Residency(read.residency), phase=Phase(read.phase))
 
-    def _of_another_version(self, version: int) -> FieldOutOfRange:
-        age = "a newer" if version > FORMAT else "an older"
-        return FieldOutOfRange(
-            f"the journal {self._path} was written by {age} version of Djinn: its format is {version}, "
-            f"this version reads {OLDEST} to {FORMAT}. It is not damaged. Go on with that version, put back a backup "
-            "that this version wrote, name another folder with --state-dir, or move the file away to start without its "
-            "sessions",
-            param="state_dir",
-        )
-
-    def _no_room(self, error: sqlite3.Error) -> FieldOutOfRange:
-        return FieldOutOfRange(
-            f"cannot open the journal {self._path}: {error}, and its disk is full; make room there. Files in "
-            f"{self._path.parent / 'kv'} may go: they cost time, and nothing else",
-            param="state_dir",
-        )
-
     def _damaged(self, why: str) -> FieldOutOfRange:
-        return FieldOutOfRange(
-            f"Djinn cannot read the journal {self._path}: {why}; put back a copy of it, or move it away to start "
-            "without the sessions in it",
-            param="state_dir",
-        )
+        return refusals.damaged(self._path, why)
+
+
+def _identity(model: ModelInfo) -> tuple[object, ...]:
+    return model.name, model.vocab_size, model.num_layers, model.hidden_size

@@ -45,6 +45,14 @@ def change(session: str, position: int, token_ids: Sequence[int], **changed: Any
     return Change(record(session, **changed), position, array("I", token_ids).tobytes())
 
 
+def filled(path: Path, sessions: int = 50) -> None:
+    """A journal of `sessions` sessions of 500 tokens, closed."""
+    store = JournalStore(path)
+    store.load(model_info())
+    store.apply({SessionId(f"ses_{index}"): change(f"ses_{index}", 0, range(500)) for index in range(sessions)})
+    store.close()
+
+
 def histories(path: Path) -> dict[str, list[int]]:
     """What a fresh start finds in the file."""
     store = JournalStore(path)

@@ -2,108 +2,186 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sqlite3
-import time
+import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from app.cli import main
 from app.domain.errors import FieldOutOfRange
-from app.domain.values import Phase, Residency, SessionId
+from app.domain.values import ForkPoint, Phase, Residency
 from app.journal.journal import Journal
-from app.journal.migrations import FORMAT
+from app.journal.migrations import FORMAT, OLDEST
 from app.journal.store import JournalStore
 from app.sessions.keeper import SessionKeeper
 from tests.durability.restarting import generate, open_session, serving
+from tests.journal import written
 from tests.journal.building import FILE, model_info
+from tests.processes import TINY, serve_process
 
-WRITTEN = Path(__file__).with_name("format4.sql")
-"""What a server with the tiny model, of the version before format 5, left when it had ended: two turns in PLAIN, which
-was then forked into FORK and `idle`; a turn in STEERED, with a vector; a named session, and a kept response.
-"""
-PLAIN, FORK, STEERED, NAMED, OF_RESPONSE = (
-    SessionId(f"ses_18eb2517{end}")
-    for end in (
-        "c589acab720fb07b189bca1dee41",
-        "e98321124cd896f855d4650fe576",
-        "ec45f536ef4e8998b14e64a4d8b5",
-        "ee391b45d9ad1fdea02abcbb07ef",
-        "ef657ad61938989902a370d19d62",
-    )
-)
-PROMPTS = [[5, 6, 7], [9]]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A state folder with that journal. Its sessions have just been used: none has expired."""
-    with sqlite3.connect(tmp_path / FILE) as connection:
-        connection.executescript(WRITTEN.read_text())
-        connection.execute("UPDATE session SET used_at = ?", (time.time(),))
-    connection.close()
-    return tmp_path
+MODEL = replace(model_info("tiny-llama"), num_layers=4)
+OPERATING = Path(__file__).parents[2] / "docs/operating.md"
 
 
 def columns(path: Path) -> dict[str, list[Any]]:
     """Of each table, and what else the file's schema has."""
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema ORDER BY name")]
-        found = {name: connection.execute(f"PRAGMA table_info({name})").fetchall() for name in names}
-    connection.close()
-    return found
+        return {name: connection.execute(f"PRAGMA table_info({name})").fetchall() for name in names}
 
 
-def test_all_of_it_is_there(folder: Path) -> None:
-    journal = Journal(folder)
-    model = replace(model_info("tiny-llama"), num_layers=4)
-    found = {session.id: session for session in SessionKeeper(journal).load(model)}
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if "format" in path.name)
+
+
+def test_there_is_a_journal_of_this_version_for_the_next_one() -> None:
+    assert OLDEST in written.formats()
+    assert FORMAT in written.formats(), "run python -m tests.journal.written, and commit what it writes"
+
+
+@pytest.mark.parametrize("number", written.formats())
+def test_all_of_it_is_there(tmp_path: Path, number: int) -> None:
+    ids = written.put(tmp_path, number)
+    journal = Journal(tmp_path)
+    found = {session.id: session for session in SessionKeeper(journal).load(MODEL)}
     responses, vectors = journal.load_responses(), journal.load_vectors()
     journal.close()
-    assert list(found) == [PLAIN, FORK, STEERED, NAMED, OF_RESPONSE]
-    assert [len(session.history) for session in found.values()] == [20, 29, 11, 7, 25]
-    assert found[PLAIN].history[:3].tolist() == PROMPTS[0]
-    assert found[PLAIN].metadata == {"name": "plain"}
-    assert found[PLAIN].phase is Phase.IDLE
-    assert found[PLAIN].usage.completion_tokens == 16
-    assert found[PLAIN].usage.last is None
-    assert found[FORK].forked_from is None
-    assert found[STEERED].residency is Residency.GUARANTEED
-    assert len(found[STEERED].breakpoints) == len(found[STEERED].interventions) == 1
-    assert found[NAMED].name == "conversation 7"
-    assert [response.session for response in responses] == [OF_RESPONSE]
+    assert list(found)[:5] == list(ids)
+    assert [len(session.history) for session in found.values()] == [20, 29, 11, 7, 25] + [20] * (number > 4)
+    plain, steered = found[ids.plain], found[ids.steered]
+    assert plain.history[:3].tolist() == written.PROMPTS[0]
+    assert plain.metadata == {"name": "plain"}
+    assert plain.phase is Phase.IDLE
+    assert plain.usage.completion_tokens == 16
+    assert (plain.usage.last is None) == (number == 4)
+    assert found[ids.fork].forked_from == (None if number == 4 else ForkPoint(ids.plain, 20))
+    assert steered.residency is Residency.GUARANTEED
+    assert len(steered.breakpoints) == len(steered.interventions) == 1
+    assert found[ids.named].name == "conversation 7"
+    assert [response.session for response in responses] == [ids.of_response]
     assert [key.name for key in vectors] == ["calm"]
 
 
-def test_it_is_as_one_that_this_version_made(folder: Path, tmp_path: Path) -> None:
-    for path in (folder / FILE, tmp_path / "new.sqlite3"):
-        JournalStore(path).close()
-    assert columns(folder / FILE) == columns(tmp_path / "new.sqlite3")
+def test_it_is_as_one_that_this_version_made(tmp_path: Path) -> None:
+    written.put(tmp_path, OLDEST)
+    for path in (tmp_path / FILE, tmp_path / "new.sqlite3"):
+        with closing(JournalStore(path)) as store:
+            store.load(MODEL)
+    assert columns(tmp_path / FILE) == columns(tmp_path / "new.sqlite3")
 
 
-def test_a_server_goes_on_with_it(folder: Path) -> None:
-    with serving(folder) as http:
+@pytest.mark.parametrize("number", written.formats())
+def test_a_server_goes_on_with_it(tmp_path: Path, number: int) -> None:
+    ids = written.put(tmp_path, number)
+    with serving(tmp_path) as http:
         fresh = open_session(http)
-        for prompt in PROMPTS:
+        for prompt in written.PROMPTS:
             generate(http, fresh, prompt, 8)
         expected = generate(http, fresh, [12], 8)["token_ids"]
-        assert generate(http, PLAIN, [12], 8)["token_ids"] == expected
-        steered = http.get(f"/v1/sessions/{STEERED}/breakpoints").json()["data"]
-    with serving(folder) as http:
-        assert http.get(f"/v1/sessions/{PLAIN}").json()["tokens"] == 20 + 1 + 8
-        assert http.get(f"/v1/sessions/{STEERED}/breakpoints").json()["data"] == steered
+        assert generate(http, ids.plain, [12], 8)["token_ids"] == expected
+        steered = http.get(f"/v1/sessions/{ids.steered}/breakpoints").json()["data"]
+    with serving(tmp_path) as http:
+        assert http.get(f"/v1/sessions/{ids.plain}").json()["tokens"] == 20 + 1 + 8
+        assert http.get(f"/v1/sessions/{ids.steered}/breakpoints").json()["data"] == steered
         assert len(steered) == 1
 
 
-def test_a_step_that_fails_leaves_the_file_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = columns(folder / FILE)
-    monkeypatch.setattr("app.journal.migrations.STEPS", (("ALTER TABLE model ADD COLUMN more TEXT", "nonsense"),))
-    with pytest.raises(FieldOutOfRange, match="nonsense"):
-        JournalStore(folder / FILE)
-    assert columns(folder / FILE) == before
-    monkeypatch.undo()
-    JournalStore(folder / FILE).close()
-    with sqlite3.connect(folder / FILE) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
-    connection.close()
+def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written.put(tmp_path, OLDEST)
+    before = written.contents(tmp_path / FILE)
+    with closing(JournalStore(tmp_path / FILE)) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr("app.journal.migrations.STEPS", (("ALTER TABLE model ADD COLUMN more TEXT", "nonsense"),))
+            with pytest.raises(FieldOutOfRange, match="nonsense"):
+                store.load(MODEL)
+        assert written.contents(tmp_path / FILE) == before
+        assert len(store.load(MODEL)) == 5
+
+
+@pytest.mark.usefixtures("engine_in_a_thread")
+def test_a_start_with_another_model_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written.put(tmp_path, OLDEST)
+    before = written.contents(tmp_path / FILE)
+    assert main(["serve", *TINY, "--state-dir", str(tmp_path), "--served-name", "another"]) == 2
+    assert "those of model 'tiny-llama'" in capsys.readouterr().err
+    assert written.contents(tmp_path / FILE) == before
+    assert kept(tmp_path) == []
+
+
+def test_a_disk_without_room_is_told_from_a_damaged_file(tmp_path: Path) -> None:
+    written.put(tmp_path, OLDEST)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as connection:
+        connection.execute("CREATE TEMP TABLE more AS SELECT * FROM session LIMIT 1")
+        for number in range(300):
+            connection.execute("UPDATE more SET id = ?", (f"ses_{number}",))
+            connection.execute("INSERT INTO session SELECT * FROM more")
+        connection.execute("VACUUM")  # full pages: longer rows need others
+    before = written.contents(tmp_path / FILE)
+    with closing(JournalStore(tmp_path / FILE)) as store:
+        (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(FieldOutOfRange, match=r"cannot open the journal .* is full; make room there") as refused:
+            store.load(MODEL)
+        assert refused.value.param == "state_dir"
+        assert "move it away" not in refused.value.message
+        assert written.contents(tmp_path / FILE) == before
+        store._connection.execute(f"PRAGMA max_page_count = {2 * pages}")
+        assert len(store.load(MODEL)) == 305
+
+
+def test_a_locked_file_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    written.put(tmp_path, OLDEST)
+    with closing(JournalStore(tmp_path / FILE)) as store, closing(sqlite3.connect(tmp_path / FILE)) as other:
+        store._connection.execute("PRAGMA busy_timeout = 0")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(FieldOutOfRange, match=r"database is locked; another program keeps it") as refused:
+            store.load(MODEL)
+        assert "move it away" not in refused.value.message
+        other.rollback()
+        assert len(store.load(MODEL)) == 5
+
+
+def test_a_journal_that_cannot_be_kept_stays_as_it_is(tmp_path: Path) -> None:
+    written.put(tmp_path, OLDEST)
+    before = written.contents(tmp_path / FILE)
+    in_the_way = tmp_path / f"{FILE}.format{OLDEST}"
+    (in_the_way / "something").mkdir(parents=True)
+    with closing(JournalStore(tmp_path / FILE)) as store, pytest.raises(FieldOutOfRange, match=r"stays so.*make room"):
+        store.load(MODEL)
+    assert written.contents(tmp_path / FILE) == before
+    assert kept(tmp_path) == [in_the_way.name]
+
+
+def way_back() -> str:
+    """The commands of docs/operating.md."""
+    section = OPERATING.read_text("utf-8").partition("## Upgrades")[2].partition("\n## ")[0]
+    found = re.search(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_way_back_of_the_documentation_leads_to_what_was_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / ".local/state/djinn"
+    ids = written.put(folder, OLDEST)
+    before = written.contents(folder / FILE)
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        generate(http, ids.plain, [12], 8)
+        server.kill()  # what is written is in more files than one
+        assert f"of format {OLDEST}, it is kept in {folder / FILE}.format{OLDEST}" in server.output.read_text()
+    assert kept(folder) == [f"{FILE}.format{OLDEST}"]
+    assert (folder / kept(folder)[0]).stat().st_mode & 0o777 == 0o600
+    subprocess.run(["bash", "-euc", way_back()], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, check=True)
+    assert written.contents(folder / FILE) == before
+    with caplog.at_level(logging.INFO), serving(folder) as http:  # and forth again
+        assert http.get(f"/v1/sessions/{ids.plain}").json()["tokens"] == 20
+    assert kept(folder) == [f"{FILE}.format{OLDEST}"]
+    assert "it is kept in" in caplog.text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import sqlite3
 import tempfile
 from array import array
@@ -16,7 +17,7 @@ from app.domain.values import ModelInfo, SessionId
 from app.journal.migrations import FORMAT, OLDEST
 from app.journal.records import WriteBatch, add_to
 from app.journal.store import JournalStore
-from tests.journal.building import FILE, change, histories, model_info, record
+from tests.journal.building import FILE, change, filled, histories, model_info, record
 from tests.privileges import unprivileged_folder
 
 TOKENS = st.lists(st.integers(0, 511), max_size=6)
@@ -98,14 +99,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=25)
-
-
-def filled(path: Path, sessions: int = 50) -> None:
-    """A journal of `sessions` sessions of 500 tokens, closed."""
-    store = JournalStore(path)
-    store.load(model_info())
-    store.apply({SessionId(f"ses_{index}"): change(f"ses_{index}", 0, range(500)) for index in range(sessions)})
-    store.close()
 
 
 def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -210,18 +203,19 @@ def test_a_file_that_cannot_be_written_is_refused_at_start() -> None:
         assert len(histories(path)) == 50
 
 
-def test_a_start_on_a_full_disk_does_not_call_the_journal_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that SQLite cannot open, where there is nothing free: it may be as whole as ever."""
+def test_a_disk_that_refuses_does_not_make_a_damaged_journal(tmp_path: Path) -> None:
+    """What SQLite needs beside the file cannot be made: a quota is used up, or the disk is broken."""
     path = tmp_path / FILE
     filled(path)
-    (tmp_path / f"{FILE}-wal").mkdir()
-    monkeypatch.setattr("app.journal.store.free_bytes", lambda folder: 0)
-    monkeypatch.setattr(JournalStore, "_require_writable", lambda store: None)
-    with pytest.raises(FieldOutOfRange, match=r"its disk is full; make room") as refused:
-        JournalStore(path)
-    assert "cannot read" not in refused.value.message
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(FieldOutOfRange, match=r"cannot open the journal .*; look at its disk") as refused:
+            JournalStore(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "move it away" not in refused.value.message
+    assert len(histories(path)) == 50
 
 
 def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
