@@ -4,33 +4,78 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from app.domain.errors import FieldOutOfRange
 from app.gpu.kv.disk import SUFFIX
 from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
+from app.machine.files import explain, sync
 from app.machine.units import size
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def back_up(state_dir: Path, kv_dir: Path | None, target: Path) -> None:
     """Make `target`, which is empty or not there, a copy of `state_dir`, with the KV files in `kv_dir`, or without any.
-    It is there whole, or not at all. Prints what is in it.
+    It is there whole, or not at all, and a power cut does not change that. Prints what is in it.
 
     Raises `FieldOutOfRange` if there is no journal, or if the copy cannot be made.
     """
-    journal = state_dir / FILE_NAME
-    if not journal.exists():
-        raise FieldOutOfRange(f"there is no journal in {state_dir}; name the server's folder with --state-dir")
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    try:
+        sessions, sizes = _back_up(state_dir / FILE_NAME, kv_dir, target)
+    except OSError as error:
+        at = f"{error.filename}: " if error.filename else ""
+        raise FieldOutOfRange(f"the backup {target} cannot be made: {at}{explain(error)}") from error
+    print(f"{target}: {sessions} sessions, KV of {len(sizes)} in {size(sum(sizes))}")
+
+
+def _back_up(journal: Path, kv_dir: Path | None, target: Path) -> tuple[int, list[int]]:
+    """How many sessions are in the copy, and the sizes of its KV files. Raises `OSError` too."""
+    if not _is_there(journal):
+        raise FieldOutOfRange(f"there is no journal in {journal.parent}; name the server's folder with --state-dir")
+    if _is_there(target) and not (target.is_dir() and not any(target.iterdir())):
         raise FieldOutOfRange(f"{target} is there already; name a folder that is not, or an empty one")
-    with _becoming(target) as unnamed:
+    with _ending_cleanly(), _becoming(target) as unnamed:
         sessions = copy_journal(journal, unnamed / FILE_NAME)
-        files = [] if kv_dir is None else list(_take_files(kv_dir, unnamed / kv_dir.name))
-    print(f"{target}: {sessions} sessions, KV of {len(files)} in {size(sum(files))}")
+        sizes = [] if kv_dir is None else list(_take_files(kv_dir, unnamed / kv_dir.name))
+    return sessions, sizes
+
+
+def _is_there(path: Path) -> bool:
+    """Raises `OSError` if that cannot be seen: some versions of Python call such a path missing."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+@contextmanager
+def _ending_cleanly() -> Iterator[None]:
+    """A signal that would end the process ends the block as Ctrl-C does: what it has begun is removed. Where such a
+    signal is ignored or handled, it still is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python takes signals in the main thread alone
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {each: signal.signal(each, end) for each in ENDING if signal.getsignal(each) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextmanager
@@ -39,24 +84,40 @@ def _becoming(target: Path) -> Iterator[Path]:
     the root of a disk, or all that can be written to: the folder is in it then, and its files move up, the journal
     last.
     """
+    is_there = target.exists()
+    parent = target if is_there else target.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    unnamed = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=parent))
     try:
-        is_there = target.exists()
-        parent = target if is_there else target.parent
-        parent.mkdir(parents=True, exist_ok=True)
-        unnamed = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=parent))
-        try:
-            yield unnamed
-            if is_there:
-                for each in sorted(unnamed.iterdir(), key=lambda each: each.name == FILE_NAME):
-                    each.rename(target / each.name)
-                unnamed.rmdir()
-            else:
-                unnamed.rename(target)
-        except BaseException:
-            shutil.rmtree(unnamed)
-            raise
-    except OSError as error:
-        raise FieldOutOfRange(f"the backup {target} cannot be made: {error.strerror}") from error
+        yield unnamed
+        _sync_all(unnamed)
+        if is_there:
+            _move_up(unnamed)
+        else:
+            unnamed.rename(target)
+        sync(parent)
+    except BaseException:
+        shutil.rmtree(unnamed, ignore_errors=True)
+        raise
+
+
+def _sync_all(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def _move_up(folder: Path) -> None:
+    """Move what is in the folder beside it, and remove the folder. If that fails, nothing of it is beside it."""
+    moved: list[Path] = []
+    try:
+        for each in sorted(folder.iterdir(), key=lambda each: each.name == FILE_NAME):
+            each.rename(folder.parent / each.name)
+            moved.append(folder.parent / each.name)
+    except BaseException:
+        for each in moved:
+            each.rename(folder / each.name)
+        raise
+    folder.rmdir()
 
 
 def _take_files(folder: Path, target: Path) -> Iterator[int]:
@@ -64,13 +125,21 @@ def _take_files(folder: Path, target: Path) -> Iterator[int]:
     name first and changes none afterwards: those with a name are whole, and can have a second one on the same disk.
     """
     target.mkdir(mode=0o700)
-    for file in folder.glob(f"*{SUFFIX}"):
+    for file in _kv_files(folder):
         copy = target / file.name
         try:
             _link_or_copy(file, copy)
         except FileNotFoundError:  # the server has deleted it meanwhile
             continue
         yield copy.stat().st_size
+
+
+def _kv_files(folder: Path) -> list[Path]:
+    """Those that there are now. Raises `OSError` if that cannot be seen, which `Path.glob` passes over."""
+    try:
+        return [file for file in folder.iterdir() if file.suffix == SUFFIX]
+    except FileNotFoundError:  # a server without KV on disk
+        return []
 
 
 def _link_or_copy(file: Path, copy: Path) -> None:

@@ -3,61 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app import backup
 from app.cli import main
+from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
+from tests.durability.load import PROMPT, load_on
 from tests.durability.restarting import TOKENS, generate, open_session, serving
+from tests.journal.building import filled
+from tests.privileges import unprivileged_folder
 from tests.processes import serve_process
 
 AGENTS = 6
-PROMPT = [5, 6, 7]
 BEFORE_BACKUP, AFTER_BACKUP = 12, 6
 """Turns of all agents."""
-
-
-class Load:
-    """Agents that take turns until they are stopped; `answered` has the tokens of each session's turns."""
-
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
-        self.answered: dict[str, list[int]] = {}
-
-    @property
-    def turns(self) -> int:
-        return sum(len(tokens) // (len(PROMPT) + TOKENS) for tokens in self.answered.values())
-
-    async def until(self, turns: int) -> None:
-        async with asyncio.timeout(60):
-            while self.turns < turns:  # noqa: ASYNC110 (an answer is all that tells of it)
-                await asyncio.sleep(0.005)
-
-    async def agent(self) -> None:
-        session = (await self._client.post("/v1/sessions")).json()["id"]
-        body = {"token_ids": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-        while True:
-            answer = (await self._client.post(f"/v1/sessions/{session}/generate", json=body)).raise_for_status()
-            self.answered.setdefault(session, []).extend([*PROMPT, *answer.json()["token_ids"]])
 
 
 async def test_no_turn_is_missing_that_was_answered_before(tmp_path: Path) -> None:
     folder, copy = tmp_path / "state", tmp_path / "backups" / "monday"
     with serve_process(folder) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
-            load = Load(client)
-            agents = [asyncio.create_task(load.agent()) for _ in range(AGENTS)]
+        async with load_on(server.url, [None] * AGENTS) as load:
             await load.until(BEFORE_BACKUP)
             before = {session: list(tokens) for session, tokens in load.answered.items()}
             assert await asyncio.to_thread(main, ["backup", "--state-dir", str(folder), "--with-kv", str(copy)]) == 0
             await load.until(load.turns + AFTER_BACKUP)
-            for agent in agents:
-                agent.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*agents)
     with serving(copy) as http:
         for session, tokens in before.items():
             found = http.get(f"/v1/sessions/{session}/history").json()["token_ids"]
@@ -120,3 +96,101 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path: Path, capsys: 
     assert "--state-dir is none" in refused("--state-dir", "none", str(target))
     assert "is there already" in refused("--state-dir", str(folder), str(folder))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
+
+
+@pytest.mark.parametrize(
+    ("closed", "flags"), [("state", []), ("state/kv", ["--with-kv"]), ("backups", []), ("backups/copy", [])]
+)
+def test_a_folder_that_may_not_be_read_is_named_with_its_owner(
+    capsys: pytest.CaptureFixture[str], closed: str, flags: list[str]
+) -> None:
+    with unprivileged_folder() as folder:
+        for each in ("state/kv", "backups/copy"):
+            (folder / each).mkdir(parents=True)
+        filled(folder / "state" / FILE_NAME)
+        (folder / closed).chmod(0)
+        arguments = ["backup", "--state-dir", str(folder / "state"), *flags, str(folder / "backups/copy")]
+        assert main(arguments) == 2
+        (folder / closed).chmod(0o700)
+        told = capsys.readouterr().err
+        assert "Permission denied" in told
+        assert f"{folder / closed} belongs to user {os.geteuid()}, this process runs as user {os.geteuid()}" in told
+        assert list((folder / "backups").iterdir()) == [folder / "backups/copy"]
+        assert main(arguments) == 0
+
+
+def with_kv(folder: Path) -> Path:
+    """A state folder with a journal and a file of KV."""
+    (folder / "kv").mkdir(parents=True)
+    (folder / "kv/a.safetensors").write_bytes(b"KV")
+    filled(folder / FILE_NAME)
+    return folder
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """What happens once the journal has been copied."""
+
+    def copied(source: Path, target: Path) -> int:
+        sessions = copy_journal(source, target)
+        happens()
+        return sessions
+
+    monkeypatch.setattr(backup, "copy_journal", copied)
+
+
+def test_what_fails_half_way_leaves_the_folder_for_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, target = with_kv(tmp_path / "state"), tmp_path / "copy"
+    target.mkdir()
+    arguments = ["backup", "--state-dir", str(folder), "--with-kv", str(target)]
+    with monkeypatch.context() as patch:
+        meanwhile(patch, (target / FILE_NAME).mkdir)  # the last of what moves up finds its place taken
+        assert main(arguments) == 2
+    assert "cannot be made" in capsys.readouterr().err
+    assert [path.name for path in target.iterdir()] == [FILE_NAME]
+    (target / FILE_NAME).rmdir()
+    assert main(arguments) == 0
+    assert sorted(path.name for path in target.iterdir()) == [FILE_NAME, "kv"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_backup_that_is_told_to_end_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    folder, target = with_kv(tmp_path / "state"), tmp_path / "copy"
+    if is_there:
+        target.mkdir()
+
+    def told_to_end() -> None:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # it would be the end of the tests
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    meanwhile(monkeypatch, told_to_end)
+    with pytest.raises(SystemExit) as ended:
+        main(["backup", "--state-dir", str(folder), str(target)])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert [path for path in left if not path.startswith("state")] == ["copy"] * is_there
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_power_cut_after_it_takes_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    folder, target = with_kv(tmp_path / "state"), tmp_path / "copy"
+    if is_there:
+        target.mkdir()
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert main(["backup", "--state-dir", str(folder), "--with-kv", str(target)]) == 0
+    files = [target / FILE_NAME, target / "kv", target / "kv/a.safetensors"]
+    assert {path.stat().st_ino for path in files} <= set(synced)
+    assert synced[-1] == (target if is_there else tmp_path).stat().st_ino  # the names, once they are there
