@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from app.domain.activations import ResumeCost
 from app.domain.journal_state import JournalState
 from app.domain.memory_map import MemoryMap
+from app.domain.values import FinishReason
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
 from app.metrics.connections import ConnectionMetrics
 from app.metrics.journal import journal_metrics
@@ -71,6 +72,8 @@ class Metrics:
         )
         self.turn = seconds("djinn_turn_seconds", "From submit to end", TURN_BUCKETS)
         self.finished = Counter("djinn_turns_finished", "Turns that ended", ["finished_reason"], registry=own)
+        for reason in FinishReason:
+            self.finished.labels(reason.value)  # without a series, a share of failed turns has no second operand
         self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
         self.ignored_fields = Counter(
             "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own

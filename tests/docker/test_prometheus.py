@@ -26,6 +26,12 @@ def test_promtool_takes_the_rules_and_the_configuration() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_alerts_are_there_when_they_should_be() -> None:
+    testing = ["promtool", "test", "rules", "alerts.test.yml"]
+    done = subprocess.run(testing, cwd=DOCKER / "prometheus", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.long
 def test_a_density_run_gives_each_query_of_the_dashboard_its_numbers(tmp_path: Path) -> None:
     with serve(kv_device="8x512", kv_host="64MiB", state_dir=tmp_path / "state", kv_disk="256MiB") as url:
