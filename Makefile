@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser test-wheel generate lint docs notebooks dist release bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser test-wheel generate lint docs notebooks dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -109,6 +109,10 @@ release: dist    ## the same with a list of all packages that it runs with (SBOM
 	$(BIN)/cyclonedx-py environment --output-reproducible --pyproject $(LISTED)/pyproject.toml --mc-type application \
 		--output-file dist/djinn.cdx.json $(LISTED)/bin/python
 	cd dist && sha256sum * > SHA256SUMS
+
+# It needs root, mmdebstrap and buildah; not in CI, for its ten minutes.
+image:           ## prove the Dockerfile without Docker or a registry: ten minutes
+	docker/build-here.sh
 
 bench: folder    ## decode and time to first token beside vLLM's CPU build, llama.cpp and Transformers
 	$(BIN)/python -m benchmarks.peers

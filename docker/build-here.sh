@@ -11,6 +11,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 FOLDER=${FOLDER:-/var/tmp/djinn-image}
+# What an image may take: more is a file that crept in.
+MOST_MB=1500
 export DJINN_PORT=${DJINN_PORT:-8000}
 export BUILDAH_ISOLATION=chroot
 storage=(--root "$FOLDER/storage" --runroot "$FOLDER/run")
@@ -34,18 +36,20 @@ build() {
 }
 
 prove() {
-    local made root command
+    local root command size
     made=$(buildah "${storage[@]}" from djinn)
+    trap 'buildah "${storage[@]}" rm "$made" > /dev/null' EXIT
     # buildah would mount the image's own volumes over those that it is given below.
     buildah "${storage[@]}" config --volume /var/lib/djinn- --volume /var/cache/djinn- "$made"
     root=$(buildah "${storage[@]}" mount "$made")
-    echo "the image takes $(du --summarize --apparent-size --block-size=1MB "$root" | cut -f1) MB"
+    size=$(du --summarize --apparent-size --block-size=1MB "$root" | cut -f1)
+    echo "the image takes $size MB"
+    [ "$size" -le "$MOST_MB" ] || { echo "that is more than $MOST_MB MB" >&2; exit 1; }
     install --directory --owner 10001 --group 10001 "$FOLDER/state" "$FOLDER/cache"
     command=(buildah "${storage[@]}" run --env "DJINN_PORT=$DJINN_PORT" --env DJINN_API_KEY=proof
         --volume "$FOLDER/state:/var/lib/djinn" --volume "$FOLDER/cache:/var/cache/djinn" "$made" --)
     buildah "${storage[@]}" inspect --type image djinn > "$FOLDER/image.json"
     python3 docker/prove.py --image "$FOLDER/image.json" --root "$root" -- "${command[@]}"
-    buildah "${storage[@]}" rm "$made" > /dev/null
 }
 
 case "${1:-all}" in
