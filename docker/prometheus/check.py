@@ -1,9 +1,10 @@
 """Check that the dashboard's queries have data and the alerts are evaluated, with Prometheus beside a running server.
 
-    python docker/prometheus/check.py URL [--key KEY] [--plots FILE.png] -- COMMAND ...
+    python docker/prometheus/check.py URL [--plots FILE.png] -- COMMAND ...
 
 Prometheus scrapes the server once a second while the command runs. The exit status is 1 if a query had no number then.
-`--plots` draws the panels; it needs matplotlib.
+`--plots` draws the panels; it needs matplotlib. The key of a server with keys is in `DJINN_API_KEY`: an operator's, or
+one with the role `metrics`. Others can see arguments in the list of processes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -163,12 +165,11 @@ def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="of the server, such as http://127.0.0.1:8000")
-    parser.add_argument("--key", help="an operator's key, or one with the role metrics")
     parser.add_argument("--plots", type=Path, metavar="FILE.png", help="draw what the queries gave")
     parser.add_argument("command", nargs="+", help="what gives the server something to do")
     arguments = parser.parse_args()
     began = time.time()
-    with prometheus(arguments.url, arguments.key) as base:
+    with prometheus(arguments.url, os.environ.get("DJINN_API_KEY") or None) as base:
         status = subprocess.run(arguments.command, check=False).returncode
         time.sleep(SETTLE_S)
         well = check(base, began, arguments.plots)

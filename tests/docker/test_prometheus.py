@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,9 @@ def test_the_alerts_are_there_when_they_should_be() -> None:
 
 @pytest.mark.long
 def test_a_density_run_gives_each_query_of_the_dashboard_its_numbers(tmp_path: Path) -> None:
-    with serve(kv_device="8x512", kv_host="64MiB", state_dir=tmp_path / "state", kv_disk="256MiB") as url:
+    with serve(
+        kv_device="8x512", kv_host="64MiB", state_dir=tmp_path / "state", kv_disk="256MiB", api_keys="sesame"
+    ) as url:
         load = [
             sys.executable,
             "-m",
@@ -42,10 +45,13 @@ def test_a_density_run_gives_each_query_of_the_dashboard_its_numbers(tmp_path: P
             "density",
             "--target",
             f"djinn={url}",
+            "--api-key",
+            "djinn=sesame",
             *AGENTS,
             "--output",
             str(tmp_path),
         ]
         checking = [sys.executable, str(DOCKER / "prometheus/check.py"), url, "--", *load]
-        done = subprocess.run(checking, cwd=ROOT, capture_output=True, text=True)
+        keyed = {**os.environ, "DJINN_API_KEY": "sesame"}
+        done = subprocess.run(checking, cwd=ROOT, capture_output=True, text=True, env=keyed)
     assert done.returncode == 0, done.stdout + done.stderr
