@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from app.cli import main
 from app.settings import Settings
 from tests.docker.reading import DOCKER, ROOT, image_environment, instructions, pinned, served
+from tests.journal.building import FILE, filled
 
 LOCKS = ("requirements.txt", "requirements-cuda.txt", "requirements-loadgen.txt", "requirements-build.txt")
 
@@ -58,6 +61,20 @@ def test_the_image_serves_by_default_and_has_no_rights_of_root(monkeypatch: pyte
     settings = served(command)
     assert settings.host == "0.0.0.0"
     assert settings.needs_key
+
+
+def test_a_backup_in_a_container_needs_no_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As docs/container.md has it, for the user that the image runs as."""
+    ours = {"DJINN_STATE_DIR": str(tmp_path / "state"), "DJINN_API_KEY": "sesame"}
+    for name, value in {**image_environment(), **ours}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "state").mkdir()
+    filled(tmp_path / "state" / FILE)
+    page = (ROOT / "docs/container.md").read_text("utf-8")
+    assert "docker exec djinn djinn backup /backups/monday" in page
+    assert main(["backup", str(tmp_path / "monday")]) == 0
+    (user,) = instructions("USER")
+    assert f"--owner {user.partition(':')[0]} --group {user.partition(':')[2]}" in page
 
 
 def test_the_health_check_asks_the_port_that_is_served() -> None:
