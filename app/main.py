@@ -19,7 +19,7 @@ from app.events.streams import EventStreams
 from app.exports.spool import Spool
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
-from app.metrics.turns import Metrics
+from app.metrics.server import Metrics
 from app.model_store.resolve import ResolvedModel
 from app.openai.responses.store import ResponseStore
 from app.routers.dependencies import Services

@@ -1,111 +1,98 @@
-"""Prometheus metrics of turns, and the text of `/metrics`, which has the engine's and the connections' too."""
+"""Prometheus metrics of turns, and the clock that records each."""
 
 import time
-from collections.abc import Iterator, Mapping
-from itertools import chain
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from app.domain.activations import ResumeCost
-from app.domain.journal_state import JournalState
-from app.domain.memory_map import MemoryMap
 from app.domain.values import FinishReason
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
-from app.metrics.connections import ConnectionMetrics
-from app.metrics.journal import journal_metrics
-from app.metrics.memory import engine_metrics
-from app.metrics.tenants import TenantUse, tenant_metrics
-from app.metrics.vllm import WithVllmNames
 
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
-SIGNAL_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.01)
 CHECKPOINT_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 TURN_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
 
-class Metrics:
-    """Every metric of one server, in a registry of its own."""
+def seconds(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
+    """A histogram of times in seconds."""
+    return Histogram(name, text, buckets=buckets, registry=registry)
 
-    def __init__(self, model_name: str) -> None:
-        own = CollectorRegistry()
-        self.prompt_tokens = Counter("djinn_prompt_tokens", "Context tokens that turns started from", registry=own)
-        self.generation_tokens = Counter("djinn_generation_tokens", "Tokens generated", registry=own)
-        self.recomputed_tokens = Counter("djinn_recomputed_tokens", "Tokens whose KV had been lost", registry=own)
+
+class TokenMetrics:
+    """Tokens of all turns, in the given registry."""
+
+    def __init__(self, own: CollectorRegistry) -> None:
+        self.prompt = Counter("djinn_prompt_tokens", "Context tokens that turns started from", registry=own)
+        self.generation = Counter("djinn_generation_tokens", "Tokens generated", registry=own)
+        self.recomputed = Counter("djinn_recomputed_tokens", "Tokens whose KV had been lost", registry=own)
         self.cache_queries = Counter("djinn_prefix_cache_queries", "Tokens looked up in the KV", registry=own)
         self.cache_hits = Counter("djinn_prefix_cache_hits", "Tokens whose KV was there already", registry=own)
 
-        def seconds(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=own)
 
-        self.first_token = seconds("djinn_time_to_first_token_seconds", "From submit to first token", TURN_BUCKETS)
-        self.inter_token = seconds("djinn_inter_token_latency_seconds", "Between two tokens of a turn", TOKEN_BUCKETS)
-        self.queue = seconds(
-            "djinn_turn_queue_seconds", "From submit to start, without the wait for KV on its way", TURN_BUCKETS
-        )
-        self.restore = seconds(
-            "djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it", TURN_BUCKETS
-        )
-        self.resumed_first_token = seconds(
+class ResumeMetrics:
+    """What turns wait for that go on with a history, in the given registry."""
+
+    def __init__(self, own: CollectorRegistry) -> None:
+        self.first_token = seconds(
             "djinn_resumed_first_token_seconds",
             "From submit to first token, of turns that go on with a history",
             TURN_BUCKETS,
+            own,
         )
-        self.resumed_waits = Counter(
-            "djinn_resumed_wait_seconds", "What those seconds were spent on", ["part"], registry=own
-        )
+        self.waits = Counter("djinn_resumed_wait_seconds", "What those seconds were spent on", ["part"], registry=own)
         for part in ("queue", "restore", "prefill"):
-            self.resumed_waits.labels(part)  # a series that begins with its first event has no rate of it
-        self.signal = seconds("djinn_signal_seconds", "From a parsed phase signal to its answer", SIGNAL_BUCKETS)
-        self.checkpoint_save = seconds(
+            self.waits.labels(part)  # a series that begins with its first event has no rate of it
+
+
+class PauseMetrics:
+    """What the engine spends on turns that pause, in the given registry."""
+
+    def __init__(self, own: CollectorRegistry) -> None:
+        self.save = seconds(
             "djinn_checkpoint_save_seconds",
             "Engine time to keep the residual stream of a turn that pauses",
             CHECKPOINT_BUCKETS,
+            own,
         )
-        self.checkpoint_restore = seconds(
+        self.restore = seconds(
             "djinn_checkpoint_restore_seconds",
             "Engine time to put the residual stream of a resumed turn back into the batch, or on a GPU to launch that",
             CHECKPOINT_BUCKETS,
+            own,
         )
-        self.resume_dispatch = seconds(
-            "djinn_resume_dispatch_seconds", "Engine time to carry out the command to resume", CHECKPOINT_BUCKETS
+        self.dispatch = seconds(
+            "djinn_resume_dispatch_seconds", "Engine time to carry out the command to resume", CHECKPOINT_BUCKETS, own
         )
-        self.turn = seconds("djinn_turn_seconds", "From submit to end", TURN_BUCKETS)
+
+
+class TurnMetrics:
+    """Turns of one server, in the given registry."""
+
+    def __init__(self, own: CollectorRegistry) -> None:
+        self.tokens = TokenMetrics(own)
+        self.first_token = seconds("djinn_time_to_first_token_seconds", "From submit to first token", TURN_BUCKETS, own)
+        self.inter_token = seconds(
+            "djinn_inter_token_latency_seconds", "Between two tokens of a turn", TOKEN_BUCKETS, own
+        )
+        self.queue = seconds(
+            "djinn_turn_queue_seconds", "From submit to start, without the wait for KV on its way", TURN_BUCKETS, own
+        )
+        self.restore = seconds(
+            "djinn_turn_restore_seconds", "Wait for KV on its way, of turns that had to wait for it", TURN_BUCKETS, own
+        )
+        self.resumed = ResumeMetrics(own)
+        self.pauses = PauseMetrics(own)
+        self.turn = seconds("djinn_turn_seconds", "From submit to end", TURN_BUCKETS, own)
         self.finished = Counter("djinn_turns_finished", "Turns that ended", ["finished_reason"], registry=own)
         for reason in FinishReason:
             self.finished.labels(reason.value)  # without a series, a share of failed turns has no second operand
         self.failed = Counter("djinn_turns_failed", "Turns that failed", ["code"], registry=own)
-        self.ignored_fields = Counter(
-            "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
-        )
-        self.engine_restarts = Counter("djinn_engine_restarts", "Engines that took a dead one's place", registry=own)
-        self.event_streams = Gauge("djinn_event_streams", "Open streams of /v1/events", registry=own)
-        self.connections = ConnectionMetrics(own)
-        self._own = own
-        self._labels = {"model_name": model_name, "engine": "0"}
-
-    def render(
-        self, memory: MemoryMap | None, journal: JournalState, tenants: Mapping[str, TenantUse], *, is_up: bool
-    ) -> bytes:
-        """The text of `/metrics`, with the engine's part taken from `memory`, the journal's from `journal`, and that of
-        each tenant from `tenants`. None: the engine has not told. `is_up`: there is one.
-        """
-
-        def metrics() -> Iterator[Metric]:
-            return chain(
-                engine_metrics(memory, is_up=is_up),
-                journal_metrics(journal),
-                tenant_metrics(tenants),
-                self._own.collect(),
-            )
-
-        return generate_latest(WithVllmNames(metrics, self._labels))
 
 
 class TurnClock:
     """Times one turn, from the moment it is made, and records it. `is_resumed`: its session has a history already."""
 
-    def __init__(self, metrics: Metrics, *, is_resumed: bool = False) -> None:
+    def __init__(self, metrics: TurnMetrics, *, is_resumed: bool = False) -> None:
         self._metrics = metrics
         self._is_resumed = is_resumed
         self._submitted = time.perf_counter()
@@ -132,7 +119,7 @@ class TurnClock:
                 if self._last_token is None and not self._has_paused:
                     self.prefill_ms = (now - self._started) * 1000  # what comes after is not the engine's time alone
                 self._has_paused = True
-                self._metrics.checkpoint_save.observe(event.checkpoint.saved_ms / 1000)
+                self._metrics.pauses.save.observe(event.checkpoint.saved_ms / 1000)
                 self._observe_resume(event.resumed)
             case TurnFinished():
                 self._observe_resume(event.resumed)
@@ -160,21 +147,21 @@ class TurnClock:
         self._last_token = now
 
     def _observe_resumed(self, now: float) -> None:
-        self._metrics.resumed_first_token.observe(now - self._submitted)
+        self._metrics.resumed.first_token.observe(now - self._submitted)
         for part, ms in (("queue", self.queue_ms), ("restore", self.restore_ms), ("prefill", self.prefill_ms)):
-            self._metrics.resumed_waits.labels(part).inc(ms / 1000)
+            self._metrics.resumed.waits.labels(part).inc(ms / 1000)
 
     def _observe_resume(self, cost: ResumeCost | None) -> None:
         if cost is not None:
-            self._metrics.resume_dispatch.observe(cost.dispatch_ms / 1000)
-            self._metrics.checkpoint_restore.observe(cost.restore_ms / 1000)
+            self._metrics.pauses.dispatch.observe(cost.dispatch_ms / 1000)
+            self._metrics.pauses.restore.observe(cost.restore_ms / 1000)
 
     def _observe_end(self, event: TurnFinished, now: float) -> None:
         usage = event.usage
         self._metrics.turn.observe(now - self._submitted)
         self._metrics.finished.labels(event.reason.value).inc()
-        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
-        self._metrics.generation_tokens.inc(usage.completion_tokens)
-        self._metrics.recomputed_tokens.inc(usage.tokens_recomputed)
-        self._metrics.cache_queries.inc(usage.prompt_tokens)
-        self._metrics.cache_hits.inc(usage.cached_tokens)
+        self._metrics.tokens.prompt.inc(usage.prompt_tokens)
+        self._metrics.tokens.generation.inc(usage.completion_tokens)
+        self._metrics.tokens.recomputed.inc(usage.tokens_recomputed)
+        self._metrics.tokens.cache_queries.inc(usage.prompt_tokens)
+        self._metrics.tokens.cache_hits.inc(usage.cached_tokens)

@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from app.domain.values import ModelInfo
 from app.events.streams import EventStreams
 from app.exports.spool import Spool
-from app.metrics.turns import Metrics
+from app.metrics.server import Metrics
 from app.openai.responses.store import ResponseStore
 from app.sessions.bound.sessions import BoundSessions
 from app.sessions.bound.tool_waits import ToolWaits

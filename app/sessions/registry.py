@@ -11,7 +11,7 @@ from app.domain.limits import Quotas
 from app.domain.memory_map import MemoryMap
 from app.domain.values import ForkPoint, Phase, Residency, SessionState
 from app.messages import Close, Fork, Open, Rewind, SetPhase
-from app.metrics.turns import Metrics
+from app.metrics.server import Metrics
 from app.sessions.activation_maps import ActivationMaps
 from app.sessions.breakpoints import Breakpoints
 from app.sessions.charges.charges import Charges

@@ -14,7 +14,8 @@ from app.domain.errors import Busy, ContextTooLong, EngineRestarting, FieldOutOf
 from app.domain.grammar import Grammar
 from app.domain.values import FinishReason, SamplingParams, SessionState, StopRule, Ticket
 from app.messages import Failed, Paused, Submit, TurnEvent, TurnFinished
-from app.metrics.turns import Metrics, TurnClock
+from app.metrics.server import Metrics
+from app.metrics.turns import TurnClock
 from app.sessions.charges.charges import MOST_RESERVED, Charges, TurnNeed, reported
 from app.sessions.charges.turn_charge import TurnCharge
 from app.sessions.guards.deadly_turns import DeadlyTurns
@@ -172,7 +173,7 @@ class Turns:
 
     def observer(self, session: Session, charge: TurnCharge) -> Callable[[TurnEvent], None]:
         """What is to be told of a turn of the session before its reader is."""
-        clock = TurnClock(self._metrics, is_resumed=len(session.history) > 0)
+        clock = TurnClock(self._metrics.turns, is_resumed=len(session.history) > 0)
 
         def observe(event: TurnEvent) -> None:
             clock.observe(event)

@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.domain.values import Ticket
 from app.messages import Started
-from app.metrics.turns import Metrics, TurnClock
+from app.metrics.server import Metrics
+from app.metrics.turns import TurnClock
 from tests.conftest import ServeWith
 from tests.tenants.tenant_files import tenant, write_tenants
 
@@ -121,14 +122,14 @@ def test_what_the_memory_map_tells_is_there_by_tier_and_direction(serve_with: Se
 
 def test_a_wait_for_kv_is_not_a_wait_in_the_queue() -> None:
     metrics = Metrics("m")
-    clock = TurnClock(metrics)
+    clock = TurnClock(metrics.turns)
     clock.observe(Started(Ticket(1), 0, restore_ms=300.0, at=time.perf_counter() + 0.5))
     assert clock.restore_ms == 300
     assert clock.queue_ms == pytest.approx(200, abs=20)
-    TurnClock(metrics).observe(Started(Ticket(2), 0))
+    TurnClock(metrics.turns).observe(Started(Ticket(2), 0))
     counts = {
         sample.name: sample.value
-        for histogram in (metrics.restore, metrics.queue)
+        for histogram in (metrics.turns.restore, metrics.turns.queue)
         for family in histogram.collect()
         for sample in family.samples
     }
