@@ -17,7 +17,7 @@ from app.domain.journal_state import JournalState
 from app.domain.values import ModelInfo, SessionId
 from app.journal.attempts import Outcome, attempt
 from app.journal.lock import FolderLock
-from app.journal.records import Entry, Key, ResponseRecord, SessionRecord, VectorKey, WriteBatch, add_to
+from app.journal.records import Entry, Key, ResponseRecord, SessionRecord, VectorKey, WriteBatch, add_to, describe
 from app.journal.steering import Steering
 from app.journal.store import JournalStore
 from app.machine.disk import free_bytes
@@ -175,4 +175,5 @@ class Journal:
             logger.warning("the journal is written again")
         for key, reason in failed.items():
             if key not in self._aside:
-                logger.error("the journal cannot take the changes of %s: %s; others are written", key, reason)
+                what = describe(key)
+                logger.error("the journal cannot take the changes of %s: %s; others are written", what, reason)

@@ -92,6 +92,17 @@ WriteBatch = dict[Key, Entry]
 """What is to be written."""
 
 
+def describe(key: Key) -> str:
+    """What a line of the log calls it. A vector's name and its owner's are their own words, which no log has."""
+    match key:
+        case VectorKey():
+            return "a vector"
+        case ResponseKey():
+            return f"response {key.id}"
+        case _:
+            return f"session {key}"
+
+
 def add_to(batch: WriteBatch, key: Key, entry: Entry) -> None:
     """Put what happened to `key` after all that is in `batch`."""
     earlier = batch.get(key)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, NotDurable
 from app.domain.journal_state import JournalState
 from app.domain.values import SessionId
 from app.journal.journal import FILE_NAME, Journal
+from app.journal.records import ResponseKey, VectorKey, describe
 from tests.journal.building import change, histories, model_info
 from tests.privileges import unprivileged_folder
 
@@ -191,6 +193,23 @@ async def test_an_error_of_its_own_sets_a_change_aside(journal: Journal, tmp_pat
     journal.append(ONE, change(ONE, 1, [3]))
     await journal.settled()
     assert histories_of(journal, tmp_path) == {ONE: [1, 3], TWO: [2]}
+
+
+async def test_the_log_names_no_vector_and_no_owner(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+    key = VectorKey("acme", "swordfish\ud800")  # SQLite takes no lone surrogate
+    journal.append(key, TensorData("float32", (1,), bytes(4)))
+    with pytest.raises(NotDurable):
+        await journal.settled(key)
+    (line,) = said(caplog)
+    assert line.startswith("the journal cannot take the changes of a vector: ")
+    assert "acme" not in line
+    assert "swordfish" not in line
+    journal.append(key, None)
+
+
+def test_the_log_names_sessions_and_responses_by_their_ids() -> None:
+    assert describe(ONE) == "session ses_1"
+    assert describe(ResponseKey("resp_1")) == "response resp_1"
 
 
 def histories_of(journal: Journal, folder: Path) -> dict[str, list[int]]:
