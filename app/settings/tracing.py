@@ -24,6 +24,11 @@ def check_endpoint(endpoint: str | None) -> None:
             raise ValueError(f"{endpoint!r} must end before {TRACES_PATH}, which Djinn adds")
 
 
+def named_by(endpoint: str | None) -> str:
+    """What names the collector: the setting of `endpoint`, or the variable that does without."""
+    return "otlp_endpoint" if endpoint is not None else next(filter(_variable, ENDPOINTS), ENDPOINTS[-1])
+
+
 def _variable(name: str) -> str:
     """What it says; empty if it is not set."""
     return os.environ.get(name, "").strip()

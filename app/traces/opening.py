@@ -3,6 +3,7 @@
 import os
 
 from app.domain.errors import FieldOutOfRange
+from app.settings.tracing import named_by
 from app.traces.base import Traces
 
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -22,8 +23,9 @@ def open_traces(endpoint: str | None) -> Traces:
     except ValueError as error:
         raise FieldOutOfRange(f"OTEL_PROPAGATORS: {error}", param="OTEL_PROPAGATORS") from error
     except ModuleNotFoundError as error:
+        name = named_by(endpoint)
         raise FieldOutOfRange(
-            f"otlp_endpoint: traces need packages that are not installed ({error.name}): pip install 'djinn[otel]'",
-            param="otlp_endpoint",
+            f"{name}: traces need packages that are not installed ({error.name}): pip install 'djinn[otel]'",
+            param=name,
         ) from error
     return export.SpanTraces(export.exporter_to(endpoint))

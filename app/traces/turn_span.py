@@ -111,7 +111,8 @@ class TurnSpan:
     def _start(self, event: Started) -> None:
         at = max(event.at, self._since)
         restored_s, self._restored_ms = (event.restore_ms - self._restored_ms) / 1000, event.restore_ms
-        if restored_s > 0 and self._part is not None:
+        if restored_s > 0 and self._part is not None and self._parts < MOST_PARTS:
+            self._parts += 1
             # The word that the KV has set out may have come after it was there.
             began = max(self._since, min(self._returns_since or self._since, at - restored_s))
             below = set_span_in_context(self._part, Context())

@@ -41,18 +41,31 @@ def test_a_server_that_does_not_trace_loads_nothing_of_it() -> None:
     subprocess.run([sys.executable, "-c", UNTRACED_TURN], check=True, timeout=100)
 
 
-@pytest.mark.usefixtures("engine_in_a_thread")
-def test_a_flag_without_the_packages_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("app.traces.export", *PACKAGES[:2]))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(app.traces, "export", raising=False)  # another test may have imported it
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
+
+
+@pytest.mark.usefixtures("engine_in_a_thread")
+def test_a_flag_without_the_packages_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_packages(monkeypatch)
     assert main(["serve", *TINY, *FLAG]) == 2
     assert "--otlp-endpoint: traces need packages that are not installed" in (said := capsys.readouterr().err)
     assert "pip install 'djinn[otel]'" in said
+
+
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
+def test_a_variable_without_the_packages_is_what_the_refusal_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    without_packages(monkeypatch)
+    monkeypatch.setenv(name, "http://127.0.0.1:4318")
+    with pytest.raises(FieldOutOfRange, match=f"{name}: traces need packages") as refused:
+        open_traces(None)
+    assert refused.value.param == name
 
 
 @pytest.mark.parametrize("url", ["", "collector:4318", "http://", "grpc://collector:4317", "http://a?b=c"])

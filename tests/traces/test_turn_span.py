@@ -246,6 +246,17 @@ def test_a_turn_that_pauses_at_each_token_has_an_end_of_spans(traced: Traced) ->
     assert attribute(span, names.PAUSES) == MOST_PARTS
 
 
+def test_ways_back_of_kv_count_among_the_spans(traced: Traced) -> None:
+    turn = traced.begin()
+    for number in range(1, MOST_PARTS):
+        observe(turn, started(restore_ms=number * 0.1), TOKEN, PAUSED)
+        turn.resumed()
+    turn.observe(FINISHED)
+    below = [each for each in traced.spans if each.parent is not None]
+    assert any(each.name == names.RESTORE for each in below)
+    assert len(below) == MOST_PARTS
+
+
 STRETCH = st.tuples(st.floats(0, 50), st.integers(0, 3), st.sampled_from([None, *Tier]))
 
 
