@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import tempfile
+import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -101,6 +104,14 @@ def serve_with() -> Iterator[ServeWith]:
             return ends.enter_context(httpx.Client(base_url=url, timeout=30))
 
         yield start
+
+
+@pytest.fixture(autouse=True)
+def hooks_of_pytest() -> Iterator[None]:
+    """`djinn serve` in this process takes uncaught errors for its log: pytest must have those of the next test."""
+    before = sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.showwarning
+    yield
+    sys.excepthook, sys.unraisablehook, threading.excepthook, warnings.showwarning = before
 
 
 @pytest.fixture

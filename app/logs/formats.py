@@ -8,6 +8,7 @@ from typing import Any, Literal
 import orjson
 
 from app.logs.about import request_id, session_id
+from app.logs.uncaught import log_uncaught
 
 LogFormat = Literal["text", "json"]
 
@@ -16,10 +17,11 @@ CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)
 
 
 def configure(level: int, form: LogFormat) -> None:
-    """Log to standard error from now on."""
+    """Log to standard error from now on, also what Python would write there by itself."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler])
+    log_uncaught()
 
 
 class TextFormatter(logging.Formatter):
