@@ -138,6 +138,7 @@ def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
 
 
 def _serve(settings: Settings) -> None:
+    settings.require_safe_access()
     from app.web.connections.caps import Caps
     from app.web.server import Server, bind
 

@@ -15,6 +15,8 @@ import pytest
 from httpx_sse import connect_sse
 
 from app.cli import main
+from app.journal.journal import Journal
+from app.model_store import commands
 from tests.errors import assert_error
 from tests.processes import ServerProcess, serve_process
 from tests.serving import serve
@@ -272,3 +274,58 @@ def test_a_broken_file_of_tenants_is_said_before_the_model_is_loaded(
     file.write_text("tenants:\n  - name: acme\n")
     status, _, err = run(capsys, "serve", "--model", "no-such-model", "--port", "0", "--tenants", str(file))
     assert (status, err) == (2, f"djinn: tenants file {file}: tenants.0.keys: required\n")
+
+
+@pytest.fixture
+def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The environment that a container image has, without a key; returns the folder of its state."""
+    state = tmp_path / "state"
+    for name, value in {"HOST": "0.0.0.0", "DEVICE": "cpu", "STATE_DIR": state, "CACHE_DIR": tmp_path}.items():
+        monkeypatch.setenv(f"DJINN_{name}", str(value))
+    return state
+
+
+@pytest.mark.usefixtures("image")
+@pytest.mark.parametrize(
+    "command", [["--version"], ["models", "list"], ["keys", "new"], ["completion", "bash"], ["serve", "--help"]]
+)
+def test_what_serves_nobody_needs_no_key(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    status, out, err = run(capsys, *command)
+    assert (status, err) == (0, "")
+    assert out
+
+
+@pytest.mark.usefixtures("image")
+@pytest.mark.parametrize("action", ["pull", "export"])
+def test_models_come_and_go_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, action: str) -> None:
+    called: list[tuple[str, Path]] = []
+    monkeypatch.setattr(commands, action, lambda name, folder: called.append((name, folder)))
+    assert main(["models", action, "smollm2-135m-instruct"]) == 0
+    assert called == [("smollm2-135m-instruct", tmp_path)]
+
+
+def test_a_backup_needs_no_key(capsys: pytest.CaptureFixture[str], image: Path, tmp_path: Path) -> None:
+    Journal(image).close()
+    status, out, err = run(capsys, "backup", str(tmp_path / "copy"))
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{tmp_path / 'copy'}: 0 sessions")
+
+
+def test_the_doctor_needs_no_key(monkeypatch: pytest.MonkeyPatch, image: Path) -> None:
+    asked: list[tuple[str, Path | None]] = []
+
+    def diagnose(device: str, state_dir: Path | None, *, as_json: bool) -> int:
+        asked.append((device, state_dir))
+        return 0
+
+    monkeypatch.setattr("app.doctor.command.diagnose", diagnose)
+    assert main(["doctor"]) == 0
+    assert asked == [("cpu", image)]
+
+
+@pytest.mark.usefixtures("image")
+def test_a_server_for_everybody_needs_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "serve", "--model", "no-such-model", "--port", "0")
+    assert (status, out) == (2, "")
+    assert err.startswith("djinn: host 0.0.0.0 is public: ")
+    assert "set --api-keys or --tenants, or --insecure" in err

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVBudget
 from app.flags import OneLineParser, add_flags, settings_of
 from app.settings import Settings
@@ -124,3 +127,25 @@ def test_every_setting_says_what_it_is_for() -> None:
 def test_every_running_session_must_get_a_token_in_a_step() -> None:
     with pytest.raises(ValidationError, match=r"max_running \(9\) must be at most max_step_tokens \(8\)"):
         Settings(max_running=9, max_step_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"host": "0.0.0.0"}, "host"),
+        ({"cors_origins": ("*",)}, "cors_origins"),
+        ({"api_keys": ("sesame",), "tenants": "tenants.yaml"}, "tenants"),
+    ],
+)
+def test_only_who_serves_must_say_who_may_call(given: dict[str, Any], param: str) -> None:
+    settings = Settings(**given)
+    with pytest.raises(FieldOutOfRange) as refused:
+        settings.require_safe_access()
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"host": "::1"}, {"host": "0.0.0.0", "insecure": True}, {"host": "0.0.0.0", "api_keys": ("sesame",)}]
+)
+def test_a_server_that_says_who_may_call_is_not_refused(given: dict[str, Any]) -> None:
+    Settings(**given).require_safe_access()

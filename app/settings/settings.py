@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback, is_origin
+from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVPolicy
 from app.logs.formats import LogFormat
 from app.settings.engine import DRAFT_TOKENS, EngineSettings
@@ -229,29 +230,6 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _any_page_needs_a_key(self) -> Self:
-        if "*" in self.cors_origins and not self.needs_key:
-            raise ValueError(
-                "cors_origins: * would let every page in a browser use a server without keys; name origins"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _strangers_need_keys(self) -> Self:
-        if not (self.needs_key or self.insecure or is_loopback(self.host)):
-            raise ValueError(
-                f"host {self.host} is public: anybody who reaches it could read and close every session; "
-                "set --api-keys or --tenants, or --insecure if something in front of the server checks who calls"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _keys_come_from_one_place(self) -> Self:
-        if self.api_keys and self.tenants is not None:
-            raise ValueError("tenants: the file has all keys, so --api-keys must not be set beside it")
-        return self
-
-    @model_validator(mode="after")
     def _every_session_gets_its_token(self) -> Self:
         if self.max_running > self.max_step_tokens:
             raise ValueError(
@@ -268,6 +246,26 @@ class Settings(BaseSettings):
         if self.kv_disk is not None and self.state_dir is None:
             raise ValueError("kv_disk: KV files are kept under state_dir, which is none")
         return self
+
+    def require_safe_access(self) -> None:
+        """Raise `FieldOutOfRange` if a server would let strangers in, or if it is not clear whom. Only who serves needs
+        this: an image sets a public host for every command.
+        """
+        if "*" in self.cors_origins and not self.needs_key:
+            raise FieldOutOfRange(
+                "cors_origins: * would let every page in a browser use a server without keys; name origins",
+                param="cors_origins",
+            )
+        if not (self.needs_key or self.insecure or is_loopback(self.host)):
+            raise FieldOutOfRange(
+                f"host {self.host} is public: anybody who reaches it could read and close every session; "
+                "set --api-keys or --tenants, or --insecure if something in front of the server checks who calls",
+                param="host",
+            )
+        if self.api_keys and self.tenants is not None:
+            raise FieldOutOfRange(
+                "tenants: the file has all keys, so --api-keys must not be set beside it", param="tenants"
+            )
 
     @property
     def needs_key(self) -> bool:
