@@ -249,6 +249,7 @@ def test_a_second_ctrl_c_ends_the_server_at_once(tmp_path: Path) -> None:
                 list(stream)
         assert server.exit_status(15) == 0
     assert "Traceback" not in log.read_text()
+    assert "answers under way" not in log.read_text()  # they have no time any more
 
 
 def client_of(server: ServerProcess) -> httpx.Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between two looks at a process that says nothing."""
-STOP_TIMEOUT_S = 30.0
-"""How long a process that has been told to stop may be silent: its last step may be a long one."""
+STOP_TIMEOUT_S = 10.0
+"""How long a process that has been told to stop may take: a write to a disk that has stalled may never end."""
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Before each attempt to start another engine. When the last has failed, nobody tries again."""
 LOADS = 10.0
@@ -49,6 +50,8 @@ class EngineProcess:
         self._is_open = False
         """Whether the process takes commands."""
         self._stopping = threading.Event()
+        self._stops_at = math.inf
+        """When `run` waits no longer for a process that has been told to stop."""
         self._reason = ""
         """What the process said of its own end."""
         self._deaths = Deaths()
@@ -101,6 +104,7 @@ class EngineProcess:
 
     def stop(self) -> None:
         """Make `run` return; what is still running ends as `Failed(Draining)`."""
+        self._stops_at = time.monotonic() + STOP_TIMEOUT_S
         self._stopping.set()
         self._child.channel.send(encode(Stop()))
 
@@ -125,11 +129,11 @@ class EngineProcess:
             except Closed:
                 how = self._child.wait()
                 return self._reason or how
+            if time.monotonic() > self._stops_at:
+                self._give_up("it does not stop")
             if data is None:
                 silent_s += LOOK_S  # by looks, not by a clock: it goes on while both processes are suspended
-                if self._stopping.is_set() and silent_s > STOP_TIMEOUT_S:
-                    self._give_up("it does not stop")
-                elif silent_s > self._timeout_s:
+                if silent_s > self._timeout_s:
                     self._give_up(f"it has said nothing for {self._timeout_s:g} s")
                 continue
             silent_s = 0.0

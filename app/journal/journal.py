@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "journal.sqlite3"
 RETRY_S = 1.0
 """Between two attempts to write what the file could not take. A disk gets room again when somebody deletes a file."""
+CLOSE_S = 5.0
+"""What the last commit may take of the time that a server has to end. Nothing cuts it short: a disk that has stalled is
+what an orchestrator's kill is for, and it harms no journal.
+"""
 
 
 class Journal:

@@ -13,7 +13,7 @@ from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionState
 from app.messages import Close, Notice, Open, Placed, Restored, Rewind, SetPhase, Spent
 from app.sessions.keeper import SessionKeeper
-from app.sessions.kept_kv import keep_kv
+from app.sessions.kept_kv import LATE_S, keep_kv
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import SessionTable, has_expired
@@ -83,7 +83,7 @@ async def drain(registry: SessionRegistry, timeout_s: float) -> None:
     Meanwhile, and for `KEEP_S` more, KV is written to disk. Then whoever watches the sessions is told that nothing more
     will happen.
 
-    Nobody can resume a paused turn any more: it is cancelled at once.
+    Nobody can resume a paused turn any more: it is cancelled at once. A cancelled turn has as long to end as KV.
     """
     registry.table.draining = True
     keeping = asyncio.create_task(keep_kv(registry, timeout_s + KEEP_S))
@@ -114,8 +114,10 @@ async def _end_turns(registry: SessionRegistry, timeout_s: float) -> None:
         for session, turn in late:
             if registry.executor.failure is None:
                 registry.ends.cancel(session, turn)
-        await asyncio.wait(ends)
+        _, stuck = await asyncio.wait(ends, timeout=KEEP_S + LATE_S)
         logger.info("drain: turns that came to their end: %d; cancelled: %d", finished, len(busy) - finished)
+        if stuck:
+            logger.error("drain: cancelled turns that have not ended: %d; the server ends without them", len(stuck))
 
 
 async def _reopen(registry: SessionRegistry, session: Session) -> int:

@@ -11,6 +11,8 @@ from app.messages import TurnEvent
 
 TRACE_RESPONSE = "traceresponse"
 """The header of an answer that names the span of its turn, and its key in the state of the request."""
+CLOSE_S = 3.0
+"""How long the end of the server may wait for the collector of spans."""
 
 
 class TurnTrace(Protocol):

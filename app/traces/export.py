@@ -9,13 +9,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from app.settings.tracing import TRACES_PATH
-from app.traces.base import TurnStart
+from app.traces.base import CLOSE_S, TurnStart
 from app.traces.names import DJINN, SCHEMA_URL
 from app.traces.quiet import QuietExporter, hush
 from app.traces.turn_span import TurnSpan
-
-CLOSE_S = 3.0
-"""How long the end of the server may wait for the collector."""
 
 
 def exporter_to(endpoint: str | None) -> SpanExporter:

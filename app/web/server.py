@@ -22,14 +22,12 @@ from app.web.connections.quiet import ONCE_PER_MINUTE
 from app.web.connections.table import Connection, ConnectionTable
 from app.web.connections.watch import watch
 from app.web.connections.websocket import WebSocketProtocol
+from app.web.ending import ANSWERS_S, longest_end_s
 
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_TIMEOUT_S = 75
 """Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
-
-CLOSE_TIMEOUT_S = 5
-"""How long responses of turns that were cancelled at the end may take to reach their clients."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -65,7 +63,7 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
-                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+                timeout_graceful_shutdown=ANSWERS_S,
                 ws=WebSocketProtocol,
                 ws_max_size=int(services.settings.max_request_bytes),
                 # A message of 8 kB would come to one of 8 MiB.
@@ -116,14 +114,18 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
         timeout_s = self._services.settings.drain_timeout_s
-        logger.info("drain: new sessions and turns are refused; a second signal ends the server at once")
+        logger.info(
+            "drain: new sessions and turns are refused; over within %g s; a second signal ends the server at once",
+            longest_end_s(timeout_s),
+        )
         draining = asyncio.create_task(drain(self._services.sessions, timeout_s))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
         draining.cancel()
         if self._listener is not None:
             self._listener.close()
-        logger.info("drain: the port is closed; answers under way have %d s", CLOSE_TIMEOUT_S)
+        if not self.force_exit:
+            logger.info("drain: the port is closed; answers under way have %d s", ANSWERS_S)
         await super().shutdown(sockets)
         if self._watching is not None:
             self._watching.cancel()

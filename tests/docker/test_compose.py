@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.sessions.lifecycle import KEEP_S
 from app.settings import Settings
+from app.web.ending import longest_end_s
 from app.web.openapi.security import OPEN_PATHS
-from app.web.server import CLOSE_TIMEOUT_S
 from loadgen.cli import make_parser
-from tests.docker.reading import DOCKER, documents, image_environment, instructions, served
+from tests.docker.reading import DOCKER, ROOT, documents, image_environment, instructions, served
 
 VARIABLE = re.compile(r"\$\{(\w+)(?::[-?]([^}]*))?\}")
 (COMPOSE,) = documents("compose.yaml")
@@ -90,7 +89,14 @@ def test_the_load_generators_command_is_one() -> None:
     ids=["compose", "kubernetes"],
 )
 def test_a_drain_ends_before_the_kill(arguments: list[str], grace_s: int) -> None:
-    assert grace_s >= served(list(map(filled, arguments))).drain_timeout_s + KEEP_S + CLOSE_TIMEOUT_S + 5
+    assert grace_s >= longest_end_s(served(list(map(filled, arguments))).drain_timeout_s)
+
+
+@pytest.mark.parametrize("name", ["operating.md", "container.md"])
+def test_the_documents_say_how_long_an_end_may_take(name: str) -> None:
+    said = re.findall(r"`--drain-timeout-s` plus (\d+)", (ROOT / "docs" / name).read_text())
+    assert said
+    assert set(map(float, said)) == {longest_end_s(0)}
 
 
 def test_prometheus_asks_the_server_and_reads_the_rules() -> None:

@@ -16,7 +16,7 @@ from app.engine_process.channel import Channel, Closed
 from app.engine_process.codec import encode, encode_events
 from app.engine_process.deaths import MOST, WITHIN_S, Deaths
 from app.engine_process.engine import EngineProcess
-from app.engine_process.frames import Loaded
+from app.engine_process.frames import Beat, Loaded
 from app.engine_process.loading import load_frame
 from app.messages import Back, Event, Lost, Replacement, TurnFinished
 from tests.bridge.test_executor import info
@@ -136,3 +136,21 @@ def test_an_engine_that_never_ends_loading_is_given_up_for_another(
 
     engine.run(note)
     assert [type(each) for each in told] == [Lost, Back]
+
+
+def test_an_engine_that_talks_on_and_never_stops_is_ended(info: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to a disk that has stalled holds up its end, and nothing else of it."""
+    monkeypatch.setattr(engine_module, "STOP_TIMEOUT_S", 0.05)
+
+    def talk_on(channel: Channel) -> None:
+        load(channel, info)
+        while True:
+            channel.receive(0.01)
+            channel.send(encode(Beat(0.0)))
+
+    engine = served(iter([talk_on]))
+    thread = threading.Thread(target=engine.run, args=(lambda events: None,))
+    thread.start()
+    engine.stop()
+    thread.join(SECONDS)
+    assert not thread.is_alive()

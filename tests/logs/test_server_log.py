@@ -123,7 +123,7 @@ def test_each_step_of_a_drain_is_said(tmp_path: Path) -> None:
             *_, finished = stream
         kept = 2 + len(finished.json()["token_ids"]) - 1  # what was sampled last is not computed yet
         assert drain(server) == [
-            "drain: new sessions and turns are refused; a second signal ends the server at once",
+            "drain: new sessions and turns are refused; over within 48.2 s; a second signal ends the server at once",
             "drain: turns that run or wait: 1, for at most 0.2 s; paused ones, which are cancelled: 0",
             "drain: turns that came to their end: 0; cancelled: 1",
             f"drain: sessions with KV on disk: 1, with {kept} tokens; sessions that lose KV: 0, with 0 tokens",

@@ -13,6 +13,7 @@ from app.domain.grammar import Grammar, GrammarKind
 from app.domain.values import FinishReason, SamplingParams, SessionId, SessionState, StopRule
 from app.exports.exports import export_session
 from app.routers.dependencies import Services
+from app.sessions import lifecycle
 from app.sessions.guards.side_work import Lane
 from app.sessions.lifecycle import drain
 from app.sessions.registry import SessionRegistry
@@ -205,6 +206,21 @@ async def test_drain_lets_short_turns_end_cancels_long_ones_and_takes_no_more(se
         registry.create()
     with pytest.raises(Draining):
         await registry.fork(short)
+
+
+async def test_a_turn_that_does_not_end_when_it_is_cancelled_is_left_behind(
+    services: Services, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its step may hang on a disk or a device."""
+    registry = services.sessions
+    monkeypatch.setattr(lifecycle, "KEEP_S", 0.01)
+    monkeypatch.setattr(lifecycle, "LATE_S", 0.01)
+    with monkeypatch.context() as patched:
+        patched.setattr(registry.ends, "cancel", lambda session, turn: None)
+        endless = start_turn(registry, registry.create(), PROMPT, GREEDY, LONG)
+        await drain(registry, timeout_s=0.01)
+    assert not endless.ended.is_set()
+    assert "cancelled turns that have not ended: 1" in caplog.text
 
 
 async def one_random_step(registry: SessionRegistry, session: Session, choose: random.Random) -> None:
