@@ -40,15 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             arguments.parser.refuse(unknown)
         if arguments.command == "serve":
-            _serve(settings_of(arguments))
-        elif arguments.command == "doctor":
+            return _serve(settings_of(arguments))
+        if arguments.command == "doctor":
             return _doctor(arguments)
-        elif arguments.command == "demo":
+        if arguments.command == "demo":
             return demo(arguments.model, opens=arguments.open)
-        elif arguments.command == "backup":
-            _back_up(arguments)
-        elif arguments.command in SHELL_COMMANDS:
+        if arguments.command in SHELL_COMMANDS:
             return run_shell_command(arguments)
+        if arguments.command == "backup":
+            _back_up(arguments)
         elif arguments.command == "completion":
             _complete(arguments.shell)
         elif arguments.command == "keys":
@@ -137,7 +137,8 @@ def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
         command.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings) -> int:
+    """Returns with what the process should end."""
     settings.require_safe_access()
     from app.web.connections.caps import Caps
     from app.web.server import Server, bind
@@ -155,7 +156,9 @@ def _serve(settings: Settings) -> None:
             from app.main import load_app
 
             application = load_app(settings, process)
-        Server(application, caps).run([bound])
+        server = Server(application, caps)
+        server.run([bound])
+    return server.status
 
 
 @contextmanager

@@ -167,6 +167,11 @@ class EngineExecutor:
         self.engine.send(make(ticket))
         return future
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the engine has failed for good: no other is on its way."""
+        return self.failure is not None and not self._is_restarting
+
     def check(self) -> None:
         """Raise `EngineError` if the engine has died, `EngineRestarting` if another is on its way."""
         if self.failure is not None:
@@ -182,11 +187,16 @@ class EngineExecutor:
     def _run(self) -> None:
         try:
             self.engine.run(self._deliver)
+        except EngineError as error:
+            reason = error.message
+            logger.critical("the engine has failed for good: %s", reason)
         except BaseException as error:
-            self.failure, self._is_restarting, self._is_back = str(error), False, False
-            failed = self._error(self.failure)
-            self._on_loop(lambda: self._fail_all(failed))
-            raise
+            reason = str(error)
+            logger.critical("the engine has failed for good", exc_info=True)
+        else:
+            return
+        # Behind the `Lost` that may still be on its way, which would have all wait for another engine.
+        self._on_loop(lambda: self._give_up(reason))
 
     def _deliver(self, events: Sequence[Event | Replacement]) -> None:
         self._on_loop(lambda: self._dispatch(events))
@@ -231,6 +241,10 @@ class EngineExecutor:
         self.failure, self._is_restarting, self._is_back = reason, True, False
         self.losses += 1
         self._fail_all(EngineRestarting(reason))
+
+    def _give_up(self, reason: str) -> None:
+        self.failure, self._is_restarting, self._is_back = reason, False, False
+        self._fail_all(self._error(reason))
 
     async def _come_back(self) -> None:
         losses = self.losses

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_TIMEOUT_S = 75
 """Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
 
+ENDED, ENGINE_LOST, NOT_DURABLE = 0, 4, 5
+"""Exit statuses: the server was told to end; its engine has failed for good; the journal lacks changes."""
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that holds the port but does not listen yet. Raises `FieldOutOfRange` if the port cannot be had."""
@@ -74,6 +77,8 @@ class Server(uvicorn.Server):
         self._services = services
         self._table = ConnectionTable(caps, services.metrics.connections)
         self._listener: Listener | None = None
+        self.status = ENDED
+        """With what the process should end, once it has."""
         self._watching: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -111,6 +116,15 @@ class Server(uvicorn.Server):
             app_state=self.lifespan.state,
         )
 
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second. Whether to end: only another process can have another engine."""
+        executor = self._services.sessions.executor
+        if executor.is_lost and not self.should_exit:
+            self.should_exit, self.status = True, ENGINE_LOST
+            text = "the engine is lost (%s): the server ends with status %d, so that another is started"
+            logger.critical(text, executor.failure, self.status)
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
         timeout_s = self._services.settings.drain_timeout_s
@@ -136,9 +150,11 @@ class Server(uvicorn.Server):
         waiting = self._services.sessions.keeper.state.waiting
         level = logging.ERROR if waiting else logging.INFO
         logger.log(level, "drain: over; changes that the journal lacks: %d", waiting)
+        if waiting:
+            self.status = NOT_DURABLE
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, leave at the second. Unlike uvicorn's own, exits with 0."""
+        """Drain at the first signal, leave at the second. Unlike uvicorn's own, the process ends with `status`."""
         self.force_exit = self.should_exit
         self.should_exit = True
         if self.force_exit:

@@ -23,8 +23,6 @@ from app.text.tokenizer import Tokens
 from tests.serving import running_services, tiny_settings
 from tests.taking_turns import start_turn
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
 
 @dataclass
 class DyingEngine:
@@ -56,6 +54,16 @@ class TalkingEngine(DyingEngine):
         self.deliver = deliver
         self.runs.set()
         self.die.wait(10)
+
+
+@dataclass
+class HopelessEngine(DyingEngine):
+    """Dies, and no other can be started."""
+
+    def run(self, deliver: Deliver) -> None:
+        self.die.wait(10)
+        deliver([Lost("it was ended by SIGKILL")])
+        raise EngineError("it died, and no other could be started")
 
 
 def ignore(notice: Notice) -> None:
@@ -194,4 +202,24 @@ async def test_sessions_that_no_engine_opens_are_a_failure_and_no_restart_for_ev
         executor.check()
     await lose_and_come_back()  # another engine may do
     executor.check()
+    await executor.stop()
+
+
+async def test_an_engine_that_is_lost_for_good_is_no_restart_for_ever(
+    info: ModelInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = HopelessEngine(info)
+    executor = EngineExecutor(engine, ignore)
+    executor.start()
+    engine.die.set()
+    assert executor._thread is not None
+    executor._thread.join(10)  # all that it says comes before the event loop looks
+    await asyncio.sleep(0)
+    assert executor.is_lost
+    with pytest.raises(EngineError, match="no other could be started"):
+        executor.check()
+    assert [line.getMessage() for line in caplog.records if line.levelname == "CRITICAL"] == [
+        "the engine has failed for good: it died, and no other could be started"
+    ]
+    assert "Traceback" not in caplog.text
     await executor.stop()

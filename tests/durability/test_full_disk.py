@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import client
 from app.journal.journal import FILE_NAME
 from app.machine import disk
+from app.web.server import NOT_DURABLE
 from tests.durability.restarting import generate, open_session, serving
 from tests.errors import assert_error
 from tests.processes import ServerProcess, serve_process
@@ -48,7 +49,8 @@ def no_room(server: ServerProcess, folder: Path) -> Iterator[None]:
     _, unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size, unlimited))
     yield
-    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
 
 
 def warm_up(http: httpx.Client, session: str) -> list[int]:
@@ -93,6 +95,19 @@ def test_a_full_disk_is_told_as_it_is_and_ends_by_itself(tmp_path: Path) -> None
     assert "Traceback" not in lines
     with serving(folder) as http:
         assert [(view["id"], view["tokens"]) for view in http.get("/v1/sessions").json()["data"]] == [(session, 9)]
+
+
+def test_a_server_that_ends_on_a_full_disk_says_so_with_its_status(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serve_process(folder) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        session = open_session(http)
+        warm_up(http, session)
+        with no_room(server, folder):
+            http.post(f"/v1/sessions/{session}/generate", json=TURN)
+            server.terminate()
+            assert server.exit_status(0) == NOT_DURABLE
+    lines = folder.with_name("state.out").read_text().splitlines()
+    assert lines[-1].endswith("ERROR djinn: drain: over; changes that the journal lacks: 1")
 
 
 def test_a_session_that_closes_on_a_full_disk_is_said_to_come_back(tmp_path: Path) -> None:

@@ -11,11 +11,32 @@ import httpx
 import pytest
 
 from app.domain.errors import FieldOutOfRange
-from app.main import load_app
+from app.domain.values import ModelInfo
+from app.main import create_app, load_app
+from app.model_store.byte_tokenizer import byte_tokenizer
+from app.model_store.model_tokenizer import ModelTokenizer
+from app.tenants.tenancy import Tenancy
+from app.text.tokenizer import Tokens
 from app.web.connections.caps import Caps
-from app.web.server import Server, bind
+from app.web.server import ENGINE_LOST, Server, bind
+from tests.bridge.test_executor import DyingEngine, info
 from tests.processes import serve_process
 from tests.serving import START_TIMEOUT_S, tiny_settings
+
+__all__ = ["info"]
+
+
+@pytest.fixture
+def lost_engine(info: ModelInfo) -> DyingEngine:
+    """Dies when it is told to, and nobody starts another."""
+    return DyingEngine(info)
+
+
+def until_started(server: Server) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not server.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 async def test_small_answers_are_not_held_back() -> None:
@@ -66,3 +87,22 @@ def test_a_full_collection_of_garbage_passes_over_what_the_server_started_with()
             server.should_exit = True
             thread.join(START_TIMEOUT_S)
     assert not thread.is_alive()
+
+
+def test_a_server_whose_engine_is_lost_ends_so_that_another_can_start(
+    lost_engine: DyingEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = tiny_settings()
+    tokens = Tokens(ModelTokenizer.of(byte_tokenizer(512)), frozenset())
+    app = create_app(settings, lost_engine, tokens, Tenancy(settings, time.time))
+    server = Server(app, Caps.of(settings, descriptors=1024))
+    with bind("127.0.0.1", 0) as bound:
+        thread = threading.Thread(target=server.run, args=([bound],))
+        thread.start()
+        until_started(server)
+        lost_engine.die.set()
+        thread.join(START_TIMEOUT_S)
+    assert not thread.is_alive()
+    assert server.status == ENGINE_LOST
+    said = [line.getMessage() for line in caplog.records if line.name == "app.web.server"]
+    assert said[0] == "the engine is lost (out of memory): the server ends with status 4, so that another is started"
