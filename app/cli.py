@@ -22,6 +22,7 @@ from app.settings import Settings
 from app.shell import SHELL_COMMANDS, add_shell_commands, run_shell_command
 from app.tenants.keys import digest, new_key
 from app.web.field_schema import schema_of
+from app.web.hangups import Hangups
 from app.web.problems import describe_problem
 
 SHELLS = ("bash", "zsh", "fish")
@@ -140,6 +141,11 @@ def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
 def _serve(settings: Settings) -> int:
     """Returns with what the process should end."""
     settings.require_safe_access()
+    with Hangups.heard() as hangups:
+        return _serve_until_told(settings, hangups)
+
+
+def _serve_until_told(settings: Settings, hangups: Hangups) -> int:
     from app.web.connections.caps import Caps
     from app.web.server import Server, bind
 
@@ -156,7 +162,7 @@ def _serve(settings: Settings) -> int:
             from app.main import load_app
 
             application = load_app(settings, process)
-        server = Server(application, caps)
+        server = Server(application, caps, hangups)
         server.run([bound])
     return server.status
 

@@ -10,8 +10,8 @@ from app.engine_process.host import ORPHANED, serve
 
 
 def main() -> int:
-    """Serve one engine; returns the exit status. Ctrl-C and SIGTERM are for the server, which then says `Stop`."""
-    for each in (signal.SIGINT, signal.SIGTERM):
+    """Serve one engine; returns the exit status. Signals that end things are for the server, which then says `Stop`."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     try:
         return serve(Channel(socket.socket(fileno=int(sys.argv[1]))))

@@ -6,8 +6,8 @@ import asyncio
 import errno
 import gc
 import logging
-import signal
 import socket
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -23,6 +23,7 @@ from app.web.connections.table import Connection, ConnectionTable
 from app.web.connections.watch import watch
 from app.web.connections.websocket import WebSocketProtocol
 from app.web.ending import ANSWERS_S, longest_end_s
+from app.web.hangups import Hangups
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Serves `app`; prints one line to stdout when it takes requests."""
 
-    def __init__(self, app: FastAPI, caps: Caps) -> None:
+    def __init__(self, app: FastAPI, caps: Caps, hangups: Hangups | None = None) -> None:
+        """`hangups` are heard from its start on; None: as if there were none."""
         services = app.state.services
         super().__init__(
             uvicorn.Config(
@@ -76,6 +78,7 @@ class Server(uvicorn.Server):
         logging.getLogger("uvicorn.error").addFilter(ONCE_PER_MINUTE)
         self._services = services
         self._table = ConnectionTable(caps, services.metrics.connections)
+        self._hangups = hangups
         self._listener: Listener | None = None
         self.status = ENDED
         """With what the process should end, once it has."""
@@ -96,9 +99,26 @@ class Server(uvicorn.Server):
             gc.freeze()
             host, port = bound.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            if self._services.tenancy.has_files:
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._services.tenancy.reload)
-            print(f"Djinn serves {self._services.info.name} on http://{shown}:{port}", flush=True)
+            self._hear_hangups()
+            if not self.should_exit:  # a terminal that has closed takes no line
+                print(f"Djinn serves {self._services.info.name} on http://{shown}:{port}", flush=True)
+
+    def _hear_hangups(self) -> None:
+        """Read files again at each, where there are any; else end at the first."""
+        if self._hangups is None:
+            return
+        if self._services.tenancy.has_files:
+            self._hangups.hand_to(partial(self._reload_on, asyncio.get_running_loop()))
+        elif not self._hangups.were_ignored:
+            self._hangups.hand_to(self._begin_to_end)
+
+    def _reload_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._services.tenancy.reload)
+
+    def _begin_to_end(self) -> None:
+        # A terminal that closes may say so twice: by its shell, and by the kernel. Neither is in a hurry.
+        self.should_exit = True
 
     def _listen(self, bound: socket.socket) -> None:
         metrics = self._services.metrics.connections
