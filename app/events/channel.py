@@ -36,7 +36,7 @@ class Channel:
         self._start = secrets.token_hex(4)
         self._kept: deque[_Kept] = deque()
         self._bytes = 0
-        self._figures = _Kept(b"")
+        self._newest: dict[str, _Kept] = {}
         self._news = asyncio.Event()
 
     def id_of(self, position: int) -> str:
@@ -55,12 +55,14 @@ class Channel:
         """Tell all readers."""
         self._append(name, data)
 
-    def publish_figures(self, data: bytes) -> None:
-        """Tell all readers of memory. Only the newest is kept: older figures are of no use."""
-        if self._figures in self._kept:
-            self._bytes -= len(self._figures.event)
-        self._figures.event = b""
-        self._figures = self._append("memory", data)
+    def publish_newest(self, name: str, data: bytes) -> None:
+        """Tell all readers of figures. Only the newest of a name are kept: older ones are of no use."""
+        old = self._newest.get(name)
+        if old is not None:
+            if old in self._kept:
+                self._bytes -= len(old.event)
+            old.event = b""
+        self._newest[name] = self._append(name, data)
 
     def after(self, position: int) -> tuple[int, bytes] | None:
         """The next events for a reader, and its place behind them; None: it has missed some."""

@@ -1,6 +1,7 @@
 """Takes what happens to sessions to those who may know it. While nobody listens it keeps nothing and does nothing."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -10,7 +11,7 @@ from app.events.channel import Channel
 from app.messages import Failed, Paused, TurnFinished
 from app.sessions.session import Session
 from app.wire.checkpoint import CheckpointView
-from app.wire.live import PauseNews, SessionNews, TurnNews
+from app.wire.live import PauseNews, SessionNews, TokensNews, TurnNews
 from app.wire.sessions import SessionView
 
 INTERVAL_S = 0.1
@@ -38,6 +39,7 @@ class Feed:
         self.has_ended = False
         """Whether nothing more will happen."""
         self._changed: dict[SessionId, Session] = {}
+        self._grown: dict[SessionId, Session] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def opened(self, session: Session) -> None:
@@ -48,8 +50,13 @@ class Feed:
         """Tell of a changed session soon: much may change until then."""
         if self.channels and session.state is not SessionState.CLOSED and any(self._readers(session)):
             self._changed[session.id] = session
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush, AT_ONCE)
+            self._flush_soon()
+
+    def grew(self, session: Session) -> None:
+        """Tell of its tokens soon. The count is only looked at then."""
+        if self.channels:
+            self._grown[session.id] = session
+            self._flush_soon()
 
     def closed(self, session: Session) -> None:
         """Tell of a session that is gone."""
@@ -59,7 +66,7 @@ class Feed:
     def begun(self, session: Session) -> None:
         """Tell of a turn."""
         for _, channel in self._readers(session):
-            channel.publish("turn", _json(TurnNews(session_id=session.id, status="begun")))
+            channel.publish("turn", _json(TurnNews(time=time.time(), session_id=session.id, status="begun")))
 
     def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
         """Tell of the end of a turn or its pause. That of a session that is gone has ended with it."""
@@ -67,10 +74,11 @@ class Feed:
             return
         for _, channel in self._readers(session):
             if not isinstance(event, Paused):
-                channel.publish("turn", _json(TurnNews.of_end(session, event)))
+                channel.publish("turn", _json(TurnNews.of_end(session, event, time.time())))
             elif session.pause is not None:  # else a cancel is on its way
                 checkpoint = CheckpointView.of(event.checkpoint, session.pause.expires_at)
-                channel.publish("pause", _json(PauseNews(session_id=session.id, checkpoint=checkpoint)))
+                news = PauseNews(time=time.time(), session_id=session.id, checkpoint=checkpoint)
+                channel.publish("pause", _json(news))
 
     def end(self) -> None:
         """Have the streams end when they have told the last."""
@@ -86,7 +94,23 @@ class Feed:
         view: SessionView | None = None
         for scope, channel in self._readers(session):
             view = view or SessionView.of(session)
-            channel.publish("session", _json(SessionNews(change=change, session=view.seen_by(scope.owner))))
+            news = SessionNews(time=time.time(), change=change, session=view.seen_by(scope.owner))
+            channel.publish("session", _json(news))
+
+    def _tell_tokens(self) -> None:
+        """Tell those who read now of the turns that run. A later view of the session has the count too."""
+        running = [session for session in self._grown.values() if session.state is SessionState.RUNNING]
+        self._grown.clear()
+        for scope, channel in self.channels.items():
+            if not channel.readers:
+                continue
+            tokens = {str(session.id): len(session.history) for session in running if scope.sees(session)}
+            if tokens:
+                channel.publish_newest("tokens", _json(TokensNews(tokens=tokens)))
+
+    def _flush_soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush, AT_ONCE)
 
     def _flush(self, most: int) -> None:
         if self._timer is not None:
@@ -94,9 +118,10 @@ class Feed:
             self._timer = None
         for session_id in list(islice(self._changed, most)):
             self._tell_session(self._changed.pop(session_id), "changed")
+        self._tell_tokens()
         if self._changed:
-            self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush, AT_ONCE)
+            self._flush_soon()
 
 
-def _json(news: SessionNews | TurnNews | PauseNews) -> bytes:
+def _json(news: SessionNews | TokensNews | TurnNews | PauseNews) -> bytes:
     return news.model_dump_json().encode()

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextvars import Context
 
@@ -17,6 +19,8 @@ from app.web.sse import sse_event
 from app.wire.live import SnapshotView
 from app.wire.memory import MemoryView
 from app.wire.sessions import SessionView
+
+logger = logging.getLogger(__name__)
 
 OF_TENANT, OF_ALL = 32, 256
 """Most streams of one tenant, and of all together."""
@@ -90,7 +94,7 @@ class EventStreams:
         for first in range(0, len(sessions) or 1, SNAPSHOT_PART):
             has_more = first + SNAPSHOT_PART < len(sessions)
             views = [_view(scope, each) for each in sessions[first : first + SNAPSHOT_PART] if _is_open(each)]
-            data = SnapshotView(sessions=views, has_more=has_more).model_dump_json().encode()
+            data = SnapshotView(time=time.time(), sessions=views, has_more=has_more).model_dump_json().encode()
             yield sse_event("snapshot", data, None if has_more else event_id)
             await asyncio.sleep(0)  # turns go on between two parts
 
@@ -119,20 +123,27 @@ class EventStreams:
     async def _tell_memory(self) -> None:
         """Tell of memory, and have every stream ask whether it may go on, for as long as there are any."""
         while True:
-            with contextlib.suppress(EngineError, EngineRestarting):
-                memory = await self._registry.memory()
-                sessions = self._registry.table.by_owner()
-                for scope, channel in self._read():
-                    if scope.is_operator:
-                        view = MemoryView.of(memory, self._policy).with_tenants(sessions)
-                    elif scope.owner is None:
-                        view = MemoryView.of(memory, self._policy)
-                    else:
-                        view = MemoryView.of_one(memory, self._policy, sessions.get(scope.owner, []))
-                    channel.publish_figures(view.model_dump_json().encode())
+            try:
+                await self._publish_memory()
+            except (EngineError, EngineRestarting):
+                pass  # another second tells
+            except Exception:
+                logger.exception("the live stream could not tell of memory; it tries again")
             for _, channel in self._read():
                 channel.wake()
             await asyncio.sleep(MEMORY_INTERVAL_S)
+
+    async def _publish_memory(self) -> None:
+        memory = await self._registry.memory()
+        sessions = self._registry.table.by_owner()
+        for scope, channel in self._read():
+            if scope.is_operator:
+                view = MemoryView.of(memory, self._policy).with_tenants(sessions)
+            elif scope.owner is None:
+                view = MemoryView.of(memory, self._policy)
+            else:
+                view = MemoryView.of_one(memory, self._policy, sessions.get(scope.owner, []))
+            channel.publish_newest("memory", view.model_dump_json().encode())
 
     def _read(self) -> list[tuple[Scope, Channel]]:
         return [(scope, channel) for scope, channel in self._feed.channels.items() if channel.readers]

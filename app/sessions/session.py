@@ -225,6 +225,7 @@ class Session:
                 self.move(SessionState.RUNNING)
             case Token():
                 self.history.append(event.token_id)
+                self.watcher.grew(self)
             case Paused() if self.turn is not None and not self.turn.ending:
                 self.move(SessionState.PAUSED)
             case TurnFinished():

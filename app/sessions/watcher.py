@@ -19,6 +19,10 @@ class Watcher(Protocol[S]):
         """Its state, phase, history or KV is another. Not told of each token."""
         ...
 
+    def grew(self, session: S) -> None:
+        """The turn has one more token. Called for each: it must cost next to nothing."""
+        ...
+
     def closed(self, session: S) -> None:
         """The session is gone. Its turn, if it has one, ends with it."""
         ...
@@ -43,6 +47,9 @@ class Nobody:
         """Pass over it."""
 
     def changed(self, session: object) -> None:
+        """Pass over it."""
+
+    def grew(self, session: object) -> None:
         """Pass over it."""
 
     def closed(self, session: object) -> None:

@@ -10,48 +10,69 @@ from app.messages import Failed, TurnFinished
 from app.sessions.session import Session
 from app.wire.checkpoint import CheckpointView
 from app.wire.memory import MemoryView
-from app.wire.sessions import SessionView
+from app.wire.sessions import ResumeTimes, SessionView
 from app.wire.turns import TurnUsageView
 
 EventId = Annotated[str | None, Field(description="for `Last-Event-ID`; the last part of a snapshot has it")]
 
 
-class SnapshotView(BaseModel):
+class TimedNews(BaseModel):
+    """What every event but figures has."""
+
+    time: float = Field(description="when it was told first, in Unix seconds: an event that is sent again keeps it")
+
+
+class SnapshotView(TimedNews):
     """Sessions that are open, oldest first. If `has_more`, the next event is a snapshot too, with those after them."""
 
     sessions: list[SessionView]
     has_more: bool
 
 
-class SessionNews(BaseModel):
+class SessionNews(TimedNews):
     """A session as it is after a change, or as it was when it closed."""
 
     change: Literal["opened", "changed", "closed"]
     session: SessionView
 
 
-class TurnNews(BaseModel):
+class TokensNews(BaseModel):
+    """How many tokens sessions have whose turns run: those that have grown since the last event of this kind."""
+
+    tokens: dict[str, int]
+
+
+class TurnNews(TimedNews):
     """A turn that is in the queue from now on (`begun`), or over.
 
     `finish_reason` and `usage` are those of one that has finished, `code` is the error's of one that has failed.
+    `resume_ms` of one that is over is what it waited for.
     """
 
     session_id: str
     status: Literal["begun", "finished", "failed"]
     finish_reason: FinishReason | None = None
     usage: TurnUsageView | None = None
+    resume_ms: ResumeTimes | None = None
     code: str | None = None
 
     @classmethod
-    def of_end(cls, session: Session, end: TurnFinished | Failed) -> Self:
+    def of_end(cls, session: Session, end: TurnFinished | Failed, time: float) -> Self:
         """How the turn has ended."""
+        waits = ResumeTimes.of(session.usage)
         if isinstance(end, Failed):
-            return cls(session_id=session.id, status="failed", code=end.error.code)
-        usage = TurnUsageView.model_validate(end.usage)
-        return cls(session_id=session.id, status="finished", finish_reason=end.reason, usage=usage)
+            return cls(time=time, session_id=session.id, status="failed", resume_ms=waits, code=end.error.code)
+        return cls(
+            time=time,
+            session_id=session.id,
+            status="finished",
+            finish_reason=end.reason,
+            usage=TurnUsageView.model_validate(end.usage),
+            resume_ms=waits,
+        )
 
 
-class PauseNews(BaseModel):
+class PauseNews(TimedNews):
     """A turn that stands at a breakpoint."""
 
     session_id: str
@@ -84,6 +105,14 @@ class LiveTurnEvent(BaseModel):
     data: Json[TurnNews]
 
 
+class LiveTokensEvent(BaseModel):
+    """Turns have generated tokens. `data` is the JSON text of a `TokensNews`."""
+
+    id: EventId = None
+    event: Literal["tokens"]
+    data: Json[TokensNews]
+
+
 class LivePauseEvent(BaseModel):
     """A turn has paused. `data` is the JSON text of a `PauseNews`."""
 
@@ -103,7 +132,7 @@ class LiveMemoryEvent(BaseModel):
 LiveEvent = TypeAliasType(
     "LiveEvent",
     Annotated[
-        LiveSnapshotEvent | LiveSessionEvent | LiveTurnEvent | LivePauseEvent | LiveMemoryEvent,
+        LiveSnapshotEvent | LiveSessionEvent | LiveTurnEvent | LiveTokensEvent | LivePauseEvent | LiveMemoryEvent,
         Discriminator("event"),
     ],
 )

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from app.domain.values import KVPolicy, Phase, Residency, SessionState, Tier
 from app.sessions.session import Session
+from app.sessions.usage import SessionUsage
 from app.wire.base import MAX_COUNT, View, WireModel
 from app.wire.checkpoint import CheckpointView
 
@@ -106,6 +107,11 @@ class ResumeTimes(BaseModel):
     restore: float
     prefill: float
 
+    @classmethod
+    def of(cls, usage: SessionUsage) -> Self:
+        """That of the last turn."""
+        return cls(queue=usage.queue_ms, restore=usage.restore_ms, prefill=usage.prefill_ms)
+
 
 class LastTurn(View):
     """What the last turn cost, in tokens: of its context `[0, prompt_tokens)` the first `cached_tokens` had their KV.
@@ -144,7 +150,7 @@ class SessionUsageView(BaseModel):
             bytes_out=memory.bytes_out,
             bytes_in=memory.bytes_in,
             restores=memory.restores,
-            resume_ms=ResumeTimes(queue=usage.queue_ms, restore=usage.restore_ms, prefill=usage.prefill_ms),
+            resume_ms=ResumeTimes.of(usage),
             last_turn=usage.last and LastTurn.model_validate(usage.last),
         )
 

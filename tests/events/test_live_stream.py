@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
@@ -34,11 +35,14 @@ def test_a_session_is_followed_from_its_opening_to_its_end(serve_with: ServeWith
         session = create(http)
         assert reader.until("session", change="opened")[-1][1]["session"]["id"] == session
         turn = generate(http, session)
-        assert reader.until("turn")[-1][1] == {
+        begun = reader.until("turn")[-1][1]
+        assert begun.pop("time") <= time.time()
+        assert begun == {
             "session_id": session,
             "status": "begun",
             "finish_reason": None,
             "usage": None,
+            "resume_ms": None,
             "code": None,
         }
         ended = reader.until("turn", session_id=session, status="finished")[-1][1]
@@ -46,6 +50,7 @@ def test_a_session_is_followed_from_its_opening_to_its_end(serve_with: ServeWith
         changed = reader.until("session", change="changed")[-1][1]["session"]
         while changed["kv"]["tier"] != "device" or changed["state"] != "idle":
             changed = reader.until("session", change="changed")[-1][1]["session"]
+        assert ended["resume_ms"] == changed["usage"]["resume_ms"]
         assert changed == http.get(f"/v1/sessions/{session}").json()
         assert changed["tokens"] == 7
         http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"})

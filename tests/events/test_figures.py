@@ -1,0 +1,85 @@
+"""Figures of the live stream: the tokens of turns that run, and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from app.domain.memory_map import MemoryMap
+from app.domain.values import SessionState, Ticket
+from app.events import streams
+from app.messages import Token
+from app.routers.dependencies import Services
+from app.sessions.registry import SessionRegistry
+from app.sessions.session import Session
+from tests.conftest import ServeWith
+from tests.events.streaming import reading
+from tests.events.test_slow_readers import ALL, data, names
+
+
+def running(services: Services) -> Session:
+    """A session with a turn in it that this test plays."""
+    session = services.sessions.create()
+    session.move(SessionState.QUEUED)
+    session.move(SessionState.RUNNING)
+    return session
+
+
+async def test_a_running_turn_is_told_of_by_its_count_of_tokens(services: Services) -> None:
+    with services.events.reading(ALL) as channel:
+        events = services.events.events(ALL, channel, None, lambda: True)
+        session, other = running(services), running(services)
+        for number in range(30):
+            session.observe(Token(Ticket(1), number))
+        other.observe(Token(Ticket(1), 1))
+        while "tokens" not in names(piece := await anext(events)):
+            pass
+        told = [part for part in piece.split(b"\n\n") if b"event: tokens" in part]
+        assert [data(part)["tokens"] for part in told] == [{session.id: 30, other.id: 1}]
+        assert piece.count(b"event: session") <= 4, "a token makes no view of its session"
+        await events.aclose()
+        for each in (session, other):
+            each.move(SessionState.IDLE)
+
+
+def test_the_tokens_of_a_turn_are_told_only_of_those_that_one_may_see(serve_with: ServeWith) -> None:
+    http = serve_with()
+    session = http.post("/v1/sessions").json()["id"]
+    with reading(http) as reader:
+        body = {"token_ids": [5, 6], "max_tokens": 500, "ignore_eos": True}
+        http.post(f"/v1/sessions/{session}/generate", json=body).raise_for_status()
+        told = reader.until("turn", status="finished")
+    counts = [news["tokens"][session] for name, news in told if name == "tokens"]
+    assert counts == sorted(counts)
+
+
+def test_an_event_that_is_sent_again_keeps_its_time(http: httpx.Client) -> None:
+    with reading(http) as reader:
+        reader.until("memory")
+        last_id = reader.last_id
+        session = http.post("/v1/sessions").json()["id"]
+        told = reader.until("session", change="opened")[-1]
+        http.delete(f"/v1/sessions/{session}")
+    with reading(http, last_id) as again:
+        assert again.until("session", change="opened")[-1] == told
+
+
+async def test_memory_is_told_on_after_a_fault(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = SessionRegistry.memory
+    faults: list[Any] = [RuntimeError("a fault of the server")]
+
+    async def memory(registry: SessionRegistry) -> MemoryMap:
+        if faults:
+            raise faults.pop()
+        return await asked(registry)
+
+    monkeypatch.setattr(SessionRegistry, "memory", memory)
+    monkeypatch.setattr(streams, "MEMORY_INTERVAL_S", 0.01)
+    with services.events.reading(ALL) as channel:
+        events = services.events.events(ALL, channel, None, lambda: True)
+        while "memory" not in names(await anext(events)):
+            pass
+        assert not faults
+        await events.aclose()
