@@ -35,16 +35,20 @@ export function Chart({ data, series, format, steps, most, height, label }) {
         <text x=${LEFT - 6} y=${y(value) + 4} text-anchor="end">${format(value)}</text>`)}
       ${MINUTES.map((minute) => html`<path class="rule" d="M${x(60 * minute)} ${TOP}V${y(0)}" />
         <text x=${x(60 * minute)} y=${height - 6} text-anchor="middle">${minute === 0 ? "now" : `${minute} min`}</text>`)}
-      ${series.map((line, at) => drawn(line, pathOf(columns[at], (index) => x(times[index]), y, line.isStepped), x(times[0] ?? 0), y(0)))}
+      ${series.map((line, at) => drawn(line, pathOf(columns[at], (index) => x(times[index]), y, line.isStepped), y(0)))}
     </svg>`}
   </div>`;
 }
 
 /** One line, and the area under it. */
-const drawn = ({ token, fill, dash }, path, start, ground) => html`
-  ${fill && path && html`<path d="${path}V${ground}H${start}Z" style=${{ fill: `var(${token})`, fillOpacity: fill / 100 }} />`}
+const drawn = ({ token, fill, dash }, path, ground) => html`
+  ${fill && path && html`<path d=${areaOf(path, ground)} style=${{ fill: `var(${token})`, fillOpacity: fill / 100 }} />`}
   <path class="line" d=${path} stroke-dasharray=${dash} style=${{ stroke: `var(${token})` }} />
 `;
+
+/** Each part of a path that has gaps, down to the ground and back to where the part begins. */
+const areaOf = (path, ground) =>
+  path.split(/(?=M)/).map((part) => `${part}V${ground}H${part.slice(1, part.indexOf(" "))}Z`).join("");
 
 /** The largest of some lists of numbers; 0 if there is none. */
 export const peak = (...lists) => lists.reduce((most, list) => list.reduce((one, each) => Math.max(one, each ?? 0), most), 0);

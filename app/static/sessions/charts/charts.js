@@ -102,10 +102,24 @@ function QueueChart({ height }) {
   <//>`;
 }
 
+/** Samples come each second: when one is so late, nobody heard of those before it. */
+const GAP_S = 5;
+
 /** Columns for a chart: the seconds before now, then one list for each function of `reads`. A gap is null. */
 function columns(samples, reads) {
   const last = samples.at(-1)?.time ?? 0;
-  return [samples.map(({ time }) => time - last), ...reads.map((read) => samples.map(read))];
+  const [times, ...lists] = [[], ...reads.map(() => [])];
+  samples.forEach((sample, index) => {
+    const values = reads.map((read) => read(sample, index, samples));
+    if (index > 0 && sample.time - samples[index - 1].time > GAP_S) take(sample, reads.map(() => null));
+    take(sample, values);
+  });
+  return [times, ...lists];
+
+  function take({ time }, values) {
+    times.push(time - last);
+    values.forEach((value, at) => lists[at].push(value));
+  }
 }
 
 const used = (tier) => ({ view }) => view.data[tier].owned_bytes + view.data[tier].cached_bytes;

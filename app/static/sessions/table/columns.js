@@ -6,8 +6,7 @@ import { linkTo } from "../../state/route.js";
 import { stateWord } from "../../state/sessions.js";
 import { bytesIn, bytesOf, lookOf, tagsOf } from "../looks.js";
 
-const size = (count) => (count === 0 ? html`<span class="dim">0</span>` : bytes(count));
-const ms = (count) => (count > 0 ? milliseconds(count) : "0");
+const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
 /** `by` is what a column is sorted by; `width` is in pixels. */
 export const COLUMNS = [
@@ -30,7 +29,7 @@ function Tags({ view }) {
   return html`<span title=${tags.join("\n")}>${tags.map((tag) => html`<span class="tag">${tag}</span>`)}</span>`;
 }
 
-const Resume = (waited) => html`<span title=${waits(waited)}>${[waited.queue, waited.restore, waited.prefill].map(ms).join(" · ")}</span>`;
+const Resume = (waited) => html`<span title=${waits(waited)}>${[waited.queue, waited.restore, waited.prefill].map(milliseconds).join(" · ")}</span>`;
 
 function Expires({ at }) {
   if (at === null) return html`<span class="dim" title="not during a turn">–</span>`;
