@@ -122,6 +122,23 @@ def test_keys_are_told_by_a_question_mark(open_page: OpenPage, page_server: str,
     expect(help_dialog).to_be_hidden()
 
 
+def test_single_keys_can_be_switched_off(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    session = open_session(http)
+    page = open_page(f"{page_server}/#/sessions/{session}")
+    page.keyboard.press("?")
+    page.get_by_label("The keys ?, / and g work").uncheck()
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    for key in ("?", "g", "/"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert page.url.endswith(session)
+    page.get_by_role("button", name="Keyboard help").click()
+    page.get_by_label("The keys ?, / and g work").check()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_screen_of_sessions_is_accessible(
     open_page: OpenPage, page_server: str, http: httpx.Client, scheme: str

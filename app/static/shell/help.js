@@ -8,6 +8,9 @@ import { Dialog } from "./dialog.js";
 /** Whether the dialog is open. */
 export const helping = signal(false);
 
+/** Whether keys without Control or Alt do something: speech input and slips of the hand press them too. */
+const hasSingleKeys = signal(true);
+
 const KEYS = [
   [["?"], "open this help"],
   [["/"], "find a session by its id or a tag"],
@@ -28,13 +31,15 @@ export function Help() {
   const close = () => (helping.value = false);
   return html`<${Dialog} title="Keyboard" class="help" onClose=${close}>
     <dl>${KEYS.map(([keys, does]) => html`<dt>${keys.map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${does}</dd>`)}</dl>
+    <label class="check"><input type="checkbox" checked=${hasSingleKeys.value}
+      onChange=${(event) => (hasSingleKeys.value = event.target.checked)} />The keys ?, / and g work, in this tab</label>
     <div class="row"><button onClick=${close}>Close</button></div>
   <//>`;
 }
 
 /** Keys of the whole page; a key that is typed into a field is a letter. */
 function press(event) {
-  if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select, dialog[open], [contenteditable]")) return;
+  if (!hasSingleKeys.value || event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select, dialog[open], [contenteditable]")) return;
   if (event.key === "?") helping.value = true;
   else if (event.key === "g") go(HOME);
   else if (event.key === "/" && document.getElementById("search")) {
