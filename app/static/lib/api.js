@@ -1,14 +1,16 @@
 // Calls of the HTTP API. Each one takes the key from memory, and throws `ApiError` where the server refuses.
-import { key } from "../state/connection.js";
+import { key, whileKeyed } from "../state/connection.js";
 
-/** What the server refused, or that it is away: then `status` is 0. `param` names the field, if one was wrong. */
+/** What the server refused, or that it is away: then `status` is 0. `param` names the field, if one was wrong.
+ * `retryAfter` is in seconds, or null. */
 export class ApiError extends Error {
-  constructor(status, { message, code = null, param = null }) {
+  constructor(status, { message, code = null, param = null }, retryAfter = null) {
     super(message);
     this.name = "ApiError";
     this.status = status;
     this.code = code;
     this.param = param;
+    this.retryAfter = retryAfter;
   }
 }
 
@@ -18,11 +20,13 @@ export async function call(method, path, { body, query, signal } = {}) {
   return answer.status === 204 ? null : answer.json();
 }
 
-/** The bytes of an answer, as an ArrayBuffer, and its `Response`. */
+/** The `bytes` of an answer, as an ArrayBuffer. */
 export async function download(path, { query, signal } = {}) {
-  const answer = await request("GET", path, { query, signal });
-  return { bytes: await answer.arrayBuffer(), answer };
+  return { bytes: await (await open(path, { query, signal })).arrayBuffer() };
 }
+
+/** An answer whose body is still to come, as a `Response`. */
+export const open = (path, { query, signal } = {}) => request("GET", path, { query, signal });
 
 /** Send bytes; the parsed JSON of the answer. */
 export async function upload(method, path, bytes, { query, signal, type = "application/octet-stream" } = {}) {
@@ -30,15 +34,18 @@ export async function upload(method, path, bytes, { query, signal, type = "appli
   return answer.json();
 }
 
-/** Tell `onEvent({name, id, data})` of each server-sent event of an answer, until it ends. */
+/** Tell `onEvent({name, id, data})` of each server-sent event of an answer, until it ends. `onOpen` gets its
+ * `Response`. */
 export async function stream(method, path, { body, headers, signal, onOpen, onEvent }) {
   const answer = await request(method, path, { json: body, headers, signal });
-  onOpen?.();
+  onOpen?.(answer);
   await readEvents(answer.body, onEvent);
 }
 
+/** Ends with `signal`, and when another key is entered: what was asked for with the one before is not for that. */
 async function request(method, path, { json, bytes, type, query, headers = {}, signal }) {
-  const init = { method, signal, headers: { ...headers }, cache: "no-store" };
+  const ends = signal ? AbortSignal.any([signal, whileKeyed()]) : whileKeyed();
+  const init = { method, signal: ends, headers: { ...headers }, cache: "no-store" };
   if (key.value) init.headers.Authorization = `Bearer ${key.value}`;
   if (json !== undefined) {
     init.headers["Content-Type"] = "application/json";
@@ -55,7 +62,8 @@ async function request(method, path, { json, bytes, type, query, headers = {}, s
     throw new ApiError(0, { message: "The server is away.", code: "away" });
   }
   if (answer.ok) return answer;
-  throw new ApiError(answer.status, await refusal(answer));
+  const retryAfter = Number(answer.headers.get("Retry-After")) || null;
+  throw new ApiError(answer.status, await refusal(answer), retryAfter);
 }
 
 function address(path, query = {}) {

@@ -38,6 +38,14 @@ export const milliseconds = (count) => seconds(count / 1000);
 export const timeLeft = ({ expires_at: at }) =>
   at && `The pause ends by itself in ${seconds(Math.max(1, Math.floor(at - second.value)))}.`;
 
+const PLACES = {
+  device: "on the device", host: "in host memory", disk: "on disk",
+  to_host: "moves to the host", to_disk: "moves to the disk", to_device: "moves to the device",
+};
+
+/** Where KV is, of a session's `kv`. */
+export const place = ({ tier }) => (tier === null ? "nowhere" : PLACES[tier]);
+
 /** What a turn's first token waited for: `usage.resume_ms` of a session. */
 export const waits = ({ queue, restore, prefill }) =>
   `queue ${milliseconds(queue)}, restore ${milliseconds(restore)}, prefill ${milliseconds(prefill)}`;
@@ -56,3 +64,6 @@ export const ago = (time) => `${seconds(Math.max(0, second.value - time))} ago`;
 
 /** The part of an id by which people tell sessions apart. Ids begin with the time, so those of one moment look alike. */
 export const shortId = (id) => id.slice(-8);
+
+/** What a session's client calls it, else its id. */
+export const nameOf = ({ id, metadata }) => metadata.name || Object.values(metadata)[0] || shortId(id);

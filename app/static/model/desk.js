@@ -3,16 +3,19 @@ import { computed, effect, signal, untracked } from "@preact/signals";
 import { call } from "../lib/api.js";
 import { server } from "../state/connection.js";
 import { say } from "../state/notices.js";
+import { forgetWithKey } from "../state/per_key.js";
 import { sessionOf } from "../state/sessions.js";
 import { turnOf } from "../state/turns.js";
 import { FIRST_EDIT } from "./edits.js";
 import { makeLensMap } from "./lens_map.js";
 
 let last = null;
+forgetWithKey(() => (last = null));
 
-/** The desk of a session. What it knows stays until another session's is asked for. */
+/** The desk of a session. What it knows stays until another session's is asked for, or this one is gone: one of the same
+ * id has other signals. */
 export function deskOf(id) {
-  if (last?.id !== id) last = makeDesk(id);
+  if (last?.session !== sessionOf(id) || last.turn !== turnOf(id)) last = makeDesk(id);
   return last;
 }
 

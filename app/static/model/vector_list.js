@@ -1,13 +1,13 @@
 // The caller's named vectors.
-import { signal } from "@preact/signals";
 import { call, upload } from "../lib/api.js";
 import { writeVector } from "../lib/safetensors.js";
+import { perKey } from "../state/per_key.js";
 
 /** `{name, size, dtype, norm}`, by name; null before the first answer. */
-export const vectors = signal(null);
+export const vectors = perKey(null);
 
 /** Why the last try to read them failed, or null. */
-export const vectorsError = signal(null);
+export const vectorsError = perKey(null);
 
 export async function refreshVectors() {
   try {

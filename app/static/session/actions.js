@@ -1,21 +1,24 @@
 // What can be done with a session: its phase, forks, files, and its end.
 import { useSignal } from "@preact/signals";
-import { ApiError, call, download } from "../lib/api.js";
-import { bytes, counted } from "../lib/format.js";
+import { ApiError, call } from "../lib/api.js";
+import { bytes } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { CloseButton } from "../shell/close.js";
 import { Button, errorElse, isAbout, told, Wrong } from "../shell/controls.js";
-import { Confirm } from "../shell/dialog.js";
 import { DropZone, importFile } from "../shell/import.js";
 import { Failure, useAction } from "../shell/states.js";
 import { say } from "../state/notices.js";
-import { go, HOME, linkTo } from "../state/route.js";
-import { add, remove } from "../state/sessions.js";
+import { go, linkTo } from "../state/route.js";
+import { add } from "../state/sessions.js";
+import { exportSession } from "./export.js";
 
 export function Actions({ view }) {
   const { busy, error, act } = useAction();
+  const exporting = useAction();
   const back = useSignal("");
   const isTurning = view.state === "queued" || view.state === "running";
-  const why = isTurning ? `The session is ${view.state}: wait, or cancel the turn` : busy ? "One moment" : null;
+  const turns = isTurning ? `The session is ${view.state}: wait, or cancel the turn` : null;
+  const why = turns ?? (busy ? "One moment" : null);
   const button = (label, run, title) => html`<${Button} why=${why} title=${title} onClick=${() => act(run)}>${label}<//>`;
   return html`
     <section class="panel actions stack" aria-labelledby="actions">
@@ -30,10 +33,13 @@ export function Actions({ view }) {
       </div>
       <div class="row">
         ${button("Fork", () => fork(view), "Opens another session with the same history")}
-        ${button("Export", () => exportSession(view), "Downloads the session as a file, its KV included")}
+        <${Button} why=${turns ?? (exporting.busy ? "The export is under way" : null)}
+          title="Downloads the session as a file, its KV included"
+          onClick=${() => exporting.act(() => exportSession(view.id))}>Export<//>
         <${CloseButton} view=${view} />
       </div>
       <${Failure} error=${errorElse(error, ["resume_in_ms"])} />
+      <${Failure} error=${exporting.error} />
       <${Import} />
     </section>
   `;
@@ -63,11 +69,6 @@ async function fork({ id }) {
   go(linkTo(child.id));
 }
 
-async function exportSession({ id }) {
-  const { name, size } = await exportFile(id);
-  say(`${name} has ${bytes(size)}`);
-}
-
 function ReturnTime({ value, error }) {
   const wrong = isAbout(error, "resume_in_ms") ? error.message : null;
   return html`
@@ -76,33 +77,6 @@ function ReturnTime({ value, error }) {
       onInput=${(event) => (value.value = event.target.value)} /> s</label>
     <${Wrong} id="return" error=${wrong} />
   `;
-}
-
-export function CloseButton({ view }) {
-  const isAsking = useSignal(false);
-  return html`
-    <button class="danger" onClick=${() => (isAsking.value = true)}>Close</button>
-    ${isAsking.value && html`<${Confirm} title="Close this session?" action="Close the session"
-      run=${() => close(view.id)} onClose=${() => (isAsking.value = false)}>
-      Its ${counted(view.tokens, "token")} and their KV are gone then. Export it first if you want to keep them.
-    <//>`}
-  `;
-}
-
-async function close(id) {
-  await call("DELETE", `/v1/sessions/${id}`);
-  go(HOME);
-  remove(id);
-}
-
-/** Save a session's file where the browser puts downloads; its name, and its size in bytes. */
-async function exportFile(id) {
-  const { bytes } = await download(`/v1/sessions/${id}/export`);
-  const name = `${id}.safetensors`;
-  const address = URL.createObjectURL(new Blob([bytes], { type: "application/octet-stream" }));
-  Object.assign(document.createElement("a"), { href: address, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 60_000); // the browser may still read it
-  return { name, size: bytes.byteLength };
 }
 
 function Import() {

@@ -5,7 +5,7 @@ import { call } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { Button } from "../shell/controls.js";
 import { Failure, Loading, useAction } from "../shell/states.js";
-import { happeningsOf } from "../state/happenings.js";
+import { happeningsOf, isSeen, lastOf } from "../state/happenings.js";
 import { linkTo } from "../state/route.js";
 
 export function Breakpoints({ view }) {
@@ -18,7 +18,7 @@ export function Breakpoints({ view }) {
     await call("DELETE", address);
     armed.value = (await call("GET", path)).data;
   });
-  const happened = happeningsOf(view.id).value.filter(({ name }) => name !== "session").length;
+  const happened = lastOf(happeningsOf(view.id).value, (each) => each.name !== "session" || isSeen(each));
   useEffect(() => void load(), [happened]); // one that acts once goes when it has
   return html`
     <section class="panel stack" aria-labelledby="breakpoints">

@@ -2,7 +2,7 @@
 import { html } from "../lib/html.js";
 import { Button, errorElse, isAbout, told, Wrong } from "../shell/controls.js";
 import { Failure, useAction } from "../shell/states.js";
-import { cancel, generate, resume, turnOf } from "../state/turns.js";
+import { cancel, generate, resume, turnOf, whyNoTurn } from "../state/turns.js";
 import { bodyOf, draftOf, FIELDS } from "./draft.js";
 import { Settings } from "./settings.js";
 
@@ -80,16 +80,16 @@ function Controls({ view, running }) {
   const { error, act } = useAction();
   const busy = running || view.state === "running" || view.state === "queued";
   const paused = view.state === "paused" && !running;
-  const unpaused = paused ? null : "The session is not paused";
+  const unpaused = paused ? whyNoTurn.value : "The session is not paused";
   const why = busy ? "A turn is running" : paused ? "The turn is paused: resume or cancel it first" : null;
   return html`
     <div class="row">
-      <${Button} type="submit" class="primary" why=${why} title="Ctrl+Enter">Send<//>
+      <${Button} type="submit" class="primary" why=${why ?? whyNoTurn.value} title="Ctrl+Enter">Send<//>
       <${Button} why=${unpaused} onClick=${() => resume(view.id)}>Resume to the next breakpoint<//>
       <${Button} why=${unpaused} onClick=${() => resume(view.id, "end")}>Resume to the end<//>
       <${Button} class="danger" why=${why === null ? "No turn is running" : null}
         onClick=${() => act(() => cancel(view.id))}>Cancel the turn<//>
-      <span class="dim">${why}</span>
+      <span class="dim">${why ?? whyNoTurn.value}</span>
     </div>
     <${Failure} error=${error} />
   `;

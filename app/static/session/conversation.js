@@ -6,7 +6,7 @@ import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Confirm } from "../shell/dialog.js";
 import { Failure, Loading } from "../shell/states.js";
-import { happeningsOf } from "../state/happenings.js";
+import { happeningsOf, isSeen, lastOf } from "../state/happenings.js";
 import { historyOf, isIn, loadHistory, marksOf } from "../state/history.js";
 import { TokenWindow } from "./token_window.js";
 import { turnOf } from "../state/turns.js";
@@ -39,16 +39,17 @@ export function Conversation({ view }) {
 /** Asks for the history where it is not the one that the view tells of. While this page runs the turn, its tokens come
  * by themselves. */
 function useFreshHistory(view, tokens) {
-  const ends = happeningsOf(view.id).value.filter(isEnd).length;
+  const end = lastOf(happeningsOf(view.id).value, isEnd);
   const own = turnOf(view.id).value.running;
   const isMoving = view.state === "queued" || view.state === "running";
-  useEffect(() => void ((own && tokens !== null) || loadHistory(view.id)), [ends]);
+  useEffect(() => void ((own && tokens !== null) || loadHistory(view.id)), [end]);
   useEffect(() => {
     if (!own && !isMoving && tokens !== null && tokens.length !== view.tokens) loadHistory(view.id);
   }, [view.tokens, isMoving]);
 }
 
-const isEnd = ({ name, data }) => name === "pause" || (name === "turn" && data.status !== "begun");
+const isEnd = (happening) =>
+  isSeen(happening) || happening.name === "pause" || (happening.name === "turn" && happening.data.status !== "begun");
 
 function Legend({ marks }) {
   const known = ["generated", "cached", "recomputed"].filter((name) => marks[name].some(([first, end]) => end > first));

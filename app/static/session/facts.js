@@ -1,8 +1,7 @@
 // The figures of a session.
 import { second } from "../lib/clock.js";
-import { ago, bytes, counted, number, seconds, waits } from "../lib/format.js";
+import { ago, bytes, counted, number, place, seconds, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { place } from "./happened.js";
 
 const TIERS = ["device", "host", "disk"];
 
@@ -48,5 +47,5 @@ function Held({ kv }) {
 
 function closes(time) {
   if (time === null) return "not during a turn";
-  return `in ${seconds(Math.max(0, time - Date.now() / 1000))} without a turn`;
+  return `in ${seconds(Math.max(0, time - second.value))} without a turn`;
 }

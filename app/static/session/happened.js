@@ -1,9 +1,10 @@
 // Reads what has happened to a session: as lanes of a timeline, and in words.
-import { bytes, counted, milliseconds, number } from "../lib/format.js";
+import { isSeen } from "../state/happenings.js";
+import { bytes, counted, milliseconds, number, place } from "../lib/format.js";
 
 /** `{state, phase, tier, turns, pauses}`. The first three are spans `{from, to, value, bytes}`, one after the other; times
  * are Unix seconds, and the last span of each ends `now`. A turn is `{from, to, status, reason, usage, waits}`: `to` is
- * null while it runs, `waits` is the session's `resume_ms`. A pause is `{time, layer}`. */
+ * null while it runs, `waits` is what it waited for, in milliseconds, as soon as it is over. A pause is `{time, layer}`. */
 export function lanesOf(happenings, now) {
   const lanes = { state: [], phase: [], tier: [], turns: [], pauses: [] };
   for (const happening of happenings) TAKE[happening.name]?.(lanes, happening);
@@ -12,26 +13,33 @@ export function lanesOf(happenings, now) {
 }
 
 const TAKE = {
-  session({ state, phase, tier, turns }, { time, data: { session } }) {
+  session({ state, phase, tier, turns }, happening) {
+    const { time, data: { session } } = happening;
     extend(state, time, session.state);
     extend(phase, time, session.phase);
     extend(tier, time, session.kv.tier ?? "none", session.kv);
-    const last = turns.at(-1);
-    if (last && last.to !== null && last.waits === null) last.waits = session.usage.resume_ms;
+    if (isSeen(happening) && session.state === "idle") endUnseen(turns, time);
   },
   turn({ turns }, { time, data }) {
     if (data.status === "begun") {
+      endUnseen(turns, time);
       turns.push({ from: time, to: null, status: "running", reason: null, usage: null, waits: null });
       return;
     }
     const last = turns.at(-1);
     if (last?.to !== null) return; // it had begun before anybody looked
-    Object.assign(last, { to: time, status: data.status, reason: data.finish_reason ?? data.code, usage: data.usage });
+    Object.assign(last, { to: time, status: data.status, reason: data.finish_reason ?? data.code, usage: data.usage, waits: data.resume_ms });
   },
   pause({ pauses }, { time, data }) {
     pauses.push({ time, layer: data.checkpoint.layer });
   },
 };
+
+/** The end of a turn was told while the page did not hear. */
+function endUnseen(turns, time) {
+  const last = turns.at(-1);
+  if (last?.to === null) Object.assign(last, { to: time, status: "unseen", reason: "ended unseen" });
+}
 
 function extend(lane, time, value, kv = null) {
   const last = lane.at(-1);
@@ -80,14 +88,6 @@ function changes(before, after) {
   if (before.usage.restores < after.usage.restores) said.push(["Restored", restored(before.usage, after.usage)]);
   return said;
 }
-
-const PLACES = {
-  device: "on the device", host: "in host memory", disk: "on disk",
-  to_host: "moves to the host", to_disk: "moves to the disk", to_device: "moves to the device",
-};
-
-/** Where KV is, in words. */
-export const place = ({ tier }) => (tier === null ? "nowhere" : PLACES[tier]);
 
 /** Bytes of the copy that `tier` means; one on its way still counts where it comes from. */
 export function bytesThere({ tier, device_bytes, host_bytes, disk_bytes }) {

@@ -1,16 +1,16 @@
 // The screen of one session: its parts, which session it is, and what must not be overlooked.
-import { number, shortId, timeLeft } from "../lib/format.js";
+import { number, place, shortId, timeLeft } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { CloseButton } from "../shell/close.js";
 import { server } from "../state/connection.js";
 import { linkTo } from "../state/route.js";
 import { sessionOf, stateWord } from "../state/sessions.js";
-import { Actions, CloseButton } from "./actions.js";
+import { Actions } from "./actions.js";
 import { Breakpoints } from "./breakpoints.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { Facts } from "./facts.js";
 import { Forks } from "./forks.js";
-import { place } from "./happened.js";
 import { historyOf } from "../state/history.js";
 import { Timeline } from "./timeline.js";
 

@@ -1,11 +1,11 @@
 // What happened to a session over time: lanes, what its turns waited for, and all of it as a table.
 import { useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
-import { second } from "../lib/clock.js";
-import { bytes, counted, milliseconds, seconds } from "../lib/format.js";
+import { second, serverTime } from "../lib/clock.js";
+import { bytes, counted, milliseconds, place, seconds } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { happeningsOf } from "../state/happenings.js";
-import { bytesThere, lanesOf, place, rowsOf } from "./happened.js";
+import { bytesThere, lanesOf, rowsOf } from "./happened.js";
 
 /** What can be looked at, in seconds; null is all. */
 const RANGES = [["Everything known", null], ["Last 10 minutes", 600], ["Last minute", 60]];
@@ -14,7 +14,7 @@ const SHORTEST_S = 5;
 export function Timeline({ view }) {
   void second.value; // time goes on
   const range = useSignal(null);
-  const now = Date.now() / 1000;
+  const now = serverTime();
   const happenings = happeningsOf(view.id).value;
   const lanes = lanesOf(happenings, now);
   const table = useMemo(() => html`<${EventTable} rows=${rowsOf(happenings)} />`, [happenings]);

@@ -1,5 +1,6 @@
 // Which sessions the screen shows, in which order, and how many have each value. It is about this tab only.
 import { batch, effect, signal, untracked } from "@preact/signals";
+import { perKey } from "../state/per_key.js";
 import { all, revision } from "../state/sessions.js";
 import { bytesIn, bytesOf, placeOf, tagsOf } from "./looks.js";
 
@@ -11,9 +12,9 @@ export const FACETS = [
 ];
 const NONE = { state: [], phase: [], tier: [] };
 
-export const text = signal("");
+export const text = perKey("");
 /** The chosen values by facet. */
-export const chosen = signal(NONE);
+export const chosen = perKey(NONE);
 /** `by` is a key of `ORDERS`. */
 export const order = signal({ by: "created", down: true });
 
@@ -60,11 +61,11 @@ const wordsOf = (typed) => typed.toLowerCase().split(/\s+/).filter(Boolean);
 const INTERVAL_MS = 400;
 
 /** Ids in the table's order. */
-export const listed = signal([]);
+export const listed = perKey([]);
 /** `{facet: {value: count}}`: how many sessions would be left with this value, given what the other facets say. */
-export const counts = signal({});
+export const counts = perKey({});
 /** The ids that pass; null if nothing is filtered. */
-export const passing = signal(null);
+export const passing = perKey(null);
 
 let timer = null;
 

@@ -9,7 +9,6 @@ import { Charts } from "./charts/charts.js";
 import { keepListing } from "./listing.js";
 import { CreateDialog } from "./open/create.js";
 import { importAll, Imports } from "./open/import.js";
-import { CloseDialog } from "./table/row.js";
 import { Table } from "./table/table.js";
 import { Toolbar } from "./toolbar.js";
 
@@ -20,7 +19,7 @@ export function SessionsScreen() {
     <div class="overview"><${Board} /><${Charts} /></div>
     <${Table} />
     <${Tenants} />
-    <${DropZone} take=${importAll} /><${CreateDialog} /><${CloseDialog} />
+    <${DropZone} take=${importAll} /><${CreateDialog} />
   </div>`;
 }
 

@@ -1,15 +1,18 @@
 // The frame around every screen.
 import { useEffect, useRef } from "preact/hooks";
+import { shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { ModelScreen } from "../model/screen.js";
 import { SessionScreen } from "../session/screen.js";
 import { SessionsScreen } from "../sessions/screen.js";
-import { connection, key } from "../state/connection.js";
+import { connection, enterKey, key } from "../state/connection.js";
 import { dismiss, notices } from "../state/notices.js";
 import { route } from "../state/route.js";
 import { ids, known, sessionOf } from "../state/sessions.js";
+import { CloseDialog } from "./close.js";
 import { Header } from "./header.js";
 import { Help } from "./help.js";
+import { keepPage } from "./import.js";
 import { Empty } from "./states.js";
 
 export function App() {
@@ -18,14 +21,22 @@ export function App() {
     // What had the focus may have gone with the screen before.
     if (place.current && document.activeElement === document.body) document.getElementById("main").focus();
     place.current = route.value;
+    document.title = titleOf(route.value);
   }, [route.value]);
+  useEffect(keepPage, []);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <${Header} />
     <main id="main" tabindex="-1"><${Screen} /></main>
     <${Notices} />
+    <${CloseDialog} />
     <${Help} />
   `;
+}
+
+function titleOf({ screen, id, part }) {
+  if (screen !== "sessions" || id === null) return "Sessions · Djinn";
+  return `${part === "model" ? "Inside the model" : "Session"} ${shortId(id)} · Djinn`;
 }
 
 function Screen() {
@@ -54,7 +65,7 @@ function skip(event) {
 function KeyForm() {
   const use = (event) => {
     event.preventDefault();
-    key.value = new FormData(event.target).get("key").trim();
+    enterKey(new FormData(event.target).get("key").trim());
   };
   return html`
     <section class="empty">

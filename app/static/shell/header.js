@@ -1,7 +1,7 @@
 // Which server this is, whether it is heard, and where one is on the page.
 import { counted, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { connection, key, server } from "../state/connection.js";
+import { connection, enterKey, key, server } from "../state/connection.js";
 import { memory } from "../state/memory.js";
 import { HOME, linkTo, route } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
@@ -15,7 +15,7 @@ export function Header() {
       <nav aria-label="Screens"><${Places} /></nav>
       <${Figures} />
       <${Connection} />
-      ${key.value && html`<button class="quiet" onClick=${() => (key.value = "")}>Forget the key</button>`}
+      ${key.value && html`<button class="quiet" onClick=${() => enterKey("")}>Forget the key</button>`}
       <button class="quiet" onClick=${nextTheme}>Theme: ${theme.value}</button>
       <button class="quiet" aria-label="Keyboard help" aria-keyshortcuts="?" title="Keyboard help (?)" onClick=${() => (helping.value = true)}>?</button>
     </header>

@@ -21,6 +21,12 @@ export function DropZone({ take }) {
   return html`<div class="drop-zone ${isOver.value ? "over" : ""}" aria-hidden="true">Drop the file to import its session</div>`;
 }
 
+/** A file that is dropped where no `DropZone` is drawn must not take the place of the page either. Until the function that
+ * this answers is called. */
+export const keepPage = () => listen({ dragover: hold, drop: hold });
+
+const hold = (event) => hasFiles(event) && event.preventDefault();
+
 function listen(listeners) {
   for (const [name, listener] of Object.entries(listeners)) addEventListener(name, listener);
   return () => {

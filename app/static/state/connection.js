@@ -1,5 +1,5 @@
 // Whether the page hears from the server, and with which key.
-import { signal } from "@preact/signals";
+import { batch, signal } from "@preact/signals";
 
 /** `state` is `connecting`, `live`, `away` (it will be tried again), `key` (one is needed, or it is wrong) or `refused`
  * (the server will not tell). `message` is for people. */
@@ -9,3 +9,19 @@ export const connection = signal({ state: "connecting", message: "Connecting" })
 export const server = signal(null);
 
 export const key = signal("");
+/** Counts the keys that were entered: the same one once more is another try. */
+export const entered = signal(0);
+
+let reign = new AbortController();
+/** A signal that is aborted when another key is entered. */
+export const whileKeyed = () => reign.signal;
+
+/** Use this key from now on. What is under way with the key before ends. */
+export function enterKey(text) {
+  reign.abort();
+  reign = new AbortController();
+  batch(() => {
+    key.value = text;
+    entered.value += 1;
+  });
+}

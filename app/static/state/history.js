@@ -1,6 +1,8 @@
 // The tokens of each session as the server last told them, and what is known of each.
 import { call } from "../lib/api.js";
+import { isSeen } from "./happenings.js";
 import { perSession } from "./per_session.js";
+import { sessionOf } from "./sessions.js";
 
 /** The signal of a session's history: `{tokens, error}`. `tokens` is null before the first answer; `error` is that of
  * the last call. A token is `{id, text, special}` and stands at its index. */
@@ -10,6 +12,7 @@ const lastCall = perSession(null);
 
 /** Ask for it again. Of two calls under way the later one counts. */
 export async function loadHistory(id) {
+  if (sessionOf(id).peek() === null) return;
   const [history, last, mine] = [historyOf(id), lastCall(id), {}];
   last.value = mine;
   try {
@@ -28,21 +31,27 @@ const tokensOf = ({ token_ids, pieces }) =>
 
 /** `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of `paused`, the usage of a
  * turn that this page has begun and that is paused, else of `lastTurn`, that of the last turn that is over; both may be
- * null. What earlier turns generated is known of those that happened before the eyes of the page. `length` is how many
+ * null. What earlier turns generated is known of those that happened before the eyes of the page, and of the last one when
+ * it saw the session anew. `length` is how many
  * tokens the history has now. */
 export function marksOf(happenings, lastTurn, paused, length) {
   const marks = { generated: [], cached: [], recomputed: [] };
-  if (lastTurn !== null && !happenings.some(isFinished)) addTurn(marks, lastTurn);
-  for (const { name, data } of happenings) {
-    if (name === "session") cut(marks.generated, data.session.tokens);
-    else if (isFinished({ name, data })) addTurn(marks, data.usage);
+  if (lastTurn !== null && !happenings.some(turnIn)) addTurn(marks, lastTurn);
+  for (const happening of happenings) {
+    if (happening.name === "session") cut(marks.generated, happening.data.session.tokens);
+    const turn = turnIn(happening);
+    if (turn) addTurn(marks, turn);
   }
   if (paused !== null) addTurn(marks, paused);
   for (const runs of Object.values(marks)) cut(runs, length);
   return marks;
 }
 
-const isFinished = ({ name, data }) => name === "turn" && data.status === "finished";
+/** The usage of the turn that a happening tells of as over, if it does. */
+function turnIn(happening) {
+  if (isSeen(happening)) return happening.data.session.usage.last_turn;
+  return happening.name === "turn" && happening.data.status === "finished" ? happening.data.usage : null;
+}
 
 function addTurn(marks, { prompt_tokens, cached_tokens, completion_tokens, tokens_recomputed }) {
   cut(marks.generated, prompt_tokens);

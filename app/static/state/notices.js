@@ -1,13 +1,14 @@
 // Short messages for people: what a button has done, or why it could not.
-import { signal } from "@preact/signals";
+import { perKey } from "./per_key.js";
 
 const SHOWN_MS = 6000;
 let last = 0;
 
 /** `{id, kind, text}`, oldest first. `kind` is `done` or `error`; errors stay until they are closed. */
-export const notices = signal([]);
+export const notices = perKey([]);
 
 export function say(text, kind = "done") {
+  if (kind === "error" && notices.value.some((each) => each.text === text)) return; // it is still there
   const id = (last += 1);
   notices.value = [...notices.value.slice(-3), { id, kind, text }];
   if (kind === "done") setTimeout(() => dismiss(id), SHOWN_MS);

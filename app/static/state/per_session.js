@@ -1,5 +1,6 @@
 // Signals of each session, which are forgotten with it.
 import { signal } from "@preact/signals";
+import { forgetWithKey } from "./per_key.js";
 
 const stores = [];
 
@@ -7,6 +8,7 @@ const stores = [];
 export function perSession(initial) {
   const signals = new Map();
   stores.push(signals);
+  forgetWithKey(() => signals.clear());
   return (id) => {
     if (!signals.has(id)) signals.set(id, signal(initial));
     return signals.get(id);

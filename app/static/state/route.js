@@ -1,8 +1,17 @@
 // Which screen is open. It is in the address after `#`, so that the browser's buttons and links work.
 import { signal } from "@preact/signals";
 
+/** The part as it is where it is no escaped text. */
+function decode(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 const read = () => {
-  const [screen = "", id = null, part = null] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [screen = "", id = null, part = null] = location.hash.replace(/^#\/?/, "").split("/").map(decode);
   return { screen, id, part };
 };
 

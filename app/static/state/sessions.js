@@ -1,21 +1,35 @@
 // Every session that the caller may see, as the live stream tells of them.
 import { batch, signal } from "@preact/signals";
 import { connection } from "./connection.js";
+import { forgetWithKey, perKey } from "./per_key.js";
 import { forget } from "./per_session.js";
 
 /** Ids, oldest first. */
-export const ids = signal([]);
+export const ids = perKey([]);
 /** Whether a first snapshot has come. */
-export const known = signal(false);
+export const known = perKey(false);
 /** Counts the changes to any session, for those who show many of them. */
 export const revision = signal(0);
 const views = new Map();
+const NONE = signal(null);
+
+/** The last ids that are gone: an answer with a view may come after the news of its end. */
+const gone = new Set();
+const GONE_KEPT = 1000;
+
+forgetWithKey(() => {
+  replaceAll([]);
+  known.value = false;
+  gone.clear();
+});
 
 /** The signal of a session's view: null if there is none of that id. A part of the page that shows one session reads
- * its signal, so news of others cost it nothing. */
+ * its signal, so news of others cost it nothing. One that asks for a session that is not there is told of any that
+ * opens. */
 export function sessionOf(id) {
-  if (!views.has(id)) views.set(id, signal(null));
-  return views.get(id);
+  const view = views.get(id);
+  if (view === undefined) void ids.value;
+  return view ?? NONE;
 }
 
 /** All views now, oldest first. */
@@ -28,47 +42,59 @@ export const stateWord = ({ state }) => (connection.value.state === "away" ? `wa
 export function replaceAll(found) {
   batch(() => {
     const fresh = new Set(found.map((view) => view.id));
-    for (const [id, view] of views) {
-      if (fresh.has(id)) continue;
-      view.value = null;
-      forget(id);
-    }
-    for (const view of found) sessionOf(view.id).value = view;
+    for (const id of [...views.keys()]) if (!fresh.has(id)) drop(id);
+    for (const view of found) set(view);
     ids.value = found.map((view) => view.id);
     known.value = true;
     revision.value = revision.peek() + 1;
   });
 }
 
-/** None is known any more: another key is told of others. */
-export function forgetAll() {
-  replaceAll([]);
-  known.value = false;
-}
-
 /** What a call of this page has opened. The live stream may have told of it before, and of what came after: it knows
  * better. */
 export function add(view) {
-  if (sessionOf(view.id).value === null) put(view);
+  if (!views.has(view.id) && !gone.has(view.id)) put(view);
 }
 
 /** A session that has opened or changed. */
 export function put(view) {
   batch(() => {
-    const isNew = sessionOf(view.id).value === null;
-    sessionOf(view.id).value = view;
-    if (isNew) ids.value = [...ids.value, view.id];
+    if (!views.has(view.id)) ids.value = [...ids.value, view.id];
+    set(view);
+    revision.value = revision.peek() + 1;
+  });
+}
+
+/** How many tokens sessions have by now: an object by id. */
+export function grow(tokens) {
+  batch(() => {
+    for (const [id, count] of Object.entries(tokens)) {
+      const view = views.get(id);
+      if (view) view.value = { ...view.peek(), tokens: count };
+    }
     revision.value = revision.peek() + 1;
   });
 }
 
 /** A session that is gone. */
 export function remove(id) {
-  if (!views.get(id)?.value) return;
+  gone.add(id);
+  if (gone.size > GONE_KEPT) gone.delete(gone.values().next().value);
+  if (!views.has(id)) return;
   batch(() => {
-    views.get(id).value = null;
-    forget(id);
+    drop(id);
     ids.value = ids.value.filter((each) => each !== id);
     revision.value = revision.peek() + 1;
   });
+}
+
+function set(view) {
+  if (views.has(view.id)) views.get(view.id).value = view;
+  else views.set(view.id, signal(view));
+}
+
+function drop(id) {
+  views.get(id).value = null;
+  views.delete(id);
+  forget(id);
 }

@@ -1,4 +1,5 @@
 // The turn that this page runs in each session. It goes on while another screen is open.
+import { computed, signal } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
 import { historyOf, loadHistory } from "./history.js";
 import { perSession } from "./per_session.js";
@@ -10,6 +11,14 @@ const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], er
  * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, and `usage` what the turn has cost
  * so far where it is paused. */
 export const turnOf = perSession(AT_REST);
+
+/** Most turns of this tab at once. Each has a connection for as long as it runs, and a browser has six for a server: two
+ * are for the other calls, one is the live stream's. */
+const MOST = 3;
+const under = signal(0);
+
+/** Why this tab can begin or resume no turn now, or null. */
+export const whyNoTurn = computed(() => (under.value < MOST ? null : `This tab runs ${MOST} turns, the most it can: wait for the end of one`));
 
 /** Start a turn with a body of `generate`. `sent` is its text for people. True if it has ended or paused well. */
 export const generate = (id, body, sent = "") => run(id, "generate", body, sent);
@@ -23,6 +32,12 @@ export const cancel = (id) => call("POST", `/v1/sessions/${id}/cancel`);
 
 async function run(id, verb, body, sent, onPiece) {
   const turn = turnOf(id);
+  const error = whyNoTurn.peek() && new ApiError(0, { message: whyNoTurn.peek() });
+  if (error) {
+    turn.value = { ...turn.peek(), error };
+    return false;
+  }
+  under.value += 1;
   turn.value = { ...AT_REST, running: true, verb, sent, text: verb === "resume" ? turn.peek().text : "" };
   const drawn = drawing(turn);
   let rest;
@@ -32,9 +47,10 @@ async function run(id, verb, body, sent, onPiece) {
   } catch (error) {
     rest = { error: error instanceof ApiError ? error : AWAY };
   }
+  under.value -= 1;
   drawn.stop();
   // The history takes the place of the pieces where it is on the screen.
-  if (historyOf(id).peek().tokens !== null && sessionOf(id).peek() !== null) await loadHistory(id);
+  if (sessionOf(id).peek() !== null && historyOf(id).peek().tokens !== null) await loadHistory(id);
   turn.value = { ...AT_REST, verb, text: turn.peek().text, ...rest };
   return !rest.error;
 }

@@ -71,12 +71,45 @@ def test_a_fork_opens_beside_its_origin(on: OnSession) -> None:
 def test_an_export_is_the_files_content(on: OnSession, tmp_path: Path) -> None:
     on.generate()
     page = on.open()
+    page.evaluate("delete window.showSaveFilePicker")
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Export", exact=True).click()
     assert waiting.value.suggested_filename == f"{on.id}.safetensors"
     waiting.value.save_as(tmp_path / "session")
     imported = on.api.post("/v1/sessions/import", content=(tmp_path / "session").read_bytes()).raise_for_status().json()
     assert on.api.get(f"/v1/sessions/{imported['id']}/history").json() == on.history()
+
+
+PICK = """() => {
+    window.showSaveFilePicker = async ({ suggestedName }) =>
+        (await navigator.storage.getDirectory()).getFileHandle(suggestedName, { create: true });
+}"""
+SAVED = """async (name) => {
+    const file = await (await (await navigator.storage.getDirectory()).getFileHandle(name)).getFile();
+    return [...new Uint8Array(await file.arrayBuffer())];
+}"""
+
+
+def test_an_export_goes_straight_to_a_chosen_file(on: OnSession) -> None:
+    on.generate()
+    page = on.open()
+    page.evaluate(PICK)
+    page.get_by_role("button", name="Export", exact=True).click()
+    expect(page.get_by_role("list", name="Messages")).to_contain_text(f"{on.id}.safetensors has ")
+    content = bytes(page.evaluate(SAVED, f"{on.id}.safetensors"))
+    imported = on.api.post("/v1/sessions/import", content=content).raise_for_status().json()
+    assert on.api.get(f"/v1/sessions/{imported['id']}/history").json() == on.history()
+
+
+def test_only_the_export_waits_for_itself(on: OnSession) -> None:
+    on.generate()
+    page = on.open()
+    page.route("**/export", lambda route: None)  # no answer
+    page.evaluate(PICK)
+    page.get_by_role("button", name="Export", exact=True).click()
+    expect(page.get_by_role("button", name="Export", exact=True)).to_be_disabled()
+    page.get_by_role("button", name="Park").click()
+    on.wait_until(phase="io_wait")
 
 
 def test_a_dropped_file_opens_a_session(on: OnSession) -> None:

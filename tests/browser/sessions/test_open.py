@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 
 import httpx
 import pytest
-from playwright.sync_api import FilePayload, Page, expect
+from playwright.sync_api import FilePayload, Page, Route, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import open_session
@@ -61,6 +62,26 @@ def test_a_refused_session_says_so_and_keeps_the_text(
     form.get_by_role("button", name="Cancel").click()
     expect(form).to_be_hidden()
     assert http.get("/v1/sessions").json()["data"] == []
+
+
+def test_a_session_that_is_closed_before_its_answer_comes_is_not_there(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    page = open_page(page_server)
+    expect(page.get_by_role("main")).to_contain_text("No session is open.")
+
+    def answer_late(route: Route) -> None:
+        answer = route.fetch()
+        http.delete(f"/v1/sessions/{answer.json()['id']}").raise_for_status()
+        time.sleep(1)  # the page hears of the end
+        route.fulfill(response=answer)
+
+    page.route("**/v1/sessions", answer_late)
+    page.get_by_role("button", name="New session").click()
+    page.get_by_role("button", name="Open the session").click()
+    expect(page.get_by_role("heading", name="There is no such session")).to_be_visible()
+    page.get_by_role("link", name="Sessions", exact=True).click()
+    expect(page.get_by_role("main")).to_contain_text("No session is open.")
 
 
 def test_an_exported_file_is_dropped_into_another_servers_page(

@@ -1,8 +1,9 @@
 // A session on the board: a button in each lane where it has KV, as large as its bytes there, and what its tooltip says.
-import { signal, useComputed } from "@preact/signals";
+import { useComputed } from "@preact/signals";
 import { now } from "../../lib/clock.js";
-import { bytes, counted, seconds, shortId, waits } from "../../lib/format.js";
+import { bytes, counted, nameOf, place, seconds, waits } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
+import { perKey } from "../../state/per_key.js";
 import { sessionOf } from "../../state/sessions.js";
 import { passing } from "../listing.js";
 import { bytesIn, lookOf, tagsOf, TIERS } from "../looks.js";
@@ -45,9 +46,6 @@ function Spot({ view, tier, place, isCopy, glides, passes }) {
   >${look.glyph}${place.width >= NAME_WIDTH ? ` ${nameOf(view)}` : ""}</button>`;
 }
 
-/** What its client calls it, else its id. */
-export const nameOf = (view) => view.metadata.name ?? Object.values(view.metadata)[0] ?? shortId(view.id);
-
 /** What a tooltip shows, as lines of a title and a text. */
 function linesOf(view, tier) {
   const copies = TIERS.filter((each) => each !== tier && bytesIn(view, each) > 0);
@@ -58,7 +56,7 @@ function linesOf(view, tier) {
     ["Doing", `${lookOf(view).word}: ${lookOf(view).means}`],
     ...(view.returns_at === null ? [] : [["Returns", returnOf(view)]]),
     ["Tokens", counted(view.tokens, "token")],
-    [tierWords(view), `${bytes(bytesIn(view, tier))} on the ${tier}`],
+    ["KV", `${bytes(bytesIn(view, tier))} on the ${tier}${view.kv.tier?.startsWith("to_") ? `, ${place(view.kv)}` : ""}`],
     ...copies.map((each) => ["Copy", `${bytes(bytesIn(view, each))} on the ${each}`]),
     ["Last resume", waits(view.usage.resume_ms)],
   ];
@@ -70,8 +68,6 @@ function returnOf({ returns_at: at }) {
   return left > 0 ? `in ${seconds(left)}` : `${seconds(-left)} late`;
 }
 
-const tierWords = ({ kv }) => (kv.tier?.startsWith("to_") ? `KV, moving to the ${kv.tier.slice(3)}` : "KV");
-
 const sayAll = (view, tier, isCopy) =>
   [
     `${nameOf(view)}, ${lookOf(view).word}`,
@@ -82,7 +78,7 @@ const sayAll = (view, tier, isCopy) =>
 
 const WIDTH = 340;
 /** `{id, tier, x, y, below}`: what is pointed at, and where in the board; null: nothing. */
-const pointed = signal(null);
+const pointed = perKey(null);
 
 /** Point at a cell of this board, or at none. */
 export function pointAt(cell, board) {

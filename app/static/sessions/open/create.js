@@ -1,14 +1,14 @@
 // Opens a new session, with labels if one likes.
-import { signal } from "@preact/signals";
 import { call } from "../../lib/api.js";
 import { html } from "../../lib/html.js";
 import { Dialog } from "../../shell/dialog.js";
 import { Failure, useAction } from "../../shell/states.js";
+import { perKey } from "../../state/per_key.js";
 import { go, linkTo } from "../../state/route.js";
 import { add } from "../../state/sessions.js";
 
 /** Whether the form is open. */
-export const creating = signal(false);
+export const creating = perKey(false);
 const leave = () => (creating.value = false);
 
 export const CreateDialog = () => creating.value && html`<${Dialog} title="New session" onClose=${leave}><${Form} /><//>`;

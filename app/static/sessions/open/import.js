@@ -1,13 +1,13 @@
 // What becomes of each file that is dropped on the screen of all sessions, or chosen there.
-import { signal } from "@preact/signals";
 import { useRef } from "preact/hooks";
 import { bytes, shortId } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { importFile } from "../../shell/import.js";
+import { perKey } from "../../state/per_key.js";
 import { linkTo } from "../../state/route.js";
 
 /** `{id, name, size, state, ...}` of each file: `state` is `sending`, `done` with a `view`, or `failed` with an `error`. */
-const imports = signal([]);
+const imports = perKey([]);
 let last = 0;
 
 export function ImportButton() {
@@ -44,7 +44,7 @@ const isWithoutKV = ({ tokens, kv }) => tokens > 0 && kv.tier === null;
 export async function importAll(files) {
   const added = files.map((file) => ({ id: (last += 1), name: file.name, size: file.size, state: "sending", file }));
   imports.value = [...imports.value, ...added];
-  for (const { id, file } of added) await send(id, file);
+  for (const { id, file } of added) if (isAsked(id)) await send(id, file);
 }
 
 async function send(id, file) {
@@ -56,5 +56,7 @@ async function send(id, file) {
   }
 }
 
+/** Whether it is still in the list: another key has another list. */
+const isAsked = (id) => imports.peek().some((each) => each.id === id);
 const change = (id, news) => (imports.value = imports.value.map((each) => (each.id === id ? { ...each, ...news } : each)));
 const drop = (id) => (imports.value = imports.value.filter((each) => each.id !== id));

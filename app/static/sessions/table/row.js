@@ -1,12 +1,11 @@
 // One session as a row, with what can be done to it.
-import { signal } from "@preact/signals";
 import { call } from "../../lib/api.js";
-import { counted } from "../../lib/format.js";
+import { nameOf } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
+import { CloseButton } from "../../shell/close.js";
 import { Button } from "../../shell/controls.js";
-import { Confirm } from "../../shell/dialog.js";
-import { remove, sessionOf } from "../../state/sessions.js";
-import { nameOf } from "../board/cell.js";
+import { perSession } from "../../state/per_session.js";
+import { sessionOf } from "../../state/sessions.js";
 import { COLUMNS } from "./columns.js";
 
 export function Row({ id, index }) {
@@ -19,15 +18,15 @@ export function Row({ id, index }) {
 }
 
 function Actions({ view }) {
-  const refusal = refusals.value[view.id];
+  const refusal = refusalOf(view.id).value;
   if (refusal) {
     return html`<span class="failure" role="alert" title=${refusal}>${refusal}</span>
-      <button class="quiet" aria-label="Close this message" onClick=${() => forgive(view.id)}>✕</button>`;
+      <button class="quiet" aria-label="Close this message" onClick=${() => (refusalOf(view.id).value = null)}>✕</button>`;
   }
   return html`
     <${Action} view=${view} why=${whyNoPark(view)} act=${park} title="KV leaves the device (phase io_wait)">Park<//>
     <${Action} view=${view} why=${whyNoCall(view)} act=${callBack} title="KV comes back (phase ready)">Call back<//>
-    <button class="danger" aria-label=${`Close ${nameOf(view)}`} onClick=${() => (closing.value = view.id)}>Close</button>
+    <${CloseButton} view=${view} aria-label=${`Close ${nameOf(view)}`} />
   `;
 }
 
@@ -35,10 +34,8 @@ const Action = ({ view, why, act, title, children }) => html`<${Button}
   why=${why} title=${title} aria-label=${`${children} ${nameOf(view)}`} onClick=${() => act(view.id)}
 >${children}<//>`;
 
-/** Errors by id of the session that a button did not get through to. */
-const refusals = signal({});
-/** The session that is about to be closed, if it is confirmed; null: none. */
-const closing = signal(null);
+/** The signal of why a button has done nothing to a session, or null. */
+const refusalOf = perSession(null);
 
 /** Why the phase of a session may not be set; null: it may. */
 function whyNoPhase({ state }) {
@@ -54,39 +51,12 @@ const whyNoCall = (view) =>
 const park = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "io_wait" } }));
 const callBack = (id) => tell(id, () => call("POST", `/v1/sessions/${id}/phase`, { body: { phase: "ready" } }));
 
-/** Close it for good. */
-async function close(id) {
-  await call("DELETE", `/v1/sessions/${id}`);
-  remove(id);
-}
-
-function forgive(id) {
-  const { [id]: _gone, ...rest } = refusals.value;
-  refusals.value = rest;
-}
-
 async function tell(id, action) {
-  forgive(id);
+  const refusal = refusalOf(id);
+  refusal.value = null;
   try {
     await action();
   } catch (error) {
-    const message = error.status === 404 ? "It is closed, or another tenant's: an operator may only close it." : error.message;
-    refusals.value = { ...refusals.value, [id]: message };
+    refusal.value = error.status === 404 ? "It is closed, or another tenant's: an operator may only close it." : error.message;
   }
-}
-
-export function CloseDialog() {
-  const id = closing.value;
-  const view = id && sessionOf(id).value;
-  if (!view) return null;
-  return html`<${Confirm}
-    key=${id}
-    title="Close session ${nameOf(view)}?"
-    action="Close the session"
-    run=${() => close(id)}
-    onClose=${() => (closing.value = null)}
-  >
-    Its ${counted(view.tokens, "token")} and its KV are gone then${view.state === "idle" ? "" : ", and its turn ends"}.
-    <span class="mono dim">${" "}${id}</span>
-  <//>`;
 }

@@ -1,0 +1,166 @@
+"""How the page follows the server: while it is hidden, when it comes back, and what it makes of the server's times."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Request, Route, expect
+
+from tests.browser.conftest import WAIT_MS, OpenPage
+from tests.browser.filling import eventually, open_session
+from tests.browser.session.on_session import OnSession, panel
+
+pytestmark = pytest.mark.browser
+
+SEE = """(state) => {
+  Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+AHEAD = "(() => { const real = Date.now; Date.now = () => real() + 3 * 3600 * 1000; })()"
+
+
+def streams(http: httpx.Client) -> str:
+    return next(line for line in http.get("/metrics").text.splitlines() if line.startswith("djinn_event_streams "))
+
+
+def test_a_hidden_tab_holds_no_connection_and_misses_nothing(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    page = open_page(page_server)
+    session = open_session(http, name="before")
+    expect(page.locator(f'tr[data-id="{session}"]')).to_be_visible()
+    page.evaluate(SEE, "hidden")
+    eventually(lambda: streams(http), wanted="djinn_event_streams 0.0")
+    other = open_session(http, name="meanwhile")
+    http.delete(f"/v1/sessions/{session}")
+    with page.expect_request("**/v1/events") as asked:
+        page.evaluate(SEE, "visible")
+    assert asked.value.header_value("last-event-id")
+    expect(page.locator(f'tr[data-id="{other}"]')).to_be_visible()
+    expect(page.locator(f'tr[data-id="{session}"]')).to_have_count(0)
+
+
+def test_what_happened_while_hidden_stands_at_its_own_time(on: OnSession) -> None:
+    page = on.open()
+    timeline = panel(page, "Timeline")
+    timeline.get_by_text("As a table").click()
+    expect(timeline.get_by_role("table")).to_contain_text("First seen")
+    page.evaluate(SEE, "hidden")
+    on.post("phase", phase="io_wait")
+    time.sleep(2)
+    on.post("phase", phase="ready")
+    page.evaluate(SEE, "visible")
+    clocks = [
+        timeline.get_by_role("row").filter(has_text=f"Phase {phase}").get_by_role("cell").first
+        for phase in ("io_wait", "ready")
+    ]
+    expect(clocks[1]).to_be_visible()
+    assert clocks[0].text_content() != clocks[1].text_content()
+
+
+def test_a_turn_whose_end_was_missed_is_over(on_roomy: OnSession) -> None:
+    page = on_roomy.open()
+    lane = panel(page, "Timeline").locator(".lane", has_text="Turns").locator(".span")
+    on_roomy.generate("Hi", tokens=3)
+    expect(lane.last).to_have_attribute("title", re.compile("^length"))
+    body = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with on_roomy.api.stream("POST", f"/v1/sessions/{on_roomy.id}/generate", json=body) as turn:
+        answer = turn.iter_lines()
+        next(answer)
+        expect(lane.last).to_have_attribute("title", "running")
+        page.evaluate(SEE, "hidden")
+        on_roomy.post("cancel")
+    usage = on_roomy.wait_until(state="idle")["usage"]["last_turn"]
+    page.route("**/v1/events", anew)
+    page.evaluate(SEE, "visible")
+    expect(lane.last).to_have_attribute("title", re.compile("^ended unseen"))
+    expect(page.locator(".token")).to_have_count(usage["prompt_tokens"] + usage["completion_tokens"])
+    expect(page.locator(".token.generated")).to_have_count(3 + usage["completion_tokens"])
+
+
+def anew(route: Route) -> None:
+    """Ask for a snapshot, as if the gap had been long."""
+    route.continue_(headers={name: value for name, value in route.request.headers.items() if name != "last-event-id"})
+
+
+def test_a_wrong_clock_of_this_machine_is_no_matter(on: OnSession) -> None:
+    on.generate()
+    page = on.open()
+    page.add_init_script(AHEAD)
+    page.reload()
+    opened = panel(page, "Facts").locator("dl > div", has_text="Opened").get_by_role("definition")
+    expect(opened).to_have_text(re.compile(r"^(\d+ ms|[\d.]+ s|0 s) ago$"))
+
+
+def test_tokens_of_anothers_turn_are_counted_as_they_come(on_roomy: OnSession) -> None:
+    page = on_roomy.open()
+    count = panel(page, "Conversation").locator(".number").first
+    expect(count).to_have_text("0 tokens")
+    body = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with on_roomy.api.stream("POST", f"/v1/sessions/{on_roomy.id}/generate", json=body) as turn:
+        answer = turn.iter_lines()
+        next(answer)
+        expect(count).not_to_have_text(re.compile("^[0-9]? tokens?$"))
+        first = count.text_content()
+        expect(count).not_to_have_text(first or "")
+        assert on_roomy.view()["state"] == "running"
+        expect(page.get_by_text("Another client runs a turn")).to_be_visible()
+
+
+SNAPSHOT = 'id: a-1\nevent: snapshot\ndata: {"time": 1, "sessions": [], "has_more": false}\n\n'
+BROKEN = 'id: a-2\nevent: session\ndata: {"time": 1, "change": "changed", "session": null}\n\n'
+
+
+def test_a_fault_of_the_page_is_told_as_its_own(browser: Browser, page_server: str) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    asked: list[str | None] = []
+
+    def note(request: Request) -> None:
+        if request.url.endswith("/v1/events"):
+            asked.append(request.headers.get("last-event-id"))
+
+    page.on("request", note)
+    headers = {"Content-Type": "text/event-stream"}
+    page.route("**/v1/events", lambda route: route.fulfill(headers=headers, body=SNAPSHOT + BROKEN), times=1)
+    page.goto(page_server)
+    expect(page.get_by_role("alert")).to_contain_text("This page has a fault")
+    expect(page.get_by_role("banner").get_by_role("status")).to_have_text("Live")
+    assert asked[1] == "a-2", "it goes on behind the event"
+    context.close()
+
+
+def test_a_page_goes_on_with_its_turns_up_to_three(on: OnSession) -> None:
+    page = on.open()
+    others = [on.api.post("/v1/sessions").json()["id"] for _ in range(3)]
+    page.route("**/generate", lambda route: None)  # turns that do not end
+    for session in others:
+        page.goto(f"{on.api.base_url}/#/sessions/{session}".replace("//#", "/#"))
+        expect(page.get_by_role("heading", level=1)).to_contain_text(session[-8:])
+        page.get_by_label("Text").fill("Hello")
+        with page.expect_request("**/generate"):
+            page.get_by_role("button", name="Send").click()
+    page.goto(f"{on.api.base_url}/#/sessions/{on.id}".replace("//#", "/#"))
+    page.get_by_label("Text").fill("Hello")
+    send = page.get_by_role("button", name="Send")
+    expect(send).to_be_disabled()
+    expect(send).to_have_accessible_description(re.compile("This tab runs 3 turns"))
+    expect(page.get_by_role("form", name="Generate")).to_contain_text("This tab runs 3 turns")
+
+
+DROP = """() => {
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File(["x"], "letter.txt"));
+  return !document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+}"""
+
+
+def test_a_dropped_file_never_takes_the_place_of_the_page(on: OnSession) -> None:
+    page = on.open()
+    page.get_by_role("link", name="Inside the model", exact=True).first.click()
+    expect(page.get_by_role("heading", name="Inside the model")).to_be_visible()
+    assert page.evaluate(DROP)
