@@ -1,19 +1,23 @@
-// The session's turn: a form to begin one, steps through a paused one, and what it has said.
+// The session's turn: where one is written and begun, steps through a paused one, and what it has said.
 import { useState } from "preact/hooks";
 import { html } from "../lib/html.js";
-import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
+import { Composer } from "../session/composer.js";
+import { Button } from "../shell/controls.js";
 import { Failure } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
-import { cancel, generate, resume } from "../state/turns.js";
+import { cancel, resume } from "../state/turns.js";
 
 export function Turn({ desk }) {
   const { running, text, verb } = desk.turn.value;
-  const isUnderWay = desk.session.value.state === "paused" || (running && verb === "resume");
+  const view = desk.session.value;
+  const isUnderWay = view.state === "paused" || (running && verb === "resume");
   return html`
     <section class="panel turn" aria-labelledby="turn-title">
       <h2 id="turn-title">Turn</h2>
-      ${isUnderWay ? html`<${Steps} desk=${desk} />` : html`<${Composer} desk=${desk} />`}
+      ${isUnderWay
+        ? html`<${Steps} desk=${desk} />`
+        : html`<${Composer} view=${view} title=${null} buttons=${Start} />`}
       <p class="said mono" aria-live="polite">
         ${text || html`<span class="dim">What the turn generates appears here.</span>`}
       </p>
@@ -21,50 +25,13 @@ export function Turn({ desk }) {
   `;
 }
 
-const PARAMS = ["prompt", "max_tokens", "temperature", "seed"];
-
-function Composer({ desk }) {
-  const [form, setForm] = useState({ prompt: "", max_tokens: "16", temperature: "0", seed: "0" });
-  const idle = desk.session.value.state === "idle";
-  const { error } = desk.turn.value;
-  const set = (event) => setForm({ ...form, [event.target.name]: event.target.value });
-  const submit = (event) => {
-    event.preventDefault();
-    if (idle) generate(desk.id, bodyOf(form));
-  };
-  const number = (name, label) => html`<${Field} id=${name} label=${label} error=${errorOf(error, name)}
-    control=${(told) => html`<input ...${told} type="number" step="any" value=${form[name]} onInput=${set} />`} />`;
-  return html`
-    <form class="composer" onSubmit=${submit} noValidate>
-      <${Field} id="prompt" label="Prompt, added to the history" error=${errorOf(error, "prompt")}
-        control=${(told) => html`
-          <textarea ...${told} rows="2" value=${form.prompt} onInput=${set} onKeyDown=${sendOnEnter} />`} />
-      <div class="row">
-        ${number("max_tokens", "Most tokens")} ${number("temperature", "Temperature")} ${number("seed", "Seed")}
-        <${Button} class="primary" type="submit" why=${idle ? null : RUNS}>Start the turn<//>
-        <${Button} why=${idle ? "No turn runs." : null} onClick=${() => attempt("Cancel", () => cancel(desk.id))}>
-          Cancel
-        <//>
-      </div>
-      <${Failure} error=${errorElse(error, PARAMS)} />
-    </form>
-  `;
+function Start({ view, running }) {
+  const busy = running || view.state !== "idle" ? "A turn runs. Wait for its end, or cancel it." : null;
+  return html`<div class="row">
+    <${Button} class="primary" type="submit" why=${busy} title="Ctrl+Enter">Start the turn<//>
+    <${Button} why=${busy ? null : "No turn runs."} onClick=${() => attempt("Cancel", () => cancel(view.id))}>Cancel<//>
+  </div>`;
 }
-
-const RUNS = "A turn runs. Wait for its end, or cancel it.";
-
-/** Control and Enter send, as in most composers. */
-function sendOnEnter(event) {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit();
-}
-
-/** Without a prompt, the turn goes on from the history as it is. What is no number is left for the server to refuse. */
-function bodyOf({ prompt, max_tokens, temperature, seed }) {
-  const input = prompt === "" ? { token_ids: [] } : { prompt };
-  return { ...input, max_tokens: numberOf(max_tokens), temperature: numberOf(temperature), seed: numberOf(seed) };
-}
-
-const numberOf = (text) => (text.trim() === "" ? undefined : Number(text));
 
 /** Buttons that take a paused turn further. */
 function Steps({ desk }) {

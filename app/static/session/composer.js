@@ -12,7 +12,8 @@ const INPUTS = ["prompt", "messages", "token_ids"];
 /** The fields that tell what is wrong with them. */
 const SHOWN = [...INPUTS, ...FIELDS.map((each) => each.name), "stop", "other"];
 
-export function Composer({ view }) {
+/** Without a `title` it is a part of another panel. `buttons` are what stands below the fields. */
+export function Composer({ view, title = "Generate", buttons: Buttons = Controls }) {
   const draft = draftOf(view.id);
   const turn = turnOf(view.id);
   const change = (changed) => (draft.value = { ...draft.value, ...changed });
@@ -26,11 +27,12 @@ export function Composer({ view }) {
   };
   const { error } = turn.value;
   return html`
-    <form class="panel composer stack" aria-labelledby="composer" noValidate onSubmit=${send} onKeyDown=${onKeyDown}>
-      <h2 id="composer">Generate</h2>
+    <form class=${title ? "panel composer stack" : "composer stack"} aria-label=${title ?? "A turn"} noValidate
+      onSubmit=${send} onKeyDown=${onKeyDown}>
+      ${title && html`<h2>${title}</h2>`}
       <${Input} draft=${draft.value} change=${change} error=${error} />
       <${Settings} draft=${draft.value} change=${change} error=${error} />
-      <${Controls} view=${view} running=${turn.value.running} />
+      <${Buttons} view=${view} running=${turn.value.running} />
       <${Failure} error=${errorElse(error, SHOWN)} />
     </form>
   `;

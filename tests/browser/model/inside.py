@@ -57,10 +57,11 @@ class Inside:
         self.rung(layer).click()
         expect(self.rung(layer)).to_have_attribute("aria-pressed", "true")
 
-    def start(self, prompt: str = PROMPT, *, tokens: int = 4) -> None:
+    def start(self, prompt: str = PROMPT, *, tokens: int = 4, temperature: str = "0") -> None:
         """By the page, greedily."""
-        self.page.get_by_label("Prompt, added to the history").fill(prompt)
+        self.page.get_by_label("Text", exact=True).fill(prompt)
         self.page.get_by_label("Most tokens").fill(str(tokens))
+        self.page.get_by_label("Temperature").fill(temperature)
         self.button("Start the turn").click()
 
     def pause_at(self, layer: int, *, tokens: int = 4) -> None:

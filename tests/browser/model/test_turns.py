@@ -100,12 +100,11 @@ def test_a_paused_turn_can_be_cancelled(open_page: OpenPage, page_server: str) -
 
 def test_a_refused_turn_keeps_what_was_typed(open_page: OpenPage, page_server: str) -> None:
     inside = Inside(page_server, open_page, refusals=True)
-    inside.page.get_by_label("Temperature").fill("-1")
-    inside.start("keep this")
+    inside.start("keep this", temperature="-1")
     field = inside.page.get_by_label("Temperature")
     expect(field).to_have_attribute("aria-invalid", "true")
-    expect(field).to_have_accessible_description("a number from 0 to 100; got -1")
-    expect(inside.page.get_by_label("Prompt, added to the history")).to_have_value("keep this")
+    expect(field).to_have_accessible_description("temperature: a number from 0 to 100; got -1")
+    expect(inside.page.get_by_label("Text", exact=True)).to_have_value("keep this")
     assert inside.view["tokens"] == 0
 
 

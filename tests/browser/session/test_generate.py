@@ -167,8 +167,10 @@ def test_a_draft_outlives_a_look_at_another_screen(on: OnSession) -> None:
     page = on.open()
     write(page, "Half a thought", Seed="7")
     page.get_by_role("link", name="Inside the model", exact=True).first.click()
-    expect(page.get_by_label("Text")).to_have_count(0)
+    expect(page.get_by_role("heading", name="Inside the model")).to_be_visible()
+    expect(page.get_by_label("Text")).to_have_value("Half a thought")
     page.go_back()
+    expect(page.get_by_role("region", name="Facts")).to_be_visible()
     expect(page.get_by_label("Text")).to_have_value("Half a thought")
     expect(page.get_by_label("Seed")).to_have_value("7")
 
