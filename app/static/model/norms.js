@@ -8,14 +8,15 @@ import { LineChart } from "./line_chart.js";
 import { vectors } from "./vector_list.js";
 
 export function Norms({ desk }) {
-  const [name, setName] = useState("");
+  const [chosen, setChosen] = useState("");
+  const name = vectors.value?.some((each) => each.name === chosen) ? chosen : ""; // it may have been deleted
   const position = desk.cell.value?.position;
   const { found, error } = useNorms(desk, position, name);
   return html`
     <section class="panel norms stack" aria-labelledby="norms-title">
       <h2 id="norms-title">Norm and cosine by layer</h2>
       <div class="row">
-        <label>Cosine to <select value=${name} onChange=${(event) => setName(event.target.value)}>
+        <label>Cosine to <select value=${name} onChange=${(event) => setChosen(event.target.value)}>
           <option value="">no vector</option>
           ${(vectors.value ?? []).map((each) => html`<option key=${each.name}>${each.name}</option>`)}
         </select></label>

@@ -35,15 +35,23 @@ function useRate(isAllowed) {
   const [rate, setRate] = useState(null);
   useEffect(() => {
     if (!isAllowed) return undefined;
-    let before = null;
-    const timer = setInterval(async () => {
-      const tokens = await tokensComputed().catch(() => null);
+    const leaving = new AbortController();
+    let [before, timer] = [null, null];
+    const look = async () => {
+      const tokens = await tokensComputed(leaving.signal).catch(() => null);
+      if (leaving.signal.aborted) return;
       const now = performance.now();
       const known = tokens !== null && before !== null;
       setRate(known ? Math.max(0, (1000 * (tokens - before.tokens)) / (now - before.now)) : null);
       before = tokens === null ? null : { tokens, now };
-    }, EVERY_MS);
-    return () => clearInterval(timer);
+      timer = setTimeout(look, EVERY_MS);
+    };
+    timer = setTimeout(look, EVERY_MS);
+    return () => {
+      leaving.abort();
+      clearTimeout(timer);
+      setRate(null);
+    };
   }, [isAllowed]);
   return rate;
 }
@@ -58,7 +66,7 @@ function Sparkline({ values }) {
 }
 
 /** Tokens that the server has computed since its start. Throws `ApiError` where the caller may not read the metrics. */
-async function tokensComputed() {
-  const text = new TextDecoder().decode((await download("/metrics")).bytes);
+async function tokensComputed(signal) {
+  const text = new TextDecoder().decode((await download("/metrics", { signal })).bytes);
   return Number(/^djinn_step_tokens_total (\S+)$/m.exec(text)?.[1] ?? 0);
 }

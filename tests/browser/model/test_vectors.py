@@ -115,3 +115,7 @@ def test_norms_and_cosines_are_those_of_the_captures(open_page: OpenPage, page_s
     assert told is not None
     assert float(told[1]) == pytest.approx(max(cosines), abs=1e-3)
     assert int(told[2]) == int(np.argmax(cosines))
+    inside.button("Delete ones").click()
+    expect(panel.get_by_label("Cosine to")).to_have_value("")
+    expect(panel).to_contain_text("Choose a vector.")
+    expect(panel.get_by_role("alert")).to_have_count(0)
