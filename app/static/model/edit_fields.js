@@ -9,7 +9,7 @@ export const PARAMS = ["op", "factor", "vector", "positions", "max_norm"];
 /** `onChange` is told when a field has a new value that one has settled on. */
 export function EditFields({ desk, error, onChange }) {
   const form = desk.edit.value;
-  const { takes, does, slider, first } = OPS[form.op];
+  const { takes, does, slider } = OPS[form.op];
   const put = (changed) => (desk.edit.value = { ...desk.edit.peek(), ...changed });
   const set = (event) => put({ [event.target.name]: event.target.value });
   const settle = (event) => {
@@ -27,7 +27,7 @@ export function EditFields({ desk, error, onChange }) {
         <select ...${tied} value=${form.op} onChange=${choose}>
           ${Object.keys(OPS).map((op) => html`<option key=${op} value=${op}>${op.replace("_", " ")}</option>`)}
         </select>`}><span class="dim mono">h → ${does}</span><//>
-      <${Factor} used=${takes.includes("factor")} slider=${slider ?? [0, 2, 0.05]} value=${form.factor} first=${first}
+      <${Factor} used=${takes.includes("factor")} slider=${slider ?? [0, 2, 0.05]} value=${form.factor}
         error=${told("factor")} set=${set} settle=${settle} />
       <${Field} id="vector" label="Vector" error=${told("vector")} control=${(tied) => html`
         <select ...${tied} value=${form.vector} onChange=${settle} disabled=${!takes.includes("vector")}>

@@ -18,7 +18,7 @@ export function EditForm({ desk }) {
   const why = unpaused ?? (working ? "The last edit is still being made." : null) ?? noVector(desk.edit.value);
   const unedited = preview ? null : "Nothing is edited here.";
   const layer = checkpoint?.layer;
-  const steer = async () => {
+  const armIt = async () => {
     await arm(desk, { layer, action: "edit", edits: [editOf(desk.edit.peek())] });
     await desk.refreshBreakpoints();
     say(`The edit is armed after layer ${layer}.`);
@@ -30,12 +30,12 @@ export function EditForm({ desk }) {
       <div class="row">
         <${Button} class="primary" why=${why} onClick=${() => run(() => tryEdit(desk))}>Preview<//>
         <${Button} why=${unpaused ?? unedited} onClick=${() => run(() => undo(desk))}>Undo<//>
-        <${Button} why=${why} onClick=${() => run(steer)} title="Make this edit in every pass from now on">
+        <${Button} why=${why} onClick=${() => run(armIt)} title="Make this edit in every pass from now on">
           Steer from here on
         <//>
       </div>
       <${Failure} error=${errorElse(error, PARAMS)} />
-      <${EditPreview} preview=${preview} op=${desk.edit.value.op} />
+      <${EditPreview} preview=${preview} />
     </section>
   `;
 }
@@ -64,16 +64,16 @@ function useActions() {
 }
 
 /** What the model would say at the pause, before and after an edit. */
-function EditPreview({ preview, op }) {
+function EditPreview({ preview }) {
   if (!preview) return html`<p class="dim empty-preview">A preview shows the lens before and after the edit.</p>`;
-  const { position, before, after } = preview;
+  const { op, position, before, after } = preview;
   return html`
     <div class="sides" role="status">
       <${Tops} title="Before, position ${position}" top=${before.top} />
-      <${Tops} title="After, position ${position}" top=${after.top} beside=${before.top} />
+      ${after && html`<${Tops} title="After, position ${position}" top=${after.top} beside=${before.top} />`}
     </div>
-    <p class="dim">The turn goes on with the edit, unless it is undone.
-      ${op === "scale" && "The lens normalizes first, so it does not show a scale: the layers that follow may."}</p>
+    <p class="dim">${!after && "What the edit did is not known. "}The turn goes on with the edit, unless it is undone.
+      ${op === "scale" && " The lens normalizes first, so it does not show a scale: the layers that follow may."}</p>
   `;
 }
 
@@ -96,5 +96,5 @@ function changeOf(token, beside) {
   const before = beside.find((each) => each.token_id === token.token_id);
   if (!before || before.logprob === null || token.logprob === null) return "new";
   const points = 100 * (probability(token) - probability(before));
-  return `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)}`;
+  return `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points`;
 }

@@ -33,42 +33,67 @@ export const noVector = ({ op, vector }) =>
 const numberOf = (text) => (text.trim() === "" ? null : Number(text));
 const pathOf = (desk) => `/v1/sessions/${desk.id}/checkpoint`;
 
-/** Make the form's edit at the checkpoint as it was at first, and look through the lens before and after. */
-export async function tryEdit(desk) {
+/** Make the form's edit at the checkpoint as it was at first, and look through the lens before and after. `preview` of
+ * the desk is then `{place, op, original, position, before, after}`, or null while nothing is edited. `after` is null
+ * where it is not known what the edit did: what was there at first can still be put back. */
+export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
+  const [place, position, edit] = [desk.place.peek(), positionOf(desk, checkpoint), editOf(desk.edit.peek())];
   const known = desk.preview.peek();
-  const position = positionOf(desk);
   const original = known?.original ?? (await download(`${pathOf(desk)}/activation`)).bytes;
   if (known) await putBack(desk, original);
   let preview = null;
   try {
     const before = await lensAt(desk, position);
-    await call("POST", `${pathOf(desk)}/edit`, { body: { edits: [editOf(desk.edit.peek())] } });
-    preview = { original, position, before, after: await lensAt(desk, position) };
+    preview = { place, op: edit.op, original, position, before, after: null };
+    await make(desk, edit, () => (preview = null));
+    preview = { ...preview, after: await lensAt(desk, position) };
   } finally {
-    show(desk, preview);
+    show(desk, place, preview);
+  }
+});
+
+/** Put back what was there before the edit, if there was one. */
+export const undo = (desk) => atPause(desk, async () => {
+  const place = desk.place.peek();
+  if (desk.preview.peek() === null) return;
+  await putBack(desk, desk.preview.peek().original);
+  show(desk, place, null);
+});
+
+/** Run what needs the pause, which may be over before the page hears of it. */
+async function atPause(desk, run) {
+  const checkpoint = desk.session.peek()?.checkpoint;
+  if (!checkpoint) throw new Error(WENT_ON);
+  try {
+    return await run(checkpoint);
+  } catch (error) {
+    throw error.status === 409 ? new Error(WENT_ON) : error;
   }
 }
 
-/** Put back what was there before the edit, if there was one. */
-export async function undo(desk) {
-  if (desk.preview.peek() === null) return;
-  await putBack(desk, desk.preview.peek().original);
-  show(desk, null);
+const WENT_ON = "The turn went on before this could be done.";
+
+/** Make an edit. `refused` is called if none was made. */
+async function make(desk, edit, refused) {
+  try {
+    await call("POST", `${pathOf(desk)}/edit`, { body: { edits: [edit] } });
+  } catch (error) {
+    if (error.status >= 400 && error.status < 500) refused();
+    throw error;
+  }
 }
 
 const putBack = (desk, original) => upload("PUT", `${pathOf(desk)}/activation`, original);
 
-/** The map shows the checkpoint as it is now. */
-function show(desk, preview) {
-  const checkpoint = desk.session.peek()?.checkpoint;
-  if (!checkpoint) return; // the turn has gone on meanwhile
+/** The map shows the checkpoint as it is now, unless the turn has gone on meanwhile. */
+function show(desk, place, preview) {
+  if (desk.place.peek() !== place) return;
   desk.preview.value = preview;
-  desk.lens.forget(checkpoint.layer);
+  desk.lens.forget(desk.session.peek().checkpoint.layer);
 }
 
 /** The chosen cell's position if the paused pass has it, or else its last one. */
-function positionOf(desk) {
-  const { first, end } = desk.session.peek().checkpoint;
+function positionOf(desk, { first, end }) {
   const chosen = desk.cell.peek()?.position ?? end - 1;
   return chosen >= first && chosen < end ? chosen : end - 1;
 }

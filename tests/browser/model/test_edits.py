@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
@@ -50,6 +50,30 @@ def test_a_second_preview_begins_from_the_first_state(open_page: OpenPage, page_
     factor.fill("0.5")
     factor.press("Tab")
     eventually(lambda: inside.activation() == once, wanted=True)
+
+
+def test_an_edit_can_be_undone_though_the_lens_after_it_failed(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page, refusals=True)
+    inside.pause_at(1)
+    original = inside.activation()
+    asked: list[str] = []
+
+    def refuse_second(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 2:
+            route.fulfill(status=500, json={"error": {"message": "the lens is broken"}})
+        else:
+            route.continue_()
+
+    inside.page.route(re.compile(r"/checkpoint/lens\?"), refuse_second)
+    inside.page.get_by_label("Factor", exact=True).fill("-3")
+    inside.button("Preview").click()
+    panel = inside.page.get_by_role("region", name="Edit after layer 1")
+    expect(panel.get_by_role("alert")).to_have_text("the lens is broken")
+    assert inside.activation() != original
+    inside.button("Undo").click()
+    expect(panel.get_by_role("table")).to_have_count(0)
+    assert inside.activation() == original
 
 
 def test_the_slider_and_the_number_are_one(open_page: OpenPage, page_server: str) -> None:
