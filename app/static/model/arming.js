@@ -11,53 +11,67 @@ export function marksOf(breakpoints, layer) {
   return { pauses: of("pause"), captures: of("capture"), edits: of("edit") };
 }
 
-/** Whether some breakpoint captures. */
-export const isWatched = (breakpoints) => (breakpoints ?? []).some((each) => each.action === "capture");
+/** The breakpoint that captures all layers at all positions, or undefined. Programs arm others, which stay theirs. */
+export const watchOf = (breakpoints, numLayers) => (breakpoints ?? []).find((each) => isWatch(each, numLayers));
 
-/** Arm a pause after a layer, or remove those that are there. The first pause makes the server capture all layers that
- * the turn gets to, so that there is something to see; the last one takes that away, unless the turn is at it. */
+const isWatch = ({ action, layers, once, when }, numLayers) =>
+  action === "capture" && !once && layers.length === numLayers && when.pass === "any" &&
+  [when.position, when.token_id, when.every].every((each) => each === null);
+
+/** Arm a pause after a layer, or remove those that are there. With a pause comes a watch, so that there is something to
+ * see. */
 export const togglePause = (desk, layer, how, numLayers) => inTurn(desk, () => pauseOrNot(desk, layer, how, numLayers));
 
 async function pauseOrNot(desk, layer, { once, pass }, numLayers) {
-  const breakpoints = desk.breakpoints.peek();
-  const { pauses } = marksOf(breakpoints, layer);
+  const { pauses } = marksOf(desk.breakpoints.peek(), layer);
   if (pauses.length) {
     for (const { id } of pauses) await remove(desk, id);
-    const others = breakpoints.filter((each) => each.action === "pause" && !pauses.includes(each));
-    if (!others.length && !desk.session.peek().checkpoint) await unwatch(desk);
-  } else {
-    if (!isWatched(breakpoints)) await watch(desk, numLayers);
-    await arm(desk, { layer, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
+    return;
   }
-  await desk.refreshBreakpoints();
+  if (!watchOf(await armed(desk), numLayers)) desk.ownWatch = (await watch(desk, numLayers)).id;
+  await arm(desk, { layer, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
 }
 
-/** Capture all layers, or no more. */
+/** Capture all layers until this is called again, or no more. */
 export const toggleWatch = (desk, numLayers) =>
   inTurn(desk, async () => {
-    if (isWatched(desk.breakpoints.peek())) await unwatch(desk);
-    else await watch(desk, numLayers);
-    await desk.refreshBreakpoints();
+    const shown = watchOf(desk.breakpoints.peek(), numLayers);
+    if (shown) await remove(desk, shown.id);
+    else if (!watchOf(await armed(desk), numLayers)) await watch(desk, numLayers);
   });
 
-/** One change after the other: each begins from what the last has left. */
+/** Make an edit after a layer in every pass from now on. */
+export const steer = (desk, layer, edit) => inTurn(desk, () => arm(desk, { layer, action: "edit", edits: [edit] }));
+
+/** Show what is armed now: others arm and remove too, and those for once go. */
+export const refresh = (desk) => inTurn(desk, () => {});
+
+/** One change after the other: each begins from what the last has left. Whatever becomes of it, the truth is shown. */
 function inTurn(desk, change) {
-  const done = desk.armed.then(change);
+  const done = desk.armed.then(change).finally(() => show(desk));
   desk.armed = done.catch(() => {}); // who asked for it is told
   return done;
 }
 
-/** Arm one breakpoint. `body` is that of `createBreakpoint`. */
-export const arm = (desk, body) => call("POST", `/v1/sessions/${desk.id}/breakpoints`, { body });
+/** A watch that came with a pause goes with the turn that has no more pauses. */
+async function show(desk) {
+  const found = await armed(desk);
+  const isOver = desk.session.peek()?.state === "idle" && !found.some((each) => each.action === "pause");
+  const spent = isOver ? found.find((each) => each.id === desk.ownWatch) : undefined;
+  if (spent) await remove(desk, spent.id);
+  desk.breakpoints.value = found.filter((each) => each !== spent);
+}
 
-/** Remove one breakpoint. */
-const remove = (desk, id) => call("DELETE", `/v1/sessions/${desk.id}/breakpoints/${id}`);
-
+const pathOf = (desk) => `/v1/sessions/${desk.id}/breakpoints`;
+const armed = async (desk) => (await call("GET", pathOf(desk))).data;
+const arm = (desk, body) => call("POST", pathOf(desk), { body });
 const watch = (desk, numLayers) => arm(desk, { layers: [...Array(numLayers).keys()], action: "capture" });
 
-async function unwatch(desk) {
-  for (const each of desk.breakpoints.peek()) if (each.action === "capture") await remove(desk, each.id);
-}
+/** One that somebody else has removed is gone as well. */
+const remove = (desk, id) =>
+  call("DELETE", `${pathOf(desk)}/${id}`).catch((error) => {
+    if (error.status !== 404) throw error;
+  });
 
 /** Forget what was captured. */
 export async function clearCaptures(desk) {

@@ -1,27 +1,27 @@
 // What the screen knows of one session's inside: its breakpoints, its turn, and what is selected.
 import { computed, effect, signal, untracked } from "@preact/signals";
-import { call } from "../lib/api.js";
-import { server } from "../state/connection.js";
+import { connection, server } from "../state/connection.js";
+import { happeningsOf } from "../state/happenings.js";
 import { say } from "../state/notices.js";
-import { forgetWithKey } from "../state/per_key.js";
+import { perSession } from "../state/per_session.js";
 import { sessionOf } from "../state/sessions.js";
 import { turnOf } from "../state/turns.js";
+import { refresh } from "./arming.js";
 import { FIRST_EDIT } from "./edits.js";
 import { makeLensMap } from "./lens_map.js";
 
-let last = null;
-forgetWithKey(() => (last = null));
+const desks = perSession(null);
 
-/** The desk of a session. What it knows stays until another session's is asked for, or this one is gone: one of the same
- * id has other signals. */
+/** The desk of a session. What it knows stays while other screens are open. */
 export function deskOf(id) {
-  if (last?.session !== sessionOf(id) || last.turn !== turnOf(id)) last = makeDesk(id);
-  return last;
+  const held = desks(id);
+  if (held.peek() === null) held.value = makeDesk(id);
+  return held.peek();
 }
 
 function makeDesk(id) {
   const session = sessionOf(id);
-  const desk = {
+  return {
     id,
     session,
     turn: turnOf(id),
@@ -29,56 +29,70 @@ function makeDesk(id) {
     breakpoints: signal(null),
     /** Ends when the last change of them is made: see arming.js. */
     armed: Promise.resolve(),
+    /** The id of the capture that the page armed along with a pause, or null. */
+    ownWatch: null,
+    /** Which pause a click on a layer arms. */
+    how: signal({ once: true, pass: "any" }),
     /** The cell that is looked at, `{layer, position}`, or null. */
     cell: signal(null),
     /** The token whose path is drawn, `{tokenId, text, position}`, or null. */
     pinned: signal(null),
     /** The edit that the form holds, each field as typed: see edits.js. */
     edit: signal(FIRST_EDIT),
-    /** What that edit did to the checkpoint, `{original, position, before, after}`, or null. */
+    /** What that edit did to the checkpoint, or null: see edits.js. */
     preview: signal(null),
-    /** The two sides of a comparison: see comparing.js. */
+    /** The two sides of a comparison: see compare.js. */
     sides: signal(null),
+    /** The form that makes a vector of two prompts, and what it has made: see two_prompts.js. */
+    twoPrompts: signal({ first: "", second: "", layer: null, over: "last", name: "", found: null }),
     lens: makeLensMap(id),
     place: computed(() => placeOf(session.value)),
-    refreshBreakpoints: async () => {
-      desk.breakpoints.value = (await call("GET", `/v1/sessions/${id}/breakpoints`)).data;
-    },
   };
-  let seen = null;
-  /** Follow the session until the function that this answers is called: the server computes for those who look. */
-  desk.attend = () => {
-    const stops = [
-      effect(() => {
-        const place = desk.place.value;
-        if (place !== seen) untracked(() => follow(desk, place));
-        seen = place;
-      }),
-      effect(() => {
-        const position = desk.cell.value?.position;
-        if (position !== undefined) untracked(() => desk.lens.lookAt(position));
-      }),
-    ];
-    return () => stops.forEach((stop) => stop());
-  };
-  return desk;
 }
+
+/** Follow the session until the function that this answers is called: the server computes for those who look. What was
+ * between two looks, or while the server was away, nobody knows. */
+export function attend(desk) {
+  let [seen, began] = [null, null];
+  const stops = [
+    effect(() => {
+      const place = desk.place.value;
+      if (connection.value.state !== "live") seen = null;
+      else if (place !== null && place !== "busy" && place !== seen) {
+        const turn = lastTurn(desk.id);
+        untracked(() => follow(desk, place, seen === null || turn !== began));
+        [seen, began] = [place, turn];
+      }
+    }),
+    effect(() => {
+      const position = desk.cell.value?.position;
+      if (position !== undefined) untracked(() => desk.lens.lookAt(position));
+    }),
+    desk.lens.leave,
+  ];
+  return () => stops.forEach((stop) => stop());
+}
+
+/** The news of the last turn's beginning, which tells one turn from another; undefined if there was none. */
+const lastTurn = (id) =>
+  happeningsOf(id).peek().findLast(({ name, data }) => name === "turn" && data.status === "begun");
 
 /** What tells one place of a session from another: a string that changes as its turn goes on. */
 function placeOf(view) {
   if (view === null) return null;
-  const { state, tokens, checkpoint } = view;
+  const { state, tokens, checkpoint, used_at } = view;
   if (state === "queued" || state === "running") return "busy";
-  return checkpoint ? `paused ${checkpoint.created_at} ${checkpoint.layer} ${checkpoint.first}` : `${state} ${tokens}`;
+  if (checkpoint) return `paused ${checkpoint.created_at} ${checkpoint.layer} ${checkpoint.first}`;
+  return `${state} ${tokens} ${used_at}`;
 }
 
-/** At each new place there are other breakpoints (those for once are gone), and more to see. */
-function follow(desk, place) {
-  if (place === null || place === "busy") return;
+/** At each new place there are other breakpoints (those for once are gone), and more to see. `isAnew` says that the
+ * session may have been rewound since the last place, even to come to the same tokens by other edits. */
+function follow(desk, place, isAnew) {
   const { checkpoint, tokens } = desk.session.peek();
   const end = checkpoint ? checkpoint.end : tokens;
-  desk.preview.value = null;
+  if (desk.preview.peek()?.place !== place) desk.preview.value = null;
   if (desk.cell.peek()?.position >= end) desk.cell.value = null; // the history has been cut
-  desk.refreshBreakpoints().catch((error) => error.status !== 404 && say(`Breakpoints: ${error.message}`, "error"));
-  desk.lens.show(end, server.peek()?.num_layers ?? 0);
+  refresh(desk).catch((error) => desk.session.peek() !== null && say(`Breakpoints: ${error.message}`, "error"));
+  desk.lens.show(end, server.peek()?.num_layers ?? 0, isAnew);
 }

@@ -6,7 +6,7 @@ import { visible } from "../lib/tokens.js";
 import { Button, errorElse } from "../shell/controls.js";
 import { Failure } from "../shell/states.js";
 import { say } from "../state/notices.js";
-import { arm } from "./arming.js";
+import { steer } from "./arming.js";
 import { EditFields, PARAMS } from "./edit_fields.js";
 import { editOf, noVector, tryEdit, undo } from "./edits.js";
 
@@ -19,8 +19,7 @@ export function EditForm({ desk }) {
   const unedited = preview ? null : "Nothing is edited here.";
   const layer = checkpoint?.layer;
   const armIt = async () => {
-    await arm(desk, { layer, action: "edit", edits: [editOf(desk.edit.peek())] });
-    await desk.refreshBreakpoints();
+    await steer(desk, layer, editOf(desk.edit.peek()));
     say(`The edit is armed after layer ${layer}.`);
   };
   return html`

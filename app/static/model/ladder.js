@@ -7,7 +7,7 @@ import { marksOf, togglePause } from "./arming.js";
 
 const MOVES = { ArrowUp: -1, ArrowDown: 1, PageUp: -8, PageDown: 8, Home: -Infinity, End: Infinity };
 
-export function Ladder({ desk, how }) {
+export function Ladder({ desk }) {
   const list = useRef(null);
   const count = server.value.num_layers;
   const standing = desk.session.value.checkpoint?.layer ?? null;
@@ -22,7 +22,7 @@ export function Ladder({ desk, how }) {
   };
   const arm = (layer) => {
     setCurrent(layer);
-    attempt(`Layer ${layer}`, () => togglePause(desk, layer, how, count));
+    attempt(`Layer ${layer}`, () => togglePause(desk, layer, desk.how.peek(), count));
   };
   return html`
     <div class="ladder">

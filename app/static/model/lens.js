@@ -1,24 +1,22 @@
 // The ladder of layers beside the heatmap of the lens, and the cell that is looked at.
-import { useState } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { Failure } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
-import { clearCaptures, isWatched, toggleWatch } from "./arming.js";
+import { clearCaptures, toggleWatch, watchOf } from "./arming.js";
 import { Cell } from "./cell.js";
 import { Heatmap, useWindow } from "./heatmap.js";
 import { Ladder } from "./ladder.js";
 
 export function Lens({ desk }) {
-  const [how, setHow] = useState({ once: true, pass: "any" });
   const window = useWindow(desk);
   const error = desk.lens.error.value;
   return html`
     <section class="panel lens" aria-labelledby="lens-title">
-      <${Tools} desk=${desk} how=${how} setHow=${setHow} />
+      <${Tools} desk=${desk} />
       <${Failure} error=${error} retry=${() => desk.lens.want(window.first, window.end)} />
       <div class="inside" ref=${window.box} onScroll=${window.onScroll}>
-        <${Ladder} desk=${desk} how=${how} />
+        <${Ladder} desk=${desk} />
         <${Heatmap} desk=${desk} window=${window} />
       </div>
       <${Cell} desk=${desk} />
@@ -26,10 +24,12 @@ export function Lens({ desk }) {
   `;
 }
 
-function Tools({ desk, how, setHow }) {
-  const breakpoints = desk.breakpoints.value;
-  const watched = isWatched(breakpoints);
+function Tools({ desk }) {
   const layers = server.value.num_layers;
+  const how = desk.how.value;
+  const setHow = (changed) => (desk.how.value = { ...how, ...changed });
+  const watched = Boolean(watchOf(desk.breakpoints.value, layers));
+  const watch = () => attempt("Watch", () => toggleWatch(desk, layers));
   return html`
     <div class="row tools">
       <h2 id="lens-title">Layers and lens</h2>
@@ -38,13 +38,13 @@ function Tools({ desk, how, setHow }) {
         <span class="dim">Click a layer to pause after it</span>
         <label><span class="hidden">Pause</span>
           <select aria-label="How often to pause" value=${how.once ? "once" : "each"}
-            onChange=${(event) => setHow({ ...how, once: event.target.value === "once" })}>
+            onChange=${(event) => setHow({ once: event.target.value === "once" })}>
             <option value="once">once</option><option value="each">each time</option>
           </select>
         </label>
         <label>in
           <select aria-label="In which pass to pause" value=${how.pass}
-            onChange=${(event) => setHow({ ...how, pass: event.target.value })}>
+            onChange=${(event) => setHow({ pass: event.target.value })}>
             <option value="any">any pass</option>
             <option value="prefill">prefill</option>
             <option value="decode">decode</option>
@@ -52,7 +52,7 @@ function Tools({ desk, how, setHow }) {
         </label>
       </fieldset>
       <label>
-        <input type="checkbox" checked=${watched} onChange=${() => attempt("Watch", () => toggleWatch(desk, layers))} />
+        <input type="checkbox" checked=${watched} onChange=${watch} />
         Watch all layers</label>
       <button type="button" onClick=${() => attempt("Clear", () => clearCaptures(desk))}
         title="Forget what was captured, on the server too">Clear the map</button>

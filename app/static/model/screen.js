@@ -6,7 +6,7 @@ import { Loading } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { linkTo } from "../state/route.js";
 import { Compare } from "./compare.js";
-import { deskOf } from "./desk.js";
+import { attend, deskOf } from "./desk.js";
 import { EditForm } from "./edit_form.js";
 import { Lens } from "./lens.js";
 import { Norms } from "./norms.js";
@@ -19,7 +19,7 @@ import { refreshVectors } from "./vector_list.js";
 export function ModelScreen({ id }) {
   const desk = deskOf(id);
   useEffect(() => void refreshVectors(), []);
-  useEffect(() => desk.attend(), [desk]);
+  useEffect(() => attend(desk), [desk]);
   if (server.value === null) return html`<${Loading} what="the model's size" />`;
   return html`
     <div class="model">

@@ -1,5 +1,4 @@
 // A vector from two prompts: the difference of what the model has of them after a layer.
-import { useState } from "preact/hooks";
 import { call, download } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { read } from "../lib/safetensors.js";
@@ -11,14 +10,14 @@ import { keepVector } from "./vector_list.js";
 
 export function TwoPrompts({ desk }) {
   const count = server.value.num_layers;
-  const layer = String(desk.session.value.checkpoint?.layer ?? count >> 1);
-  const [form, setForm] = useState({ first: "", second: "", layer, over: "last" });
-  const [found, setFound] = useState(null);
+  const kept = desk.twoPrompts;
+  const form = { ...kept.value, layer: kept.value.layer ?? String(desk.session.value.checkpoint?.layer ?? count >> 1) };
+  const put = (changed) => (kept.value = { ...kept.peek(), ...changed });
   const { busy, error, act } = useAction();
-  const set = (event) => setForm({ ...form, [event.target.name]: event.target.value });
+  const set = (event) => put({ [event.target.name]: event.target.value });
   const make = (event) => {
     event.preventDefault();
-    if (!busy) act(async () => setFound(await difference({ ...form, layer: Number(form.layer) })));
+    if (!busy) act(async () => put({ found: await difference({ ...form, layer: Number(form.layer) }) }));
   };
   const prompt = (name, label) => html`<${Field} wide id=${name} label=${label} control=${(told) => html`
     <input ...${told} required value=${form[name]} onInput=${set} autocomplete="off" />`} />`;
@@ -36,27 +35,25 @@ export function TwoPrompts({ desk }) {
         <${Button} type="submit" why=${busy ? "It is being computed." : null}>Compute the difference<//>
       </form>
       <${Failure} error=${errorElse(error, ["layer"])} />
-      <${Keep} found=${found} kept=${() => setFound(null)} />
+      <${Keep} name=${form.name} found=${form.found} put=${put} />
     </section>
   `;
 }
 
-function Keep({ found, kept }) {
-  const [name, setName] = useState("");
+function Keep({ name, found, put }) {
   const { error, act } = useAction();
   const keep = async (event) => {
     event.preventDefault();
     if (!found || !(await act(() => keepVector(name, found))).done) return;
     say(`The vector ${name} is kept.`);
-    setName("");
-    kept();
+    put({ name: "", found: null });
   };
   return html`<form class="fields" onSubmit=${keep}>
     <p role="status" class=${found ? null : "dim"}>
       ${found ? `Its norm is ${norm(found).toFixed(3)}.` : "Its norm appears here."}
     </p>
     <${Field} id="vector-name" label="Keep as" error=${error?.message ?? null} control=${(told) => html`
-      <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`} />
+      <input ...${told} required value=${name} onInput=${(event) => put({ name: event.target.value })} />`} />
     <${Button} type="submit" why=${found ? null : "Compute a difference first."}>Keep the vector<//>
   </form>`;
 }
@@ -64,14 +61,14 @@ function Keep({ found, kept }) {
 /** A Float32Array: what `first` has after `layer`, minus what `second` has. `over` is "last" for the prompts' last
  * positions, "mean" for the means over all of them. The session that computes it is closed again. */
 async function difference({ first, second, layer, over }) {
-  const { id } = await call("POST", "/v1/sessions", { body: { metadata: { purpose: "a vector from two prompts" } } });
+  const { id } = await call("POST", "/v1/sessions", { body: SCRATCH });
   try {
     await call("POST", `/v1/sessions/${id}/breakpoints`, { body: { layer, action: "capture" } });
     const a = await residual(id, first, over);
     const b = await residual(id, second, over);
     return minus(a, b);
   } finally {
-    await call("DELETE", `/v1/sessions/${id}`);
+    await call("DELETE", `/v1/sessions/${id}`).catch(() => {}); // it closes by itself
   }
 }
 
@@ -85,6 +82,9 @@ async function residual(id, prompt, over) {
   const rows = parts.flatMap((part) => Array.from({ length: part.shape[0] }, (_, at) => row(part, at)));
   return over === "last" ? rows.at(-1) : mean(rows);
 }
+
+/** The session closes by itself where the page cannot close it any more. */
+const SCRATCH = { ttl_s: 600, metadata: { purpose: "a vector from two prompts" } };
 
 const norm = (a) => Math.sqrt(a.reduce((sum, value) => sum + value * value, 0));
 const minus = (a, b) => Float32Array.from(a, (value, at) => value - b[at]);

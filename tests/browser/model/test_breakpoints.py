@@ -1,0 +1,78 @@
+"""Inside the model: breakpoints that the page arms beside those of programs and other tabs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import OpenPage
+from tests.browser.filling import eventually
+from tests.browser.model.inside import Inside
+
+pytestmark = pytest.mark.browser
+
+
+def test_captures_of_a_program_stay(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    mine = inside.post(f"{inside.path}/breakpoints", {"layers": [0, 2], "action": "capture"})
+    inside.page.reload()
+    expect(inside.rung(2)).to_have_accessible_name(re.compile("captures"))
+    watch = inside.page.get_by_label("Watch all layers")
+    expect(watch).not_to_be_checked()
+    inside.arm(1)
+    expect(watch).to_be_checked()
+    inside.rung(1).click()
+    expect(watch).not_to_be_checked()
+    assert inside.get(f"{inside.path}/breakpoints")["data"] == [mine]
+    watch.check()
+    eventually(lambda: len(inside.breakpoints("capture")), 2)
+    watch.uncheck()
+    eventually(lambda: inside.breakpoints("capture"), [mine])
+
+
+def test_the_watch_of_a_pause_ends_with_its_turn(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    assert len(inside.breakpoints("capture")) == 1
+    inside.button("To the end").click()
+    inside.expect_idle()
+    expect(inside.page.get_by_label("Watch all layers")).not_to_be_checked()
+    assert not inside.breakpoints("capture")
+
+
+def test_a_watch_that_was_asked_for_outlives_turns(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    watch = inside.page.get_by_label("Watch all layers")
+    watch.check()
+    eventually(lambda: len(inside.breakpoints("capture")), 1)
+    inside.pause_at(1)
+    inside.button("To the end").click()
+    inside.expect_idle()
+    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
+    expect(watch).to_be_checked()
+    assert len(inside.breakpoints("capture")) == 1
+
+
+def test_what_others_have_removed_is_no_obstacle(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page, refusals=True)
+    inside.arm(1)
+    inside.call("DELETE", f"{inside.path}/breakpoints")
+    inside.rung(1).click()
+    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
+    inside.arm(1)
+    assert [each["layers"] for each in inside.breakpoints("pause")] == [[1]]
+    expect(inside.page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_return_to_the_screen_shows_what_is_armed_now(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.arm(1)
+    inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+    expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
+    inside.call("DELETE", f"{inside.path}/breakpoints")
+    inside.post(f"{inside.path}/breakpoints", {"layer": 2, "action": "pause"})
+    inside.page.go_back()
+    expect(inside.rung(2)).to_have_attribute("aria-pressed", "true")
+    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")

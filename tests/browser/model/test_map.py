@@ -1,0 +1,93 @@
+"""Inside the model: the lens follows histories that are cut, edits that come between, and the eyes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import APIResponse, Route, expect
+
+from tests.browser.conftest import OpenPage
+from tests.browser.filling import eventually
+from tests.browser.model.inside import Inside
+from tests.browser.model.test_lens import visible
+
+pytestmark = pytest.mark.browser
+
+LENGTH = 12
+
+
+def fill(inside: Inside, first: int) -> None:
+    """A history of `LENGTH` tokens that shares one with any other, by another client."""
+    inside.post(f"{inside.path}/rewind", {"to_token": 0})
+    tokens = [5, *range(first, first + LENGTH - 1)]
+    inside.post(f"{inside.path}/generate", {"token_ids": tokens, "max_tokens": 0})
+
+
+def best(lens: Any, at: int) -> str:
+    """What a map says after its last layer."""
+    return visible(lens["texts"][str(lens["layers"][-1]["token_ids"][at][0])])
+
+
+def expect_map(inside: Inside, position: int) -> None:
+    """The page shows a position as the server tells of it, at every layer."""
+    lens = inside.get(f"{inside.path}/lens?positions={position}:{position + 1}")
+    head = inside.page.get_by_role("columnheader").nth(position)
+    expect(head.locator("b")).to_have_text(visible(lens["texts"][str(lens["token_ids"][0])]))
+    assert len(lens["layers"]) == inside.layers
+    for each in lens["layers"]:
+        expect(inside.cell(each["layer"], position)).to_have_text(visible(lens["texts"][str(each["token_ids"][0][0])]))
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_other_tokens_of_the_same_number_are_read_anew(open_page: OpenPage, page_server: str, is_left: bool) -> None:
+    inside = Inside(page_server, open_page)
+    inside.page.get_by_label("Watch all layers").check()
+    eventually(lambda: len(inside.breakpoints("capture")), 1)
+    fill(inside, 20)
+    expect_map(inside, 7)
+    if is_left:
+        inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+        expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()
+    fill(inside, 60)
+    if is_left:
+        inside.page.go_back()
+    expect_map(inside, 7)
+    expect_map(inside, LENGTH - 1)
+
+
+def test_an_edit_outdates_the_answer_that_is_under_way(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    inside.page.route(re.compile(rf"{inside.id}/lens\?"), hold_first)
+    last = inside.layers - 1
+    inside.pause_at(last)
+    position = inside.view["checkpoint"]["end"] - 1
+    inside.page.get_by_label("Operation").select_option("ablate")
+    inside.button("Preview").click()
+    expect(inside.page.get_by_role("table", name=re.compile("After"))).to_be_visible()
+    route, answer = held[0]
+    now = inside.get(f"{inside.path}/lens?positions={position}:{position + 1}")
+    assert best(now, 0) != best(answer.json(), position)
+    route.fulfill(response=answer)
+    expect_map(inside, position)
+
+
+def test_a_step_fills_in_what_one_has_scrolled_to(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.arm(0)
+    inside.start("The quick brown fox. " * 12)
+    inside.expect_pause(0)
+    inside.page.locator(".inside").evaluate("box => { box.scrollLeft = 0; }")
+    expect(inside.cell(0, 0)).not_to_be_empty()
+    inside.button("Next layer").click()
+    inside.expect_pause(1)
+    expect(inside.cell(1, 0)).not_to_be_empty()
