@@ -2,8 +2,10 @@
 import { useEffect } from "preact/hooks";
 import { counted, shortId, timeLeft } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { Foreign, isForeign } from "../session/screen.js";
 import { Loading } from "../shell/states.js";
 import { server } from "../state/connection.js";
+import { historyOf, loadHistory } from "../state/history.js";
 import { linkTo } from "../state/route.js";
 import { Compare } from "./compare.js";
 import { attend, deskOf } from "./desk.js";
@@ -18,21 +20,32 @@ import { refreshVectors } from "./vector_list.js";
 
 export function ModelScreen({ id }) {
   const desk = deskOf(id);
-  useEffect(() => void refreshVectors(), []);
-  useEffect(() => attend(desk), [desk]);
-  if (server.value === null) return html`<${Loading} what="the model's size" />`;
+  const view = desk.session.value;
+  const { tokens, error } = historyOf(id).value;
+  const isUnsure = view.tenant !== null && tokens === null && error === null;
+  useEffect(() => void (isUnsure && loadHistory(id)), [id, isUnsure]);
+  if (server.value === null || isUnsure) return html`<${Loading} what="the inside of the model" />`;
   return html`
     <div class="model">
       <${Standing} desk=${desk} />
-      <${Turn} desk=${desk} />
-      <${Throughput} id=${id} />
-      <${Lens} desk=${desk} />
-      <${EditForm} desk=${desk} />
-      <${Compare} desk=${desk} />
-      <${Norms} desk=${desk} />
-      <${TwoPrompts} desk=${desk} />
-      <${Vectors} />
+      ${isForeign(view) ? html`<${Foreign} view=${view} />` : html`<${Inside} desk=${desk} />`}
     </div>
+  `;
+}
+
+/** What only its tenant sees. */
+function Inside({ desk }) {
+  useEffect(() => void refreshVectors(), []);
+  useEffect(() => attend(desk), [desk]);
+  return html`
+    <${Turn} desk=${desk} />
+    <${Throughput} id=${desk.id} />
+    <${Lens} desk=${desk} />
+    <${EditForm} desk=${desk} />
+    <${Compare} desk=${desk} />
+    <${Norms} desk=${desk} />
+    <${TwoPrompts} desk=${desk} />
+    <${Vectors} />
   `;
 }
 

@@ -60,9 +60,9 @@ function PauseBanner({ view }) {
 }
 
 /** Whether the server has refused to tell what the session holds. */
-const isForeign = ({ id, tenant }) => tenant !== null && historyOf(id).value.error?.status === 404;
+export const isForeign = ({ id, tenant }) => tenant !== null && historyOf(id).value.error?.status === 404;
 
-const Foreign = ({ view }) => html`
+export const Foreign = ({ view }) => html`
   <section class="panel stack" aria-labelledby="foreign">
     <h2 id="foreign">A session of another tenant</h2>
     <p>Only ${view.tenant} may read what it holds and use it. An operator sees its figures, and may close it.</p>
