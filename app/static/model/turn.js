@@ -6,7 +6,7 @@ import { Button } from "../shell/controls.js";
 import { Failure } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
-import { cancel, resume } from "../state/turns.js";
+import { cancel, resume, whyNoTurn } from "../state/turns.js";
 
 export function Turn({ desk }) {
   const { running, text, verb } = desk.turn.value;
@@ -28,7 +28,7 @@ export function Turn({ desk }) {
 function Start({ view, running }) {
   const busy = running || view.state !== "idle" ? "A turn runs. Wait for its end, or cancel it." : null;
   return html`<div class="row">
-    <${Button} class="primary" type="submit" why=${busy} title="Ctrl+Enter">Start the turn<//>
+    <${Button} class="primary" type="submit" why=${busy ?? whyNoTurn.value} title="Ctrl+Enter">Start the turn<//>
     <${Button} why=${busy ? null : "No turn runs."} onClick=${() => attempt("Cancel", () => cancel(view.id))}>Cancel<//>
   </div>`;
 }
@@ -39,7 +39,7 @@ function Steps({ desk }) {
   const { running, error } = desk.turn.value;
   const layer = checkpoint?.layer ?? 0;
   const last = server.value.num_layers - 1;
-  const busy = running || state !== "paused" ? "The turn runs. Wait for its next pause." : null;
+  const busy = running || state !== "paused" ? "The turn runs. Wait for its next pause." : whyNoTurn.value;
   const atEnd = checkpoint && layer === last ? "This is the last layer: go on to the next token." : null;
   const step = (until) => () => resume(desk.id, until);
   return html`
