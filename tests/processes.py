@@ -47,6 +47,7 @@ def hear_interrupts() -> None:
 
 def _serve(output: str, flags: Sequence[str], descriptors: tuple[int, int] | None, own_engine: bool) -> None:
     """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that `nohup` runs would have it ignored
     if not own_engine:
         engine.EngineProcess = lambda timeout_s: None  # type: ignore[assignment, misc]
     if descriptors is not None:

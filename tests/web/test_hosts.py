@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from app.domain.errors import FieldOutOfRange
 from app.settings import Settings
 from tests.anthropic.test_errors import check_body
 from tests.conftest import ServeWith
@@ -90,10 +91,11 @@ def test_what_could_never_match_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "djinn.example"])
 def test_a_public_address_needs_keys(host: str) -> None:
-    with pytest.raises(ValidationError, match="public"):
-        Settings(host=host)
-    assert Settings(host=host, insecure=True).answered_hosts == ("*",)
-    assert Settings(host=host, api_keys=("sesame",)).answered_hosts == ("*",)
+    with pytest.raises(FieldOutOfRange, match="public"):
+        Settings(host=host).require_safe_access()
+    for decided in (Settings(host=host, insecure=True), Settings(host=host, api_keys=("sesame",))):
+        decided.require_safe_access()
+        assert decided.answered_hosts == ("*",)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
