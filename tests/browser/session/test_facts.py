@@ -32,7 +32,8 @@ def test_the_figures_are_those_of_the_api(on: OnSession) -> None:
     assert fact(page, "Prompts") == f"{usage['prompt_tokens']} tokens, {usage['cached_tokens']} cached"
     assert fact(page, "agent") == "tester"
     assert fact(page, "Id") == on.id
-    assert fact(page, "Closes by itself") == "in 29 d 23 h without a turn"
+    left = fact(page, "Closes by itself")
+    assert re.fullmatch("in (29 d 23 h|30 d 0 h) without a turn", left)  # the page's clock may be a second behind
     on.generate(" and", tokens=2)
     expect(panel(page, "Facts")).to_contain_text("42 tokens")
 
