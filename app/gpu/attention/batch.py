@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from app.gpu.device.staging import Put, put_each
 
 
-@dataclass(frozen=True, slots=True)
-class RowShape:
+class RowShape(NamedTuple):
     """One row as host integers: its tokens are `[start, start + length)` of the batch; they see `context` keys.
 
     `context` counts the row's own tokens too, so the first of them stands at position `context - length`.
@@ -43,7 +44,9 @@ class Batch:
     slot_offsets: Tensor
     """`[tokens]` int64: place inside that block."""
     block_tables: Tensor
-    """`[rows, max_blocks]` int32: pool blocks of each row in order; entries past the row's context are 0."""
+    """`[rows, max_blocks]` int32: pool blocks of each row in order. Nobody may look at entries past the row's context:
+    they are 0, or blocks that the row's sequence has for later.
+    """
     contexts: Tensor
     """`[rows]` int32: `RowShape.context` on the device."""
 
@@ -51,35 +54,41 @@ class Batch:
 def make_batch(
     spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, device: torch.device
 ) -> Batch:
-    """A batch by itself; see `place_batch`."""
-    return place_batch(spans, tables, block_size, put_each(device))
+    """A batch by itself; see `place_batch`. `spans[i]` is row i's `(first position, token count)`, `tables[i]` the pool
+    blocks of its sequence.
+    """
+    used = [-(-(first + length) // block_size) for first, length in spans]
+    padded = np.zeros((len(spans), max(used)), dtype=np.int32)
+    for row, (table, count) in enumerate(zip(tables, used, strict=True)):
+        padded[row, :count] = table[:count]
+    firsts, lengths = np.array(spans, dtype=np.int64).T
+    return place_batch(firsts, lengths, padded, block_size, put_each(device))
 
 
-def place_batch(spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, put: Put) -> Batch:
+def place_batch(
+    firsts: NDArray[np.int64], lengths: NDArray[np.int64], tables: NDArray[np.int32], block_size: int, put: Put
+) -> Batch:
     """Describe rows to the layers, in arrays that `put` takes to the device.
 
-    `spans[i]` is row i's `(first position, token count)`, `tables[i]` the pool blocks of its sequence. Rows of one
-    token must come first. Built in NumPy: for so few numbers, waking PyTorch's threads costs more than the work.
+    Row i has `lengths[i]` tokens from position `firsts[i]` on; `tables[i]` are the pool blocks of its sequence, and
+    whatever follows them. Rows of one token must come first. Built in NumPy: for so few numbers, waking PyTorch's
+    threads costs more than the work.
     """
-    firsts, lengths = np.array(spans, dtype=np.int64).T
     starts = np.cumsum(lengths) - lengths
     contexts = firsts + lengths
     decodes = int((lengths == 1).sum())
     if (lengths[:decodes] != 1).any():
         raise ValueError("decode rows must come first")
-    used = -(-contexts // block_size)
-    padded = np.zeros((len(spans), used.max()), dtype=np.int32)
-    for row, (table, count) in enumerate(zip(tables, used, strict=True)):
-        padded[row, :count] = table[:count]
-    row_of_token = np.repeat(np.arange(len(spans)), lengths)
+    width = -(-int(contexts.max()) // block_size)
+    row_of_token = np.repeat(np.arange(len(lengths)), lengths)
     positions = np.arange(lengths.sum()) + (firsts - starts)[row_of_token]
-    slot_blocks = padded[row_of_token, positions // block_size].astype(np.int64)
+    slot_blocks = tables[row_of_token, positions // block_size].astype(np.int64)
     return Batch(
         rows=tuple(map(RowShape, starts.tolist(), lengths.tolist(), contexts.tolist())),
         decodes=decodes,
         positions=put(positions),
         slot_blocks=put(slot_blocks),
         slot_offsets=put(positions % block_size),
-        block_tables=put(padded),
+        block_tables=put(tables[:, :width]),
         contexts=put(contexts.astype(np.int32)),
     )

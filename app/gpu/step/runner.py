@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.domain.memory_map import StepCounts
-from app.gpu.attention.batch import Batch, place_batch
+from app.gpu.attention.batch import Batch
 from app.gpu.device.memory import is_out_of_memory
 from app.gpu.device.staging import Download, Put, Staging
 from app.gpu.device.streams import DeviceStreams
@@ -25,6 +25,7 @@ from app.gpu.sampling.masks import MaskThread
 from app.gpu.sampling.requests import SampleRequest
 from app.gpu.state.activation_map import Rows
 from app.gpu.step.activations import HostTensor
+from app.gpu.step.batches import Batches
 from app.gpu.step.edits import DeviceVectors
 from app.gpu.step.launched import LaunchedStep, SplitStep, WholeStep
 from app.gpu.step.results import PendingResult
@@ -60,6 +61,7 @@ class Runner:
         self._replays = replay is not None
         self._replayed = self._eager = self._followed = self._tokens = 0
         self._split_size = SplitSize()
+        self._batches = Batches(pool.block_size)
         self._masks = MaskThread()
         self._alone = 0
         """Steps to come that none may overlap, as memory was too short for two."""
@@ -165,7 +167,7 @@ class Runner:
             pending.launch(compute())
             self._count(rows, replayed=self._replays, followed=before is not None)
             return WholeStep(rows, pending)
-        walk = Walk(self.stack, self._run_layers, self.pool.block_size, self._streams, rows, put, self._vectors)
+        walk = Walk(self.stack, self._run_layers, self._batches, self._streams, rows, put, self._vectors)
         self._staging.send()
         pending.launch(walk.run())
         self._count(rows, replayed=False, followed=False)
@@ -178,8 +180,7 @@ class Runner:
         self._tokens += sum(row.length for row in rows)
 
     def _place_decode(self, rows: list[Row], before: LaunchedStep | None, put: Put) -> Callable[[], Tensor]:
-        spans = [(row.first, 1) for row in rows]
-        batch = place_batch(spans, [row.sequence.blocks for row in rows], self.pool.block_size, put)
+        batch = self._batches.place(rows, put)
         if before is None:
             token_ids = put(token_ids_of(rows))
             return lambda: self._decode(token_ids, batch)

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from app.domain.breakpoints import Intervention
-from app.gpu.attention.batch import Batch, place_batch
+from app.gpu.attention.batch import Batch
 from app.gpu.device.staging import Put
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.models.base import LayerStack
@@ -16,6 +16,7 @@ from app.gpu.passes.segments import Row, Segment, cut_segments
 from app.gpu.programs.run import RunLayers
 from app.gpu.state.checkpoints import Captured
 from app.gpu.step.activations import HostTensor
+from app.gpu.step.batches import Batches
 from app.gpu.step.chosen import Chosen
 from app.gpu.step.edits import DeviceVectors, apply_edit
 
@@ -37,13 +38,13 @@ class Walk:
         self,
         stack: LayerStack,
         run_layers: RunLayers,
-        block_size: int,
+        batches: Batches,
         streams: DeviceStreams,
         rows: list[Row],
         put: Put,
         vectors: DeviceVectors,
     ) -> None:
-        self._stack, self._run_layers, self._block_size = stack, run_layers, block_size
+        self._stack, self._run_layers, self._batches = stack, run_layers, batches
         self._streams, self._rows, self._vectors = streams, rows, vectors
         self._starts: dict[Row, int] = {}
         total = 0
@@ -97,10 +98,7 @@ class Walk:
         for segment in segments:
             if segment.rows not in placed:
                 members = [self._rows[number] for number in segment.rows]
-                spans = [(row.first, row.length) for row in members]
-                tables = [row.sequence.blocks for row in members]
-                batch = place_batch(spans, tables, self._block_size, put)
-                placed[segment.rows] = batch, self._tokens(members, put)
+                placed[segment.rows] = self._batches.place(members, put), self._tokens(members, put)
         return [(segment, *placed[segment.rows]) for segment in segments]
 
     def _find_outputs(self) -> list[int]:
