@@ -4,14 +4,15 @@ Tokens are addressed as `row * vocab_size + token`, into the flattened logits of
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
+from app.domain.values import SamplingParams
 from app.gpu.device.staging import Put
-from app.gpu.sampling.philox import uniform
+from app.gpu.sampling.philox import uniforms
 from app.gpu.sampling.requests import SampleRequest, draws
 
 
@@ -53,58 +54,73 @@ class SamplingInputs:
 
 
 def place_requests(requests: Sequence[SampleRequest], vocab_size: int, put: Put) -> SamplingInputs:
-    """Lay out the requests of the rows of logits, in their order."""
-    drawing = [i for i, request in enumerate(requests) if draws(request.params)]
-    truncates = [p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in (request.params for request in requests)]
-
-    def place(changes: Iterable[Mapping[int, float]]) -> Change | None:
-        return _place_changes(list(changes), vocab_size, put)
-
+    """Lay out the requests of the rows of logits, in their order. A row that asks for nothing costs next to nothing."""
+    bias, forbidden, repetition, counts = _Changes(), _Changes(), _Changes(), _Changes()
+    free, truncated = list[int](), list[int]()
+    for row, request in enumerate(requests):
+        params, first = request.params, row * vocab_size
+        if params.logit_bias:
+            bias.add(first, params.logit_bias)
+        if request.forbidden:
+            forbidden.add(first, dict.fromkeys(request.forbidden, -np.inf))
+        if params.repetition_penalty != 1:
+            repetition.add(first, dict.fromkeys(request.tokens, params.repetition_penalty))
+        if params.presence_penalty or params.frequency_penalty:
+            counts.add(first, _counts(request))
+        if draws(params):
+            (truncated if _truncates(params) else free).append(row)
     return SamplingInputs(
-        bias=place(request.params.logit_bias for request in requests),
-        forbidden=place(dict.fromkeys(request.forbidden, -np.inf) for request in requests),
-        repetition=place(_repetitions(request) for request in requests),
-        counts=place(_counts(request) for request in requests),
-        free=_place_draws(requests, [i for i in drawing if not truncates[i]], vocab_size, put),
-        truncated=_place_draws(requests, [i for i in drawing if truncates[i]], vocab_size, put),
+        bias.place(put),
+        forbidden.place(put),
+        repetition.place(put),
+        counts.place(put),
+        _place_draws(requests, free, vocab_size, put),
+        _place_draws(requests, truncated, vocab_size, put),
     )
 
 
-def _repetitions(request: SampleRequest) -> dict[int, float]:
-    penalty = request.params.repetition_penalty
-    return {} if penalty == 1.0 else dict.fromkeys(request.tokens, penalty)
+class _Changes:
+    """Changes of one kind, row after row."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._values: list[float] = []
+
+    def add(self, first: int, changes: Mapping[int, float]) -> None:
+        """Those of a row whose logits begin at `first`."""
+        self._tokens += [first + token for token in changes]
+        self._values += changes.values()
+
+    def place(self, put: Put) -> Change | None:
+        if not self._tokens:
+            return None
+        return Change(put(np.array(self._tokens, np.int64)), put(np.array(self._values, np.float32)))
+
+
+def _truncates(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def _counts(request: SampleRequest) -> dict[int, float]:
     """What the presence and frequency penalties take off, for each token that has been generated."""
-    params = request.params
-    generated = request.tokens[request.prompt_tokens :]
-    if not generated or not (params.presence_penalty or params.frequency_penalty):
-        return {}
+    params, generated = request.params, request.tokens[request.prompt_tokens :]
     return {token: params.presence_penalty + params.frequency_penalty * n for token, n in Counter(generated).items()}
-
-
-def _place_changes(rows: Sequence[Mapping[int, float]], vocab_size: int, put: Put) -> Change | None:
-    tokens = [row * vocab_size + token for row, changes in enumerate(rows) for token in changes]
-    if not tokens:
-        return None
-    values = [value for changes in rows for value in changes.values()]
-    return Change(put(np.array(tokens, np.int64)), put(np.array(values, np.float32)))
 
 
 def _place_draws(requests: Sequence[SampleRequest], rows: list[int], vocab_size: int, put: Put) -> Draws | None:
     if not rows:
         return None
     chosen = [requests[row] for row in rows]
+    params = [request.params for request in chosen]
 
-    def column(values: Iterable[float], dtype: type[np.generic]) -> Tensor:
-        return put(np.array(list(values), dtype)[:, None])
+    def column(values: Sequence[float], dtype: type[np.generic]) -> Tensor:
+        return put(np.array(values, dtype)[:, None])
 
     return Draws(
         put(np.array(rows, np.int64)),
-        column((uniform(request.params.seed, request.position) for request in chosen), np.float64),
-        column((request.params.temperature for request in chosen), np.float32),
-        column((min(request.params.top_k or vocab_size, vocab_size) for request in chosen), np.int64),
-        column((request.params.top_p for request in chosen), np.float32),
-        column((request.params.min_p for request in chosen), np.float32),
+        put(uniforms([each.seed for each in params], [request.position for request in chosen])[:, None]),
+        column([each.temperature for each in params], np.float32),
+        column([min(each.top_k or vocab_size, vocab_size) for each in params], np.int64),
+        column([each.top_p for each in params], np.float32),
+        column([each.min_p for each in params], np.float32),
     )

@@ -1,16 +1,19 @@
-"""Random numbers of a key and a counter are NumPy's."""
+"""Random numbers of keys and counters are NumPy's."""
 
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.gpu.sampling.philox import uniform
+from app.gpu.sampling.philox import uniforms
+
+drawn = st.tuples(st.integers(0, 2**128 - 1), st.integers(0, 2**64 - 2))
+LARGEST = (2**128 - 1, 2**64 - 2)
 
 
-@given(key=st.integers(0, 2**128 - 1), counter=st.integers(0, 2**256 - 1))
-@example(key=0, counter=0)
-@example(key=2**128 - 1, counter=2**256 - 2)
-@example(key=7, counter=2**64 - 1)
-@example(key=7, counter=2**256 - 1)
-def test_a_number_is_that_of_numpys_generator(key: int, counter: int) -> None:
-    assert uniform(key, counter) == np.random.Generator(np.random.Philox(key=key, counter=counter)).random()
+@given(st.lists(drawn, min_size=1, max_size=20))
+@example([(0, 0)])
+@example([LARGEST, LARGEST, (0, 0), LARGEST])
+@example([(seed, 1000 + seed) for seed in range(300)])
+def test_each_number_is_that_of_numpys_generator(pairs: list[tuple[int, int]]) -> None:
+    wanted = [np.random.Generator(np.random.Philox(key=key, counter=counter)).random() for key, counter in pairs]
+    assert uniforms([key for key, _ in pairs], [counter for _, counter in pairs]).tolist() == wanted
