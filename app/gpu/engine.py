@@ -13,11 +13,9 @@ from app.gpu.commands.message_queue import Message, MessageQueue
 from app.gpu.kv.moves import Moved
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.kv_tiers.phases import Phases
-from app.gpu.passes.segments import Row
 from app.gpu.planning.overlap import plan_overlapped
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns, sample_requests
-from app.gpu.sampling.requests import SampleRequest
 from app.gpu.step.accounting import Accounting
 from app.gpu.step.launched import LaunchedStep
 from app.gpu.step.progress import Progress
@@ -27,6 +25,9 @@ from app.grammars.compiler import Grammars
 from app.messages import Command, Event, Failed, FreeDisk, Inspect, KeepKV, Paused, Restored, Started, TurnFinished
 
 logger = logging.getLogger(__name__)
+
+_ENDS = (TurnFinished, Paused, Failed)
+"""Events after which a turn has no more rows."""
 
 
 class Engine:
@@ -163,7 +164,7 @@ class Engine:
             self._stalled = not plan.rows and bool(self._placement.tiers.ledger.in_flight)
             self._outdated |= plan.gave_way or plan.passed_over
             if plan.rows:
-                self._step = self._runner.launch(plan.rows, _requests(plan.rows))
+                self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
         except Exception as error:
             events += self._accounting.fail_step(plan.rows, error)
         return events
@@ -185,7 +186,7 @@ class Engine:
             if not rows:
                 return []
             self._order_moves()
-            self._overlapped = self._runner.launch_overlapped(step, rows, _requests(rows))
+            self._overlapped = self._runner.launch_overlapped(step, rows, sample_requests(rows))
         except Exception as error:
             return [*self.collect(), *self._accounting.fail_step(rows, error)]
         if self._overlapped is None:  # memory is too short for two steps: release what was reserved
@@ -203,7 +204,7 @@ class Engine:
             events.extend(self._accounting.finish(step.rows, step.collect()))  # keeps what came before a failure
         except Exception as error:
             events += self._accounting.fail_step(step.rows, error)
-        self._outdated |= any(isinstance(event, TurnFinished | Paused | Failed) for event in events)
+        self._outdated |= any(isinstance(event, _ENDS) for event in events)
         now = time.perf_counter()
         self._placement.note_step(now - self._began_at)
         self._scheduler.drafting.note_step(step.rows, now - self._began_at)
@@ -241,11 +242,12 @@ class Engine:
         The first message for a sequence of the running step waits for `collect`, and so do all behind it.
         """
         events: list[Event] = []
-        running = set() if self._step is None else {row.sequence.session for row in self._step.rows}
-        for message in self._messages.take_while(lambda found: self._session_of(found) not in running):
-            events += self.handle(message)
-            self.progress.note()
-            self._outdated = True
+        if self._messages.has_taken:  # most steps meet none, and to look through their rows takes time
+            running = set() if self._step is None else {row.sequence.session for row in self._step.rows}
+            for message in self._messages.take_while(lambda found: self._session_of(found) not in running):
+                events += self.handle(message)
+                self.progress.note()
+                self._outdated = True
         self._phases.tick()
         events += self._handler.keeper.tick()
         self._mover.submit(self._placement.take_orders())
@@ -262,7 +264,3 @@ class Engine:
             return 0.0
         alarm = self._phases.next_alarm()
         return None if alarm is None else max(0.0, alarm - time.monotonic())
-
-
-def _requests(rows: Sequence[Row]) -> list[SampleRequest]:
-    return [request for row in rows for request in sample_requests(row)]

@@ -33,7 +33,7 @@ class PromptScored:
     logprobs: tuple[TokenLogprobs, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: hundreds are made a step, and that would take twice as long
 class Token:
     """One generated token."""
 

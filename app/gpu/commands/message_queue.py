@@ -35,6 +35,11 @@ class MessageQueue:
         """Whether no message waits to be handled; one may come at any moment."""
         return not self._taken and self._queue.empty()
 
+    @property
+    def has_taken(self) -> bool:
+        """Whether messages have been taken that are not handled yet."""
+        return bool(self._taken)
+
     def wait(self, timeout_s: float | None) -> None:
         """Wait until there is a message to handle, or the time is over; None: without end."""
         if not self._taken:

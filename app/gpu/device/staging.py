@@ -51,10 +51,10 @@ class Staging:
             self._filled.append((self._here, self._there, self._used))
             self._open(self._new_page(max(array.nbytes, PAGE_BYTES)))
         begin, end = self._used, self._used + array.nbytes
-        dtype = _DTYPES[array.dtype]
-        self._here[begin:end].view(dtype).view(array.shape).numpy()[...] = array
+        self._bytes[begin:end].view(array.dtype).reshape(array.shape)[...] = array
         self._used = -(-end // _ALIGNMENT) * _ALIGNMENT
-        return self._there[begin:end].view(dtype).view(array.shape)
+        there = self._there[begin:end].view(_DTYPES[array.dtype])
+        return there if array.ndim == 1 else there.view(array.shape)
 
     def send(self) -> None:
         """Launch the copy. More than one are needed only for the first step that is as large as none before."""
@@ -65,7 +65,7 @@ class Staging:
         self._page_bytes = max(self._page_bytes, sum(here.numel() for here, _, _ in pages))
 
     def _open(self, page: Tensor) -> None:
-        self._here, self._used = page, 0
+        self._here, self._bytes, self._used = page, page.numpy(), 0
         self._there = torch.empty(page.numel(), dtype=torch.uint8, device=self._device)
 
     def _new_page(self, size: int) -> Tensor:

@@ -117,8 +117,11 @@ class KVCache:
     def commit(self, sequence: TokenSequence, computed: int) -> None:
         """Account for tokens that have run all layers, and publish the blocks that they filled."""
         sequence.computed = computed
-        sequence.reached = max(sequence.reached, computed)
+        if computed > sequence.reached:
+            sequence.reached = computed
         first = len(sequence.hashes)
+        if computed < (first + 1) * self.pool.block_size:  # a decoded token seldom fills a block
+            return
         self.hash_blocks(sequence)
         for block, block_hash in zip(sequence.blocks[first:], sequence.hashes[first:], strict=False):
             self.pool.publish(block, block_hash)

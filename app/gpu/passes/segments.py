@@ -54,8 +54,8 @@ class Row:
 
     def is_plain(self, num_layers: int) -> bool:
         """Whether the row is one token that runs all layers, with nothing to do on the way, and samples."""
-        whole = (self.way.lo, self.way.hi) == (0, num_layers)
-        return self.length == 1 and self.samples and whole and not self.way.marks
+        way = self.way
+        return self.length == 1 and self.samples and way.lo == 0 and way.hi == num_layers and not way.marks
 
     @property
     def token_ids(self) -> list[int]:

@@ -67,7 +67,7 @@ class Drafting:
 
     def note_step(self, rows: Sequence[Row], seconds: float) -> None:
         """Note how long a step took; one with prompts says nothing about drafts."""
-        if all(row.choices == row.length for row in rows):
+        if self.max_tokens and all(row.choices == row.length for row in rows):
             self._costs.note(sum(row.length for row in rows), seconds)
 
     def _guess(self, row: Row) -> Guess:

@@ -7,8 +7,8 @@ has been computed in vain, and the result is passed over.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.passes.segments import Row
 from app.gpu.passes.ways import runs_plainly
 from app.gpu.planning.scheduler import Scheduler
@@ -25,20 +25,32 @@ def plan_overlapped(scheduler: Scheduler, rows: Sequence[Row], max_model_len: in
     """
     if scheduler.drafting.max_tokens:
         return []
-    if not all(row.is_plain(scheduler.num_layers) and not row.scores_prompt for row in rows):
-        return []
-    going_on = [row for row in rows if not row.turn.is_full(len(row.sequence.tokens) + 1, max_model_len)]
-    if not all(_is_predictable(row) for row in going_on):
-        return []
-    cache = scheduler.cache
-    if sum(cache.missing(row.sequence, 2) for row in going_on) > cache.pool.available:
-        return []
-    for row in going_on:
-        copies = cache.reserve(row.sequence, 2)
-        assert not copies  # the step that runs writes to the last block, so nobody else holds it
-    return [replace(row, first=row.end) for row in going_on]
+    following = list[Row]()
+    growing = list[Row]()
+    for row in rows:
+        sequence, turn, next_ = row.sequence, row.turn, row.first + row.length
+        if row.first >= sequence.plain_to and (row.scores_prompt or not row.is_plain(scheduler.num_layers)):
+            return []
+        if turn.is_full(len(sequence.tokens) + 1, max_model_len):
+            continue
+        if looks_back(turn.sampling):
+            return []
+        following.append(Row(sequence, turn, next_, 1, row.way, True, False))
+        if next_ >= sequence.plain_to:  # once a block, unless something may happen to the session's rows
+            growing.append(following[-1])
+    return following if _grow(scheduler.cache, growing) else []
 
 
-def _is_predictable(row: Row) -> bool:
-    """Whether the row after this one's next is known without its token."""
-    return not looks_back(row.turn.sampling) and runs_plainly(row.sequence, row.turn, len(row.sequence.tokens))
+def _grow(cache: KVCache, rows: Sequence[Row]) -> bool:
+    """Reserve blocks for rows that write past those of which it is known that their rows are plain. False, and nothing
+    is reserved, if one is none or blocks are short.
+    """
+    if not all(row.first == row.sequence.plain_to or runs_plainly(row.sequence, row.turn, row.first) for row in rows):
+        return False
+    if sum(cache.missing(row.sequence, 2) for row in rows) > cache.pool.available:
+        return False
+    for row in rows:
+        if not (row.first == row.sequence.plain_to and cache.extend_plain(row.sequence)):
+            copies = cache.reserve(row.sequence, 2)
+            assert not copies  # the step that runs writes to the last block, so nobody else holds it
+    return True

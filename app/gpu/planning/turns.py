@@ -1,7 +1,7 @@
 """The life of a turn: it begins with a `Submit`, advances by computed rows, may pause and go on, and ends once."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from app.domain.breakpoints import Pass, Until
 from app.domain.errors import ActivationsFull, DjinnError, FieldOutOfRange, GrammarTooComplex
@@ -18,6 +18,7 @@ from app.gpu.state.turn import TurnState
 from app.grammars.matcher import Matcher
 from app.messages import Event, Failed, Paused, PromptScored, Spent, Submit, Token, TurnFinished
 
+_NONE = frozenset[int]()
 Match = Callable[[Grammar, Sequence[int]], Matcher]
 """A matcher of a grammar, after tokens that have been generated. Raises `FieldOutOfRange` if they do not match."""
 
@@ -63,60 +64,58 @@ class Turns:
         if len(turn.prompt_logprobs) == turn.prompt_tokens - 1:
             yield PromptScored(turn.ticket, tuple(turn.prompt_logprobs))
 
-    def advance(self, row: Row, sampled: Sequence[Sampled]) -> Iterator[Event]:
+    def advance(self, row: Row, sampled: Sequence[Sampled]) -> list[Event]:
         """Account for a row that has run all layers. `sampled` is its next token, and those after its drafted tokens;
         empty while its prompt goes on. A drafted token counts if it was chosen, and the one after it with it.
         """
         sequence, turn, cache = row.sequence, row.turn, self._scheduler.cache
-        if (refusal := self._note_edits(row)) is not None:
-            yield self.fail(sequence, turn, refusal)
-            return
-        yield from self._spend(row)
-        resumed = sequence.paused_pass
-        if resumed is not None:
+        if row.way.new_edits and (refusal := self._note_edits(row)) is not None:
+            return [self.fail(sequence, turn, refusal)]
+        events: list[Event] = self._spend(row) if row.way.spent else []
+        if sequence.checkpoint is not None and (resumed := sequence.paused_pass) is not None:
             turn.resumed = resumed.cost()
             sequence.checkpoint = None
             self.activations.note(sequence)
         cache.commit(sequence, row.end - len(row.draft))
         if not sampled:
             if not sequence.pending:
-                yield from self._end_if_complete(sequence, turn)
-            return
-        accepted = 0
-        for chosen, drafted in zip(sampled, (*row.draft[: len(sampled) - 1], None), strict=True):
-            yield from self._append(sequence, turn, chosen)
-            if sequence.turn is not turn or drafted is None or drafted.token_id != chosen.token_id:
+                self._end_if_complete(sequence, turn, events)
+            return events
+        accepted, last = 0, len(sampled) - 1
+        for number, chosen in enumerate(sampled):
+            self._append(sequence, turn, chosen, events)
+            if number == last or sequence.turn is not turn or row.draft[number].token_id != chosen.token_id:
                 break
             cache.commit(sequence, len(sequence.tokens))
-            turn.matcher, accepted = drafted.matcher, accepted + 1
+            turn.matcher, accepted = row.draft[number].matcher, accepted + 1
         if row.draft:
             cache.trim(sequence)
             self._scheduler.drafting.note_accepted(len(sampled) - 1, accepted)
+        return events
 
-    def _append(self, sequence: TokenSequence, turn: TurnState, sampled: Sampled) -> Iterator[Event]:
+    def _append(self, sequence: TokenSequence, turn: TurnState, sampled: Sampled, events: list[Event]) -> None:
         """Take the turn's next token, which may be its last."""
         sequence.tokens.append(sampled.token_id)
-        yield Token(turn.ticket, sampled.token_id, sampled.logprobs)
+        events.append(Token(turn.ticket, sampled.token_id, sampled.logprobs))
         if turn.matcher is not None and not turn.matcher.consume((sampled.token_id,)):
-            yield self.fail(sequence, turn, _too_complex(sequence, turn, turn.matcher))
+            events.append(self.fail(sequence, turn, _too_complex(sequence, turn, turn.matcher)))
         else:
-            yield from self._end_if_complete(sequence, turn)
+            self._end_if_complete(sequence, turn, events)
 
-    def _end_if_complete(self, sequence: TokenSequence, turn: TurnState) -> Iterator[Event]:
+    def _end_if_complete(self, sequence: TokenSequence, turn: TurnState, events: list[Event]) -> None:
         reason = turn.finish_reason(sequence.tokens, self.max_model_len)
         if reason is not None:
             self._scheduler.cache.trim(sequence)
-            yield self.end(sequence, turn, reason)
+            events.append(self.end(sequence, turn, reason))
 
-    def pause(self, row: Row, hidden: StoredTensor) -> Iterator[Event]:
+    def pause(self, row: Row, hidden: StoredTensor) -> list[Event]:
         """Stop the turn where its row has stopped, with the residual stream that it had there. The turn fails if there
         is no room for that.
         """
         sequence, turn = row.sequence, row.turn
         if (refusal := self._note_edits(row) or self._check_room(sequence, hidden)) is not None:
-            yield self.fail(sequence, turn, refusal)
-            return
-        yield from self._spend(row)
+            return [self.fail(sequence, turn, refusal)]
+        events: list[Event] = self._spend(row)
         resumed = None if sequence.checkpoint is None else sequence.checkpoint.cost()
         sequence.checkpoint = Checkpoint(
             boundary=row.way.hi,
@@ -130,8 +129,10 @@ class Turns:
         self.activations.note(sequence)
         turn.paused, turn.pause_at, turn.announced, turn.drafter = True, None, False, None
         self._scheduler.retire(sequence)
-        yield Paused(turn.ticket, sequence.checkpoint.info(), turn.usage(len(sequence.tokens)), resumed or turn.resumed)
+        usage = turn.usage(len(sequence.tokens))
+        events.append(Paused(turn.ticket, sequence.checkpoint.info(), usage, resumed or turn.resumed))
         turn.resumed = None
+        return events
 
     def resume(
         self, sequence: TokenSequence, turn: TurnState, checkpoint: Checkpoint, ticket: Ticket, until: Until
@@ -199,11 +200,10 @@ class Turns:
             return error
         return None
 
-    def _spend(self, row: Row) -> Iterator[Event]:
+    def _spend(self, row: Row) -> list[Event]:
         """Note which breakpoints are spent in the row."""
-        for spent in row.way.spent:
-            if row.sequence.breakpoints.pop(spent, None) is not None:
-                yield Spent(row.sequence.session, spent)
+        armed, session = row.sequence.breakpoints, row.sequence.session
+        return [Spent(session, spent) for spent in row.way.spent if armed.pop(spent, None) is not None]
 
     def _drop_checkpoint(self, sequence: TokenSequence) -> None:
         """Free the checkpoint, and the KV of its pass, which will not go on."""
@@ -213,17 +213,25 @@ class Turns:
         sequence.interventions.truncate(max(sequence.reached, sequence.computed))
 
 
-def sample_requests(row: Row) -> Iterator[SampleRequest]:
-    """What the sampler needs to make each of the row's choices, as if the drafted tokens before it had been chosen."""
-    turn, first = row.turn, row.end - len(row.draft)
-    matchers = (turn.matcher, *(drafted.matcher for drafted in row.draft))
-    for number in range(row.choices):
-        position, tokens = first + number, row.sequence.tokens
-        if number and looks_back(turn.sampling):
-            tokens = tokens + [drafted.token_id for drafted in row.draft[:number]]
-        too_short = position + 1 - turn.prompt_tokens < turn.stop.min_tokens
-        forbidden = turn.stop.stop_token_ids if too_short else frozenset[int]()
-        yield SampleRequest(turn.sampling, tokens, turn.prompt_tokens, forbidden, position, matchers[number])
+def sample_requests(rows: Iterable[Row]) -> list[SampleRequest]:
+    """What the sampler needs to make the choices of the rows, in their order: each as if the drafted tokens before it
+    had been chosen.
+    """
+    requests = list[SampleRequest]()
+    for row in rows:
+        if not row.samples:
+            continue
+        turn, tokens = row.turn, row.sequence.tokens
+        params, stop, context = turn.sampling, turn.stop, turn.prompt_tokens
+        matcher, position = turn.matcher, row.first + row.length - len(row.draft)
+        for number in range(1 + len(row.draft)):
+            if number:
+                matcher, position = row.draft[number - 1].matcher, position + 1
+                if looks_back(params):
+                    tokens = [*tokens, row.draft[number - 1].token_id]
+            forbidden = stop.stop_token_ids if position + 1 - context < stop.min_tokens else _NONE
+            requests.append(SampleRequest(params, tokens, context, forbidden, position, matcher))
+    return requests
 
 
 def _too_complex(sequence: TokenSequence, turn: TurnState, matcher: Matcher) -> GrammarTooComplex:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.domain.values import SamplingParams, TokenLogprobs
 from app.grammars.matcher import Matcher
@@ -10,7 +11,7 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow float32."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: hundreds are made a step, and that would take twice as long
 class SampleRequest:
     """One row's wish: its parameters, its history, where the generated part begins, and tokens not allowed yet.
 
@@ -37,8 +38,7 @@ def looks_back(params: SamplingParams) -> bool:
     return params.grammar is not None or bool(penalises)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The chosen token, with its log-probabilities if the row asked for them."""
 
     token_id: int

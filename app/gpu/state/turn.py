@@ -102,11 +102,12 @@ class TurnState:
 
     def is_full(self, history_tokens: int, max_model_len: int) -> bool:
         """Whether the turn has all the tokens that it may have, once the history has so many."""
-        return self.generated(history_tokens) >= self.stop.max_tokens or history_tokens >= max_model_len
+        generated = history_tokens - self.prompt_tokens
+        return generated >= self.stop.max_tokens or history_tokens >= max_model_len
 
     def finish_reason(self, history: Sequence[int], max_model_len: int) -> FinishReason | None:
         """Why the turn must end now, judged after each token of `history`; None while it may go on."""
-        generated, stop = self.generated(len(history)), self.stop
+        generated, stop = len(history) - self.prompt_tokens, self.stop
         if generated > 0 and history[-1] in stop.stop_token_ids and generated >= stop.min_tokens:
             return FinishReason.STOP
         if self.matcher is not None and self.matcher.ended:

@@ -33,9 +33,11 @@ class Accounting:
         for row, scores in result.scores.items():
             if row not in result.broken | result.unfit:
                 yield from self._turns.score(row, scores)
+        is_plain = not (result.broken or result.unfit or result.stopped)
         for row in rows:
             if row.sequence.turn is row.turn:
-                yield from self._finish_row(row, result)
+                sampled = result.sampled.get(row, ())
+                yield from self._turns.advance(row, sampled) if is_plain else self._finish_row(row, result)
 
     def fail_step(self, rows: Sequence[Row], error: Exception) -> list[Event]:
         """End the turns of a step that has failed with `error`. Raises DeviceLost if all that follow would fail too."""
@@ -50,15 +52,14 @@ class Accounting:
         """End the turns that these sequences have."""
         return [self._turns.fail(each, each.turn, error) for each in sequences if each.turn is not None]
 
-    def _finish_row(self, row: Row, result: StepResult) -> Iterator[Event]:
+    def _finish_row(self, row: Row, result: StepResult) -> list[Event]:
         stopped = result.stopped.get(row)
         if row in result.broken:
             message = "what the edits made of the residual stream led to logits that are not finite numbers"
-            yield self._turns.fail(row.sequence, row.turn, FieldOutOfRange(message, param="edits"))
-        elif row in result.unfit:
+            return [self._turns.fail(row.sequence, row.turn, FieldOutOfRange(message, param="edits"))]
+        if row in result.unfit:
             message = f"memory is too short for one token of a session of {len(row.sequence.tokens)} tokens"
-            yield self._turns.fail(row.sequence, row.turn, EngineError(message))
-        elif stopped is not None:
-            yield from self._turns.pause(row, stopped)
-        else:
-            yield from self._turns.advance(row, result.sampled.get(row, ()))
+            return [self._turns.fail(row.sequence, row.turn, EngineError(message))]
+        if stopped is not None:
+            return self._turns.pause(row, stopped)
+        return self._turns.advance(row, result.sampled.get(row, ()))

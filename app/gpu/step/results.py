@@ -5,7 +5,6 @@ They are computed on the device of the logits, and read on the host when the ste
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 import torch
@@ -103,14 +102,13 @@ class PendingResult:
     ) -> None:
         self._rows, self._requests, self._streams = rows, requests, streams
         self._done: Event = PASSED
-        ends = np.cumsum([row.outputs for row in rows]).tolist()
-        self._spans = {row: slice(end - row.outputs, end) for row, end in zip(rows, ends, strict=True)}
-        chosen = [at for row in rows for at in range(self._spans[row].stop - row.choices, self._spans[row].stop)]
-        index = None if len(chosen) == ends[-1] else chosen
+        scoring = [row for row in rows if row.scores_prompt]
+        self._edited = [row for row in rows if (row.way.new_edits or row.sequence.interventions) and row.outputs]
+        self._spans = _spans(rows) if scoring or self._edited else {}
+        index = [at for row in rows for at in _choosing(self._spans[row], row)] if scoring else None
         mask = masks.begin(requests, vocab_size, streams, put)
         self._sampling = Sampling(requests, index, vocab_size, put, mask)
-        self._edited = [row for row in rows if row.outputs and (row.way.new_edits or row.sequence.interventions)]
-        self._next_tokens = {row: put(np.array(_next_tokens(row), np.int64)) for row in rows if row.scores_prompt}
+        self._next_tokens = {row: put(np.array(_next_tokens(row), np.int64)) for row in scoring}
         self._scores: dict[Row, Report | None] = {}
 
     def abandon(self) -> None:
@@ -149,9 +147,23 @@ class PendingResult:
             result.broken.update(row for row, fine in finite if not fine)
         result.scores.update((row, [] if report is None else report.read()) for row, report in self._scores.items())
         if self._requests:
-            sampled = iter(self._sampling.read())
-            result.sampled.update((row, list(islice(sampled, row.choices))) for row in self._rows if row.samples)
+            sampled, end = self._sampling.read(), 0
+            for row in self._rows:
+                if row.samples:
+                    begin, end = end, end + 1 + len(row.draft)
+                    result.sampled[row] = sampled[begin:end]
         return result
+
+
+def _spans(rows: Sequence[Row]) -> dict[Row, slice]:
+    """Where in the step's logits each row's are."""
+    ends = np.cumsum([row.outputs for row in rows]).tolist()
+    return {row: slice(end - row.outputs, end) for row, end in zip(rows, ends, strict=True)}
+
+
+def _choosing(span: slice, row: Row) -> range:
+    """Those of a row's logits that choose a token."""
+    return range(span.stop - row.choices, span.stop)
 
 
 def _next_tokens(row: Row) -> list[int]:

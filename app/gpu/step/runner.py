@@ -96,13 +96,16 @@ class Runner:
         been accounted for. Drafts are the first to give way.
         """
         self._alone = max(0, self._alone - 1)
-        left = iter(requests)
-        wanted = {row: list(islice(left, row.choices)) for row in rows}
+        wanted: dict[Row, list[SampleRequest]] = {}
         fits = sum(row.length for row in rows) <= self._split_size.limit
         waiting, pieces, unfit = deque(rows if fits else _without_drafts(rows)), list[WholeStep](), set[Row]()
         while waiting:
             piece = split_off(waiting, self._split_size.limit)
-            launched = self._try(piece, [each for row in piece for each in wanted[row.whole][: row.choices]])
+            asked = requests
+            if piece != rows:
+                wanted = wanted or _by_row(rows, requests)
+                asked = [each for row in piece for each in wanted[row.whole][: row.choices]]
+            launched = self._try(piece, asked)
             if launched is not None:
                 pieces.append(launched)
                 self._split_size.note_fit()
@@ -125,7 +128,7 @@ class Runner:
         self, before: LaunchedStep, rows: list[Row], requests: Sequence[SampleRequest]
     ) -> LaunchedStep | None:
         """Launch plain rows while the step `before` may still run: each goes on from the token that its row there
-        samples. None if memory is too short for both steps, or was a short while ago.
+        samples, and they have the order of those. None if memory is too short for both steps, or was a short while ago.
         """
         if self._alone:
             return None
@@ -161,7 +164,7 @@ class Runner:
     def _launch_pending(
         self, pending: PendingResult, rows: list[Row], before: LaunchedStep | None, put: Put
     ) -> WholeStep:
-        if all(row.is_plain(self.stack.num_layers) for row in rows):
+        if before is not None or all(row.is_plain(self.stack.num_layers) for row in rows):
             compute = self._place_decode(rows, before, put)
             self._staging.send()
             pending.launch(compute())
@@ -186,9 +189,17 @@ class Runner:
             return lambda: self._decode(token_ids, batch)
         sampled = before.tokens
         assert sampled is not None
+        if len(rows) == len(before.rows):  # none has ended, and rows keep their order
+            return lambda: self._decode(sampled, batch)
         places = {row.sequence.session: place for place, row in enumerate(before.rows)}
         index = put(np.array([places[row.sequence.session] for row in rows], np.int64))
         return lambda: self._decode(sampled[index], batch)
+
+
+def _by_row(rows: Iterable[Row], requests: Iterable[SampleRequest]) -> dict[Row, list[SampleRequest]]:
+    """The requests for the choices of each row."""
+    left = iter(requests)
+    return {row: list(islice(left, row.choices)) for row in rows}
 
 
 def _without_drafts(rows: Iterable[Row]) -> list[Row]:
