@@ -1,0 +1,170 @@
+"""What the CUDA path launches in a decode step, seen without a GPU.
+
+The code that is served runs on PyTorch's `meta` device, whose tensors have shapes and no memory. Operators that a GPU
+runs as one kernel are noted, and so is each launch of a Triton kernel, which is not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.jit import KernelInterface
+
+from app.domain.values import SamplingParams
+from app.gpu.attention import attention_named, cuda
+from app.gpu.attention.batch import make_batch
+from app.gpu.device.staging import put_each
+from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.models import build_stack
+from app.gpu.models.base import LayerStack
+from app.gpu.programs.run import layer_by_layer
+from app.gpu.sampling.inputs import place_requests
+from app.gpu.sampling.requests import SampleRequest
+from app.gpu.sampling.sampler import choose
+from app.gpu.step.walk import whole_pass
+from app.gpu.weight_ring.survey import MetaWeights
+from app.gpu.weights.resident import ResidentText
+from app.gpu.weights.source import weights_of
+from app.model_store.resolve import resolve
+
+META, CUDA = torch.device("meta"), torch.device("cuda")
+DTYPE = torch.bfloat16
+BLOCK_SIZE = 16
+"""The server's default."""
+aten = torch.ops.aten
+_ONE_KERNEL = {aten.linear.default, aten.rms_norm.default}
+"""Operators that are made of others wherever they have no kernel of their own. On CUDA they have one."""
+_ALLOCATIONS = {
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel: its arguments by their names, and what it returns, on `meta`. Triton's return nothing."""
+
+    kernel: str
+    arguments: dict[str, Any]
+    results: tuple[Tensor, ...] = ()
+
+
+class LaunchLog(TorchDispatchMode):
+    """Notes launches while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found: list[Launch] = []
+
+    def take(self) -> list[Launch]:
+        """Those since the last call."""
+        found, self._found = self._found, []
+        return found
+
+    def launcher(self, kernel: Any, grid: object) -> Callable[..., None]:
+        """What Triton's `kernel[grid]` is."""
+
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self._found.append(Launch(kernel.fn.__name__, dict(zip(kernel.arg_names, args, strict=False)) | kwargs))
+
+        return launch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would import its compiler to keep it out of the mode, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _ONE_KERNEL:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **kwargs)
+        if func not in _ALLOCATIONS and not func.is_view:
+            named = dict(zip((each.name for each in func._schema.arguments), args, strict=False))
+            results = tuple(each for each in tree_leaves(result) if isinstance(each, Tensor))
+            self._found.append(Launch(func._schema.name.removeprefix("aten::"), named | kwargs, results))
+        return result
+
+
+@contextmanager
+def noting_launches(processors: int) -> Iterator[LaunchLog]:
+    """Launches on this thread are noted within the block, for a device of so many multiprocessors."""
+    log = LaunchLog()
+    with (
+        torch.inference_mode(),
+        mock.patch.object(KernelInterface, "__getitem__", lambda kernel, grid: log.launcher(kernel, grid)),
+        mock.patch.object(cuda, "_processors", return_value=processors),
+        log,
+    ):
+        yield log
+
+
+def build_on_meta(model: str) -> LayerStack:
+    """The model of that shape as it is built for CUDA, in bfloat16, without memory."""
+    found = resolve(f"random:{model}", cache_dir=Path())
+    text = ResidentText(CUDA, DTYPE, batch_invariant=False)  # chooses the layers
+    text.device = META
+    return build_stack(found, MetaWeights(weights_of(found, CUDA, DTYPE), DTYPE), text, attention_named("cuda"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLaunches:
+    """Kernels of a decode step: copies to the graph's inputs, the graph's own, and those that choose the tokens."""
+
+    inputs: list[Launch]
+    graph: list[Launch]
+    choice: list[Launch]
+
+    @property
+    def all(self) -> list[Launch]:
+        """In their order."""
+        return [*self.inputs, *self.graph, *self.choice]
+
+
+def decode_launches(
+    stack: LayerStack, sessions: int, context: int, processors: int, sampling: SamplingParams
+) -> StepLaunches:
+    """What a step launches in which so many sessions decode, each of `context` tokens, all sampled alike."""
+    limits = DecodeLimits(sessions, -(-stack.max_model_len // BLOCK_SIZE), stack.vocab_size)
+    blocks = [range(-(-context // BLOCK_SIZE))] * sessions
+    batch = make_batch([(context - 1, 1)] * sessions, blocks, BLOCK_SIZE, META)
+    request = SampleRequest(sampling, (), 0, frozenset(), context)
+    choices = place_requests([request] * sessions, stack.vocab_size, put_each(META))
+    with torch.inference_mode():
+        token_ids = torch.empty(sessions, dtype=torch.int64, device=META)
+        graphs, pool = DecodeGraphs(limits, META), KVPool(stack, 1, BLOCK_SIZE)
+    with noting_launches(processors) as log:
+        graphs.record(sessions, partial(whole_pass, stack, layer_by_layer(stack, pool)), _Once())
+        graph = log.take()
+        logits = graphs(token_ids, batch)
+        inputs = log.take()
+        choose(logits, choices, on_host=False)
+        return StepLaunches(inputs, graph, log.take())
+
+
+class _Once:
+    """A `Recorder` whose work is noted when it is recorded; a replay does nothing."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return lambda: None
+
+    def forget(self) -> None:
+        pass

@@ -1,0 +1,73 @@
+"""The host's part of a step, with a device that takes no time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
+from app.gpu.engine import Engine
+from app.messages import Open, Submit, Token
+from benchmarks.roofline.host import SAMPLINGS, HostPlan, measure_step
+from benchmarks.roofline.null_device import NullStreams, null_engine
+from benchmarks.roofline.stages import LOOP, PLAN, STAGES, Stopwatch
+from tests.gpu.kv_tiers.tiering import calls_of
+
+PLAN_OF_FEW = HostPlan(context=20, steps=30, warm_up=5)
+BLOCK = 16
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_session_gets_a_token_in_every_step(sampling: str, in_turn: bool) -> None:
+    found = measure_step(3, sampling, PLAN_OF_FEW, in_turn=in_turn)
+    assert found.tokens == 3 * PLAN_OF_FEW.steps
+    assert 0 < found.p50_us <= found.p99_us
+    assert list(found.stages_us) == list(STAGES)
+    assert all(each > 0 for each in found.stages_us.values())
+    # One copy each way, and an event behind each of them.
+    assert (found.copies, found.events) == (2, 2)
+
+
+def test_a_stage_within_another_is_not_counted_twice() -> None:
+    stopwatch = Stopwatch()
+    inner = stopwatch.around(lambda: None, PLAN)
+    outer = stopwatch.around(lambda: [inner(), inner()], STAGES[1])
+    stopwatch.start()
+    outer()
+    stopwatch.stop()
+    outer()
+    assert set(stopwatch.charged) == {LOOP, PLAN, STAGES[1]}
+
+
+class Decoding:
+    """Sessions that decode on a busy device, a step ahead."""
+
+    def __init__(self, sessions: int, sampling: SamplingParams) -> None:
+        self.engine: Engine = null_engine(NullStreams(busy=True), sessions, 200)
+        for number in range(sessions):
+            session, prompt = SessionId(str(number)), tuple(range(number, number + 5))
+            self.engine.handle(Open(Ticket(2 * number), session))
+            self.engine.handle(Submit(Ticket(2 * number + 1), session, prompt, sampling, StopRule(150)))
+        self.engine.step()
+        self.engine.launch()
+
+    def block(self) -> None:
+        """So many steps that each session needs a new block once."""
+        for _ in range(BLOCK):
+            assert not self.engine.overlap()
+            told = Counter(type(event) for event in self.engine.collect())
+            assert set(told) == {Token}
+
+
+@pytest.mark.parametrize(("sampling", "most"), [("greedy", 50), ("drawn", 57)])
+def test_a_session_that_decodes_costs_the_host_a_few_calls(sampling: str, most: int) -> None:
+    """A thousand calls take a tenth of a millisecond or so."""
+    counts = []
+    for sessions in (8, 64):
+        decoding = Decoding(sessions, SAMPLINGS[sampling])
+        decoding.block()
+        counts.append(calls_of(decoding.block))
+    few, many = counts
+    assert (many - few) / 56 / BLOCK <= most

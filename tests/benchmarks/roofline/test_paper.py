@@ -1,0 +1,141 @@
+"""A decode step on paper: it reads what the models have, and launches what the code that is served launches."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from app.domain.values import ModelInfo
+from app.gpu.kv.header import KVLayout
+from app.model_store.shapes import shape_config
+from benchmarks.gpu_check.stages.decode import bytes_limit
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from benchmarks.roofline.devices import H100, H200, LAUNCH_S, PROCESSORS, Device
+from benchmarks.roofline.host import SAMPLINGS
+from benchmarks.roofline.launches import BLOCK_SIZE, build_on_meta, decode_launches
+from benchmarks.roofline.paper import CHOICE, GRAPH, Bound, Kernel, PaperStep, paper_step
+
+CONTEXT = 1024
+MODELS = ("llama-3-8b", "llama-2-13b")
+build = cache(build_on_meta)
+
+
+def step(model: str, sessions: int, context: int = CONTEXT, sampling: str = "greedy") -> PaperStep:
+    return paper_step(model, build(model), sessions, context, (sampling, SAMPLINGS[sampling]))
+
+
+def kernel(found: PaperStep, name: str) -> Kernel:
+    [one] = [each for each in found.kernels if each.name == name and each.part == GRAPH]
+    return one
+
+
+def transformers_parameters(model: str) -> int:
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(shape_config(model))
+    return sum(weight.numel() for weight in built.parameters())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_reads_each_weight_that_transformers_has_once(model: str) -> None:
+    """In bfloat16; of the embedding it reads rows."""
+    stack = build(model)
+    launches = decode_launches(stack, 1, CONTEXT, PROCESSORS, SAMPLINGS["greedy"]).graph
+    weights = [each.arguments["weight"] for each in launches if each.arguments.get("weight") is not None]
+    assert sum(weight.nbytes for weight in weights) == 2 * transformers_parameters(model)
+    assert len({id(weight) for weight in weights}) == len(weights)
+
+
+@pytest.mark.parametrize(("model", "kv_heads"), [("llama-3-8b", 8), ("llama-2-13b", 40)])
+def test_a_block_more_of_each_session_is_read_once(model: str, kv_heads: int) -> None:
+    sessions, block = 3, KVLayout(build(model).num_layers, kv_heads, BLOCK_SIZE, 128, "bfloat16").block_bytes
+    fewer, more = (kernel(step(model, sessions, context), "attention") for context in (CONTEXT, CONTEXT + BLOCK_SIZE))
+    assert more.read - fewer.read == sessions * block
+
+
+def test_what_a_layer_launches() -> None:
+    """With so few sessions that their keys are split, or not."""
+    layer = ["norm", "qkv product", "rotate queries and keys", "store keys and values", "attention", "merge splits"]
+    layer += ["output product", "add and norm", "gate and up product", "silu and product", "down product", "add"]
+    few, many = step("llama-3-8b", 1), step("llama-3-8b", 128)
+    of_layers = [each.name for each in few.kernels if each.part == GRAPH and each.launches >= 32]
+    assert of_layers == layer
+    # The embedding, the last norm, a head in three parts of which each is copied, and the graph's logits.
+    assert few.launches(GRAPH) == 32 * len(layer) + 1 + 1 + 2 * 3 + 1
+    assert many.launches(GRAPH) == few.launches(GRAPH) - 32
+    assert few.launches(CHOICE) == many.launches(CHOICE) == 1
+
+
+@pytest.mark.parametrize("sessions", [1, 32, 128])
+@pytest.mark.parametrize(("model", "heads"), [("llama-3-8b", 32), ("llama-2-13b", 40)])
+def test_operations_are_those_of_weights_and_attention(model: str, heads: int, sessions: int) -> None:
+    table = build(model).vocab_size * build(model).hidden_size
+    weights = transformers_parameters(model) - table
+    norms = (2 * build(model).num_layers + 1) * build(model).hidden_size
+    attention = 2 * build(model).num_layers * heads * 128 * CONTEXT
+    total = sum(each.flops for each in step(model, sessions).kernels)
+    assert total == 2 * sessions * (weights - norms + attention)
+
+
+@pytest.mark.parametrize("sessions", [1, 32, 128])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_memory_bound_is_a_little_below_what_the_gpu_check_holds_devices_against(model: str, sessions: int) -> None:
+    """That one counts weights and KV alone."""
+    stack = build(model)
+    layout = KVLayout(stack.num_layers, stack.kv_heads, BLOCK_SIZE, stack.head_dim, "bfloat16")
+    info = ModelInfo(
+        model,
+        stack.max_model_len,
+        stack.vocab_size,
+        stack.num_layers,
+        stack.hidden_size,
+        stack.kv_heads,
+        stack.head_dim,
+        "bfloat16",
+        "cuda",
+        stack.parameter_bytes,
+        layout.block_bytes // BLOCK_SIZE,
+    )
+    limit = bytes_limit(info, sessions, CONTEXT, H200.usable_bytes_per_s / 1e9)
+    rate = sessions / (step(model, sessions).moved() / H200.usable_bytes_per_s)
+    assert 0.9 * limit < rate < limit
+
+
+def test_sorting_a_vocabulary_moves_more_than_taking_the_largest() -> None:
+    moved = [step("llama-3-8b", 32, sampling=name).moved(CHOICE) for name in SAMPLINGS]
+    assert moved == sorted(moved)
+    assert moved[-1] > 10 * moved[0]
+
+
+DEVICE = Device("made up", bytes_per_s=1e12, flops_per_s=1e14)
+
+
+@pytest.mark.parametrize(
+    ("moved", "flops", "launches", "host_s", "holds", "seconds"),
+    [
+        (10**9, 0, 1, 0.0, "memory", 1e-3 + LAUNCH_S),
+        (10**9, 10**12, 1, 0.0, "compute", 1e-2 + LAUNCH_S),
+        (10**6, 10**6, 1000, 0.0, "launches", 1e-6 + 1000 * LAUNCH_S),
+        (10**9, 0, 1, 0.5, "host", 0.5),
+    ],
+)
+def test_the_bound_that_holds(moved: int, flops: int, launches: int, host_s: float, holds: str, seconds: float) -> None:
+    kernels = [Kernel(GRAPH, "one", launches, moved, 0, flops)]
+    bound = PaperStep("made up", 1, CONTEXT, "greedy", kernels).bound(DEVICE, host_s)
+    assert bound.holds == holds
+    assert bound.step_s == pytest.approx(seconds)
+
+
+def test_kernels_run_one_after_the_other() -> None:
+    kernels = [Kernel(GRAPH, "reads", 1, 10**9, 0, 0), Kernel(GRAPH, "computes", 1, 0, 0, 10**11)]
+    assert PaperStep("made up", 1, CONTEXT, "greedy", kernels).bound(DEVICE) == Bound(1e-3, 1e-3, 2 * LAUNCH_S)
+
+
+def test_what_was_measured_counts_before_a_data_sheet() -> None:
+    assert H200.usable_bytes_per_s < H200.bytes_per_s
+    assert H100.usable_bytes_per_s == H100.bytes_per_s
+    assert (H100.origin, H200.origin) == ("data sheet", "measured elsewhere")
