@@ -141,16 +141,20 @@ def page_of(run: RooflineRun, command: tuple[str, ...]) -> Page:
         f"{run.other_cpu_share:.1%} of the cores.",
     )
     sections = (
-        Section("Which bound holds where", "", (_rates(run),), (bound_table(run),)),
+        Section("Which bound holds where", "", tuple(_rates(run, device) for device in DEVICES), (bound_table(run),)),
         Section("The host", left_out(run), (_stages(run),), (host_table(run),)),
         Section("Choosing tokens", "", (), (choice_table(run),)),
-        Section("Kernels", "", (), tuple(kernel_tables(run))),
+        Section("Kernels", PAPER_NOTE, (), tuple(kernel_tables(run))),
     )
     return Page(TITLE, lead, sections, command)
 
 
 def _usual(run: RooflineRun) -> list[PaperStep]:
     return [step for step in run.paper if step.sampling == USUAL]
+
+
+def _sessions(count: int) -> str:
+    return f"{count} session{'s' * (count > 1)}"
 
 
 def _kept(step: HostStep) -> str:
@@ -175,31 +179,24 @@ def _kernel_table(step: PaperStep) -> TextTable:
     ]
     times = tuple(f"{each.name}, µs" for each in DEVICES)
     header = ("kernel", "part", "launches", "MB read", "MB written", "GFLOP", *times, "holds")
-    title = f"{step.model}, {step.sessions} sessions of {step.context:,} tokens"
-    return TextTable(title, header, rows, PAPER_NOTE, text_columns=2)
+    title = f"{step.model}, {_sessions(step.sessions)} of {step.context:,} tokens"
+    return TextTable(title, header, rows, text_columns=2)
 
 
-def _rates(run: RooflineRun) -> Figure:
+def _rates(run: RooflineRun, device: Device) -> Figure:
     """Tokens a second over sessions."""
 
     def draw(axes: Axes) -> None:
-        models = dict.fromkeys(step.model for step in run.paper)
         series = [
-            Series(
-                f"{model}, {device.name}",
-                [(s.sessions, s.sessions / s.bound(device).step_s) for s in _usual(run) if s.model == model],
-            )
-            for model in models
-            for device in DEVICES
+            Series(model, [(s.sessions, s.sessions / s.bound(device).step_s) for s in _usual(run) if s.model == model])
+            for model in dict.fromkeys(step.model for step in run.paper)
         ]
-        counts = sorted({each.sessions for each in run.host})
-        taken = [(count, host_us(run, count)) for count in counts]
+        taken = [(count, host_us(run, count)) for count in sorted({each.sessions for each in run.host})]
         series.append(Series("the host alone", [(n, n / us * 1e6) for n, us in taken if us is not None]))
         lines(axes, series, "sessions", "tokens a second", log_x=True, log_y=True, markers=True)
 
-    return Figure(
-        "Tokens a second at most", "On paper, by the device's bounds, and by the host as measured here.", draw
-    )
+    caption = "By what bounds the device, on paper, and by the host as measured here."
+    return Figure(f"Tokens a second at most, {device.name}", caption, draw)
 
 
 def _stages(run: RooflineRun) -> Figure:
@@ -207,7 +204,7 @@ def _stages(run: RooflineRun) -> Figure:
     shown = [each for each in run.host if not each.in_turn and each.sampling == USUAL]
 
     def draw(axes: Axes) -> None:
-        groups = [f"{each.sessions} sessions" for each in shown]
+        groups = [_sessions(each.sessions) for each in shown]
         values: dict[str, Sequence[float]] = {stage: [each.stages_us[stage] for each in shown] for stage in STAGES}
         bars(axes, groups, values, "microseconds", stacked=True)
 
