@@ -106,6 +106,16 @@ class _Loader(yaml.SafeLoader):
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_timestamp(self, node: yaml.ScalarNode) -> Any:
+        """Raises an error that says where a date is that no calendar has: PyYAML's own does not."""
+        try:
+            return super().construct_yaml_timestamp(node)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_timestamp)
+
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
     """The values in a node, itself included, each as often as it is there. `known` has those of other nodes."""
@@ -126,7 +136,7 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
         content = yaml.load(path.read_bytes(), _Loader)
     except OSError as error:
         raise _refusal(path, f"cannot be read: {error.strerror}") from error
-    # ValueError: bytes that are no text, 2027-02-30; LookupError, AttributeError: PyYAML itself, for `!!bool x`
+    # ValueError: bytes that are no text; LookupError, AttributeError: PyYAML itself, for `!!bool x`
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -138,7 +148,7 @@ def read_tenants(path: Path) -> tuple[Tenant, ...]:
         field, words = describe_problem(schema_of(_File), dict(problem), problem["loc"])
         if problem["loc"][-1:] == ("sha256",) and problem["type"] != "missing":
             words = "64 lowercase hexadecimal digits: `djinn keys new` prints them beside the key"  # it may be the key
-        raise _refusal(path, f"{field}: {words}" if field else f"the file must be an object: {words}") from error
+        raise _refusal(path, f"{field}: {words}" if field else f"the file must be {words}") from error
     _check_unique(path, found)
     return tuple(tenant.to_tenant() for tenant in found.tenants)
 
