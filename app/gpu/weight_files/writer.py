@@ -15,6 +15,7 @@ from app.gpu.device.memory import PROGRESS_SECONDS
 from app.gpu.weight_files.alignment import aligned
 from app.gpu.weight_files.header import BundleContents, Section, encode_header, file_bytes, sections_of
 from app.gpu.weight_files.layout import BundleLayout, Piece, host_bytes
+from app.machine.files import sync
 from app.machine.units import size
 from app.model_store.install import disk_full_named, require_free_space
 
@@ -99,18 +100,9 @@ def writing(path: Path, contents: BundleContents) -> Iterator[FileWriter]:
             yield writer
             writer.finish()
         scratch.rename(path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     finally:
         scratch.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the new name on the disk too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_at(file: io.FileIO, content: memoryview, offset: int) -> None:
