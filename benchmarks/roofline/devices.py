@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LAUNCH_S = 1.3e-6
-"""Of each kernel in a replayed graph, while nothing useful is done. Measured with empty kernels on an H100 (Spector et
-al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B", Hazy Research, May 2025)."""
+"""Of each kernel in a replayed graph, while nothing useful is done. Measured with empty kernels on an H100, as others
+quote it (Spector et al., "Look Ma, No Bubbles! Designing a Low-Latency Megakernel for Llama-1B", Hazy Research, 2025).
+"""
 PROCESSORS = 132
 """Multiprocessors of an H100 SXM, and of an H200."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from random import Random
 
@@ -20,6 +19,7 @@ from benchmarks.engine.away import random_tokens
 from benchmarks.roofline.null_device import NullStreams, null_engine
 from benchmarks.roofline.stages import CLIENT, EVENTS, STAGES, Stopwatch, charging
 from loadgen.errors import NotAsMeant
+from loadgen.experiments.density.measuring import few_collections
 
 SAMPLINGS = {
     "greedy": SamplingParams(seed=0, temperature=0),
@@ -136,21 +136,10 @@ def _run(
         engine.send(Open(Ticket(2 * number + 1), session))
         prompt = tuple(random_tokens(random, plan.context))
         engine.send(Submit(Ticket(2 * number + 2), session, prompt, SAMPLINGS[sampling], StopRule(answer)))
-    with garbage_as_in_the_server(), nullcontext() if stopwatch is None else charging(stopwatch):
+    with few_collections(), nullcontext() if stopwatch is None else charging(stopwatch):
         engine.run(deliver)
     _check(engine, plan, in_turn)
     return client, streams
-
-
-@contextmanager
-def garbage_as_in_the_server() -> Iterator[None]:
-    """What is there already is no business of the collector's."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _check(engine: Engine, plan: HostPlan, in_turn: bool) -> None:
