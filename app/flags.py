@@ -23,6 +23,7 @@ METAVARS = {
     "tenants": "FILE",
     "audit_log": "FILE",
     "otlp_endpoint": "URL",
+    "replica": "NAME",
     "allowed_hosts": "NAME[,NAME...]",
     "cors_origins": "ORIGIN[,ORIGIN...]",
     "model": "MODEL",

@@ -149,3 +149,9 @@ def test_only_who_serves_must_say_who_may_call(given: dict[str, Any], param: str
 )
 def test_a_server_that_says_who_may_call_is_not_refused(given: dict[str, Any]) -> None:
     Settings(**given).require_safe_access()
+
+
+@pytest.mark.parametrize("name", ["", "A", "9a", "a_b", "a" * 17])
+def test_a_replica_has_a_short_plain_name(name: str) -> None:
+    with pytest.raises(ValidationError, match=r"replica\n.*at most 16 of a-z and 0-9, a letter first"):
+        from_flags(f"--replica={name}")

@@ -24,7 +24,6 @@ from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
 from app.sessions.paused_turn import Pause
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.sessions.table import new_session_id
 from app.web.field_schema import schema_of
 from app.web.problems import describe_problem
 from app.wire.sessions import MAX_TTL_S
@@ -76,7 +75,7 @@ async def import_session(registry: SessionRegistry, path: Path, owner: str | Non
 
     Raises `BadExport`, `SessionLimit`, `TenantLimit`, `RateLimited`, `Draining`, `JournalUnavailable`.
     """
-    session = Session(new_session_id(), owner)
+    session = Session(registry.new_id(), owner)
     session.namespace = session.id
     async with AsyncExitStack() as cleanup, registry.opening(session):
         found, file = await _import(registry, session, path, cleanup)

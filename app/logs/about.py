@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-SESSION_ID = re.compile(r"ses_[0-9a-f]{36}")
+SESSION_ID = re.compile(r"ses_(?:[a-z][a-z0-9]{0,15}_)?[0-9a-f]{36}")
 """Anything else in its place may be a text of the caller's."""
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})

@@ -9,7 +9,8 @@ from app.bridge.executor import EngineExecutor
 from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavailable, NotDurable
 from app.domain.limits import Quotas
 from app.domain.memory_map import MemoryMap
-from app.domain.values import ForkPoint, Phase, Residency, SessionState
+from app.domain.session_ids import new_session_id
+from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState
 from app.messages import Close, Fork, Open, Rewind, SetPhase
 from app.metrics.server import Metrics
 from app.sessions.activation_maps import ActivationMaps
@@ -24,7 +25,7 @@ from app.sessions.memory_reads import MemoryReads
 from app.sessions.paused_copies import PausedCopies
 from app.sessions.pauses import Pauses
 from app.sessions.session import Session
-from app.sessions.table import SessionTable, new_session_id
+from app.sessions.table import SessionTable
 from app.sessions.turn_ends import TurnEnds
 from app.sessions.turns import Turns
 from app.settings import Settings
@@ -55,6 +56,7 @@ class SessionRegistry:
         self.executor = executor
         self.table = table
         self.keeper = keeper
+        self._replica = settings.replica
         self.metrics = metrics
         self.part_tokens = min(settings.max_step_tokens, executor.engine.info.max_model_len)
         """Most tokens that one pass of a session has."""
@@ -84,6 +86,10 @@ class SessionRegistry:
         )
         self.paused_copies = PausedCopies(executor, self.turns, self.pauses, self.charges)
 
+    def new_id(self) -> SessionId:
+        """A fresh id, which names this server if it is one of a cluster."""
+        return new_session_id(self._replica)
+
     def make_room(self, owner: str | None, count: int = 1) -> None:
         """Close as many sessions that may give way as must, before the owner opens `count` more.
 
@@ -111,7 +117,7 @@ class SessionRegistry:
     ) -> Session:
         """Open an empty session. Raises `TenantLimit`, `SessionLimit` if none gives way, `Draining` during shutdown."""
         self.make_room(owner)
-        session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s, name=name, ephemeral=ephemeral)
+        session = Session(self.new_id(), owner, dict(metadata or {}), ttl_s, name=name, ephemeral=ephemeral)
         self.executor.post(lambda ticket: Open(ticket, session.id, owner or ""))
         self.table.add(session)
         self.keeper.note(session)
@@ -122,7 +128,7 @@ class SessionRegistry:
     ) -> Session:
         """Open an empty session whose KV never gives way. Raises `Busy` also if no more of them can be promised."""
         self.table.require_guarantee(owner)
-        session = Session(new_session_id(), owner, dict(metadata or {}), ttl_s, Residency.GUARANTEED)
+        session = Session(self.new_id(), owner, dict(metadata or {}), ttl_s, Residency.GUARANTEED)
         async with self.opening(session):
             await self.executor.call(lambda ticket: Open(ticket, session.id, owner or "", session.residency))
         return session
@@ -170,7 +176,7 @@ class SessionRegistry:
         """
         session.require(SessionState.IDLE, SessionState.PAUSED, to="fork")
         origin = ForkPoint(session.id, len(session.history))
-        child = Session(new_session_id(), session.owner, dict(session.metadata), session.ttl_s, forked_from=origin)
+        child = Session(self.new_id(), session.owner, dict(session.metadata), session.ttl_s, forked_from=origin)
         child.namespace = session.namespace
         child.history, child.uncounted = session.history[:], session.uncounted
         child.breakpoints, child.interventions = dict(session.breakpoints), session.interventions

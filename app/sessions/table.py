@@ -1,7 +1,6 @@
 """The open sessions: found by id and owner, listed in pages, counted against a limit."""
 
 import contextlib
-import secrets
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -171,11 +170,6 @@ class SessionTable:
     def busy(self) -> list[tuple[Session, Turn]]:
         """Sessions with a turn in them, and the turn."""
         return [(session, session.turn) for session in self._open.values() if session.busy and session.turn]
-
-
-def new_session_id() -> SessionId:
-    """A fresh id: the time in ns, so that ids sort by age, and 80 random bits, so that nobody can guess one."""
-    return SessionId(f"ses_{time.time_ns():016x}{secrets.token_hex(10)}")
 
 
 @contextlib.contextmanager

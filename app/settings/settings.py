@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback, is_origin
 from app.domain.errors import FieldOutOfRange
+from app.domain.session_ids import REPLICA_NAME
 from app.domain.values import KVPolicy
 from app.logs.formats import LogFormat
 from app.settings.engine import DRAFT_TOKENS, EngineSettings
@@ -52,6 +53,11 @@ class Settings(BaseSettings):
         None,
         description="URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets a span for each turn; "
         "needs djinn[otel] (default: that of the OTEL_* variables, else none)",
+    )
+    replica: str | None = Field(
+        None,
+        description="name of this server among others of a cluster, at most 16 of a-z and 0-9, a letter first: ids of "
+        "its sessions have it (default: none)",
     )
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
@@ -206,6 +212,13 @@ class Settings(BaseSettings):
             what = WORDS[info.field_name or ""]
             raise ValueError(f"empty {what}: each has at least 1 character")
         return tuple(words) if isinstance(words, list) else words
+
+    @field_validator("replica")
+    @classmethod
+    def _name_a_replica(cls, value: str | None) -> str | None:
+        if value is not None and not REPLICA_NAME.fullmatch(value):
+            raise ValueError(f"must be at most 16 of a-z and 0-9, a letter first; got {value[:40]!r}")
+        return value
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from app.bridge.turn import Turn
 from app.domain.errors import WrongState
+from app.domain.session_ids import new_session_id
 from app.domain.values import SessionState, Ticket
 from app.sessions.session import TRANSITIONS, Session
-from app.sessions.table import SessionTable, new_session_id
+from app.sessions.table import SessionTable
 from app.tenants.tenancy import Tenancy
 from tests.serving import tiny_settings
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import httpx
 
 from app.domain.errors import SessionLimit
+from app.domain.session_ids import new_session_id
 from app.sessions.places import HELD_FOR_A_FREE
 from app.sessions.session import UNNAMED, Session
-from app.sessions.table import SessionTable, new_session_id
+from app.sessions.table import SessionTable
 from app.tenants.tenancy import Tenancy
 from tests.errors import assert_error
 from tests.serving import tiny_settings
