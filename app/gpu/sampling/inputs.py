@@ -6,6 +6,7 @@ Tokens are addressed as `row * vocab_size + token`, into the flattened logits of
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from torch import Tensor
@@ -26,17 +27,26 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Rows that draw their token; `[draws]` int64 rows, all else `[draws, 1]`.
-
-    `uniforms` float64, from 0 to 1. `top_k` int64, the vocabulary's size where there is no limit. The rest float32.
-    """
+    """Rows that draw their token: `[draws]` int64 rows, `[draws, 1]` float64 from 0 to 1, `[draws, 1]` float32."""
 
     rows: Tensor
     uniforms: Tensor
     temperatures: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What draws are limited to, all `[draws, 1]`: `top_k` int64, the vocabulary's size where there is no limit, the
+    rest float32.
+    """
+
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+
+    def of(self, draws: Tensor) -> Self:
+        """Those of some draws: `[some]` int64."""
+        return type(self)(self.top_k[draws], self.top_p[draws], self.min_p[draws])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class SamplingInputs:
     counts: Change | None
     free: Draws | None
     """Draws from the whole vocabulary."""
-    truncated: Draws | None
+    truncated: tuple[Draws, Truncation] | None
     """Draws from what `top_k`, `top_p` and `min_p` leave."""
 
 
@@ -74,8 +84,10 @@ def place_requests(requests: Sequence[SampleRequest], vocab_size: int, put: Put)
         forbidden.place(put),
         repetition.place(put),
         counts.place(put),
-        _place_draws(requests, free, vocab_size, put),
-        _place_draws(requests, truncated, vocab_size, put),
+        _place_draws(requests, free, put) if free else None,
+        (_place_draws(requests, truncated, put), _place_limits(requests, truncated, vocab_size, put))
+        if truncated
+        else None,
     )
 
 
@@ -107,20 +119,16 @@ def _counts(request: SampleRequest) -> dict[int, float]:
     return {token: params.presence_penalty + params.frequency_penalty * n for token, n in Counter(generated).items()}
 
 
-def _place_draws(requests: Sequence[SampleRequest], rows: list[int], vocab_size: int, put: Put) -> Draws | None:
-    if not rows:
-        return None
+def _place_draws(requests: Sequence[SampleRequest], rows: list[int], put: Put) -> Draws:
     chosen = [requests[row] for row in rows]
-    params = [request.params for request in chosen]
+    numbers = uniforms([each.params.seed for each in chosen], [each.position for each in chosen])
+    temperatures = np.array([each.params.temperature for each in chosen], np.float32)
+    return Draws(put(np.array(rows, np.int64)), put(numbers[:, None]), put(temperatures[:, None]))
 
-    def column(values: Sequence[float], dtype: type[np.generic]) -> Tensor:
-        return put(np.array(values, dtype)[:, None])
 
-    return Draws(
-        put(np.array(rows, np.int64)),
-        put(uniforms([each.seed for each in params], [request.position for request in chosen])[:, None]),
-        column([each.temperature for each in params], np.float32),
-        column([min(each.top_k or vocab_size, vocab_size) for each in params], np.int64),
-        column([each.top_p for each in params], np.float32),
-        column([each.min_p for each in params], np.float32),
-    )
+def _place_limits(requests: Sequence[SampleRequest], rows: list[int], vocab_size: int, put: Put) -> Truncation:
+    params = [requests[row].params for row in rows]
+    top_k = np.array([min(each.top_k or vocab_size, vocab_size) for each in params], np.int64)
+    top_p = np.array([each.top_p for each in params], np.float32)
+    min_p = np.array([each.min_p for each in params], np.float32)
+    return Truncation(put(top_k[:, None]), put(top_p[:, None]), put(min_p[:, None]))

@@ -5,6 +5,7 @@ All numbers of a step are computed at once, each in 128 bits of Python's long in
 To make a generator of NumPy's for one number takes longer than a hundred of them.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,17 +26,25 @@ def uniforms(keys: Sequence[int], counters: Sequence[int]) -> NDArray[np.float64
 
     Keys are less than 2^128, counters less than 2^64 - 1.
     """
-    ones = _pack([1] * len(keys))
-    words, packed = ones * _WORD, _pack(keys)
+    ones, words = _constants(len(keys))
+    packed = _pack(keys)
     first, second = packed & words, packed >> _WORD_BITS & words
+    steps = ones * _INCREMENTS[0], ones * _INCREMENTS[1]
     a, b, c, d = _pack(counters) + ones, 0, 0, 0
     for _ in range(_ROUNDS):
         left, right = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c
-        a, b = right >> _WORD_BITS & words ^ b ^ first, right & words
-        c, d = left >> _WORD_BITS & words ^ d ^ second, left & words
-        first, second = first + ones * _INCREMENTS[0] & words, second + ones * _INCREMENTS[1] & words
+        a, b = (right >> _WORD_BITS ^ b ^ first) & words, right & words
+        c, d = (left >> _WORD_BITS ^ d ^ second) & words, left & words
+        first, second = first + steps[0], second + steps[1]  # above its word, nobody looks; a lane has room for all
     lanes = np.frombuffer(a.to_bytes(_LANE_BYTES * len(keys), "little"), np.uint64)
     return (lanes[::2] >> _SPARE_BITS).astype(np.float64) * _DOUBLE
+
+
+@functools.lru_cache(maxsize=256)
+def _constants(lanes: int) -> tuple[int, int]:
+    """A 1 in each lane, and a word of ones."""
+    ones = _pack([1] * lanes)
+    return ones, ones * _WORD
 
 
 def _pack(numbers: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ the number of rows, and a token at the very edge of `top_p`, or of what was draw
 import torch
 from torch import Tensor
 
-from app.gpu.sampling.inputs import Draws, SamplingInputs
+from app.gpu.sampling.inputs import Draws, SamplingInputs, Truncation
 
 CANDIDATES = 1024
 """Tokens that a CPU sorts first; nearly always enough to reach `top_p`, and 40 times cheaper than sorting a vocabulary.
@@ -30,7 +30,8 @@ def choose(logits: Tensor, inputs: SamplingInputs, *, on_host: bool) -> Tensor:
     if inputs.free is not None:
         chosen.index_copy_(0, inputs.free.rows, _draw_any(logits, inputs.free))
     if inputs.truncated is not None:
-        chosen.index_copy_(0, inputs.truncated.rows, _draw_some(logits, inputs.truncated, on_host))
+        draws, limits = inputs.truncated
+        chosen.index_copy_(0, draws.rows, _draw_some(logits, draws, limits, on_host))
     return chosen
 
 
@@ -58,32 +59,33 @@ def _draw_any(logits: Tensor, draws: Draws) -> Tensor:
     return _invert(_probabilities(logits, draws), draws.uniforms).clamp(max=logits.shape[1] - 1)[:, 0]
 
 
-def _draw_some(logits: Tensor, draws: Draws, on_host: bool) -> Tensor:
+def _draw_some(logits: Tensor, draws: Draws, limits: Truncation, on_host: bool) -> Tensor:
     """Draw from the tokens that the requests' limits leave, `[draws]` int64."""
     probabilities = _probabilities(logits, draws)
     vocab_size = probabilities.shape[1]
     if not on_host or vocab_size <= CANDIDATES:
-        return _draw_sorted(*probabilities.sort(descending=True), draws, vocab_size)
+        return _draw_sorted(*probabilities.sort(descending=True), draws.uniforms, limits, vocab_size)
     values, ids = probabilities.topk(CANDIDATES)
-    chosen = _draw_sorted(values, ids, draws, vocab_size)
-    short = (~_suffices(values, draws, vocab_size)).nonzero()[:, 0]
+    chosen = _draw_sorted(values, ids, draws.uniforms, limits, vocab_size)
+    short = (~_suffices(values, limits, vocab_size)).nonzero()[:, 0]
     if len(short):
-        chosen[short] = _draw_sorted(*probabilities[short].sort(descending=True), _part(draws, short), vocab_size)
+        values, ids = probabilities[short].sort(descending=True)
+        chosen[short] = _draw_sorted(values, ids, draws.uniforms[short], limits.of(short), vocab_size)
     return chosen
 
 
-def _draw_sorted(values: Tensor, ids: Tensor, draws: Draws, vocab_size: int) -> Tensor:
-    """Draw from candidates, most probable first: `values` and `ids` are `[draws, candidates]`."""
+def _draw_sorted(values: Tensor, ids: Tensor, uniforms: Tensor, limits: Truncation, vocab_size: int) -> Tensor:
+    """Draw from candidates `[draws, candidates]`, most probable first, with `uniforms` `[draws, 1]`."""
     ranks = torch.arange(values.shape[1], device=values.device)
-    within = ranks < draws.top_k
+    within = ranks < limits.top_k
     values = torch.where(within, values, 0.0)
     # A running sum, as it goes through each row by itself: a plain one of a single row is split over threads.
     total = values.double().cumsum(-1)[:, -1:].to(values.dtype)
-    values = values / torch.where(draws.top_k < vocab_size, total, 1.0)
+    values = values / torch.where(limits.top_k < vocab_size, total, 1.0)
     mass_before = values.cumsum(dim=-1) - values
-    keep = within & (mass_before < draws.top_p) & (values >= draws.min_p * values[:, :1])
+    keep = within & (mass_before < limits.top_p) & (values >= limits.min_p * values[:, :1])
     keep[:, 0] = True
-    index = _invert(torch.where(keep, values, 0.0), draws.uniforms)
+    index = _invert(torch.where(keep, values, 0.0), uniforms)
     return ids.gather(1, torch.minimum(index, keep.sum(-1, keepdim=True) - 1))[:, 0]
 
 
@@ -97,13 +99,9 @@ def _invert(values: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
 
 
-def _suffices(values: Tensor, draws: Draws, vocab_size: int) -> Tensor:
+def _suffices(values: Tensor, limits: Truncation, vocab_size: int) -> Tensor:
     """Whether no token past the sorted ones could pass the limits, `[draws]` bool."""
-    reached_top_p = (draws.top_p < 1) & (values.sum(-1, keepdim=True) >= draws.top_p)
-    below_min_p = values[:, -1:] < draws.min_p * values[:, :1]
-    unlimited = draws.top_k >= vocab_size
-    return ((unlimited & (reached_top_p | below_min_p)) | (draws.top_k <= values.shape[1]))[:, 0]
-
-
-def _part(draws: Draws, index: Tensor) -> Draws:
-    return Draws(*(getattr(draws, name)[index] for name in Draws.__slots__))
+    reached_top_p = (limits.top_p < 1) & (values.sum(-1, keepdim=True) >= limits.top_p)
+    below_min_p = values[:, -1:] < limits.min_p * values[:, :1]
+    unlimited = limits.top_k >= vocab_size
+    return ((unlimited & (reached_top_p | below_min_p)) | (limits.top_k <= values.shape[1]))[:, 0]
