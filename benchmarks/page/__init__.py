@@ -1,0 +1,1 @@
+"""What the open page costs agents."""
