@@ -17,7 +17,7 @@ from app.gpu.sampling.inputs import Draws, SamplingInputs, Truncation
 
 CANDIDATES = 1024
 """Tokens that a CPU sorts first; nearly always enough to reach `top_p`, and 40 times cheaper than sorting a vocabulary.
-Elsewhere looking whether they were enough would cost more than to sort all."""
+A GPU would have to be waited for to see whether they were enough; `triton_draw.py` sorts nothing."""
 
 
 def choose(logits: Tensor, inputs: SamplingInputs, *, on_host: bool) -> Tensor:
@@ -63,7 +63,11 @@ def _draw_some(logits: Tensor, draws: Draws, limits: Truncation, on_host: bool) 
     """Draw from the tokens that the requests' limits leave, `[draws]` int64."""
     probabilities = _probabilities(logits, draws)
     vocab_size = probabilities.shape[1]
-    if not on_host or vocab_size <= CANDIDATES:
+    if not on_host:
+        from app.gpu.sampling.triton_draw import draw  # imports Triton, which only a GPU needs
+
+        return draw(probabilities, draws, limits)
+    if vocab_size <= CANDIDATES:
         return _draw_sorted(*probabilities.sort(descending=True), draws.uniforms, limits, vocab_size)
     values, ids = probabilities.topk(CANDIDATES)
     chosen = _draw_sorted(values, ids, draws.uniforms, limits, vocab_size)

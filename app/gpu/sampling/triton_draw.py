@@ -1,0 +1,165 @@
+"""A Triton kernel that draws from the most probable tokens of a row without sorting them.
+
+Sorted by probability, and by id where that is equal, the tokens that `top_k`, `top_p` and `min_p` leave are the first
+ones: all above a probability, and some of those at it. The bits of positive floats are ordered as the floats are, so
+such a probability is found digit by digit, as radix selection does (Alabi et al., "Fast K-Selection Algorithms for
+Graphics Processing Units", 2012). The drawn token is found in the same way, by the mass that comes before it.
+
+Masses are integers: a sum is exact, and the same in any order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from app.gpu.sampling.inputs import Draws, Truncation
+
+TILE, WARPS = 1024, 8
+"""Tokens that a program looks at together. Each thread counts for every value of a digit."""
+WHOLE = tl.constexpr(2.0**60)
+"""A probability of 1 as a mass: there is room for the sum, and float32 keeps all its bits down to 2^-37."""
+DIGIT_BITS, VALUES = tl.constexpr(3), tl.constexpr(8)
+DIGITS = tl.constexpr(10)
+"""Of the bits of a float32 from 0 to 1."""
+
+
+def draw(probabilities: Tensor, draws: Draws, limits: Truncation) -> Tensor:
+    """One token for each row, `[draws]` int64. `probabilities` `[draws, vocab_size]` is float32, dense."""
+    rows, vocab_size = probabilities.shape
+    chosen = torch.empty(rows, dtype=torch.int64, device=probabilities.device)
+    with torch.cuda.device_of(probabilities):
+        _draw[(rows,)](
+            probabilities,
+            draws.uniforms,
+            limits.top_k,
+            limits.top_p,
+            limits.min_p,
+            chosen,
+            vocab_size,
+            tile=TILE,
+            num_warps=WARPS,
+        )
+    return chosen
+
+
+@triton.jit(do_not_specialize=["vocab_size"])
+def _draw(
+    probabilities: tl.tensor,
+    uniforms: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    chosen: tl.tensor,
+    vocab_size: tl.tensor,
+    tile: tl.constexpr,
+) -> None:
+    """One program draws for one row. Tokens above the bits `edge` are left, and the first `ties` of those that have
+    them.
+    """
+    number = tl.program_id(0)
+    row = probabilities + number.to(tl.int64) * vocab_size
+    limit = tl.load(top_k + number)
+    highest, total = _survey(row, vocab_size, tile)
+    edge, ties = highest * 0, limit * 0 + vocab_size
+    if limit < vocab_size:
+        edge = _search(row, vocab_size, limit, False, tile)
+        count, mass = _above(row, vocab_size, edge, tile)
+        ties = limit - count
+        total = mass + ties * _mass(edge)
+    share = tl.load(top_p + number)
+    if share < 1:
+        bound = tl.ceil(share.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+        bound = tl.minimum(tl.maximum(bound, 1), total)
+        passed = _search(row, vocab_size, bound, True, tile)
+        count, mass = _above(row, vocab_size, passed, tile)
+        kept = (bound - mass + _mass(passed) - 1) // _mass(passed)
+        ties = tl.where(passed > edge, kept, tl.minimum(ties, kept))
+        edge = passed
+    least = (tl.load(min_p + number) * highest.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
+    ties = tl.where(least > edge, vocab_size, ties)
+    edge = tl.maximum(edge, least)
+    tl.store(chosen + number, _pick(row, vocab_size, edge, ties, tl.load(uniforms + number), tile))
+
+
+@triton.jit
+def _pick(
+    row: tl.tensor,
+    vocab_size: tl.tensor,
+    edge: tl.tensor,
+    ties: tl.tensor,
+    uniform: tl.tensor,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """The token at that share of the mass of those that are left."""
+    count, mass = _above(row, vocab_size, edge, tile)
+    count_to_edge, _mass_to_edge = _above(row, vocab_size, edge - 1, tile)
+    total = mass + tl.minimum(ties, count_to_edge - count) * _mass(edge)
+    target = tl.minimum((uniform * total.to(tl.float64)).to(tl.int64), total - 1)
+    found = _search(row, vocab_size, target + 1, True, tile)
+    count, mass = _above(row, vocab_size, found, tile)
+    return _nth(row, vocab_size, found, (target - mass) // _mass(found), tile)
+
+
+@triton.jit
+def _mass(bits: tl.tensor) -> tl.tensor:
+    return (bits.to(tl.float32, bitcast=True) * WHOLE).to(tl.int64)
+
+
+@triton.jit
+def _survey(row: tl.tensor, vocab_size: tl.tensor, tile: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The highest bits in the row, and the mass of all of it."""
+    highest, mass = tl.zeros([tile], tl.int32), tl.zeros([tile], tl.int64)
+    for start in range(0, vocab_size, tile):
+        token = start + tl.arange(0, tile)
+        bits = tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True)
+        highest = tl.maximum(highest, bits)
+        mass += _mass(bits)
+    return tl.max(highest, 0), tl.sum(mass, 0)
+
+
+@triton.jit
+def _above(row: tl.tensor, vocab_size: tl.tensor, edge: tl.tensor, tile: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """How many tokens have higher bits than `edge`, and their mass."""
+    count, mass = tl.zeros([tile], tl.int64), tl.zeros([tile], tl.int64)
+    for start in range(0, vocab_size, tile):
+        token = start + tl.arange(0, tile)
+        bits = tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True)
+        is_above = (bits > edge) & (token < vocab_size)
+        count += is_above.to(tl.int64)
+        mass += tl.where(is_above, _mass(bits), 0)
+    return tl.sum(count, 0), tl.sum(mass, 0)
+
+
+@triton.jit
+def _search(
+    row: tl.tensor, vocab_size: tl.tensor, bound: tl.tensor, by_mass: tl.constexpr, tile: tl.constexpr
+) -> tl.tensor:
+    """The highest bits that tokens with as many or higher reach `bound` with, in number or in mass."""
+    found = (bound * 0).to(tl.int32)
+    for place in range(DIGITS):
+        shift = DIGIT_BITS * (DIGITS - 1 - place)
+        pivots = found + (tl.arange(0, VALUES) << shift)
+        reached = tl.zeros([tile, VALUES], tl.int64)
+        for start in range(0, vocab_size, tile):
+            token = start + tl.arange(0, tile)
+            bits = tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True)
+            weight = _mass(bits) if by_mass else (token < vocab_size).to(tl.int64)
+            reached += tl.where(bits[:, None] >= pivots[None, :], weight[:, None], 0)
+        digit = tl.sum((tl.sum(reached, 0) >= bound).to(tl.int32), 0) - 1
+        found += (digit << shift).to(tl.int32)
+    return found
+
+
+@triton.jit
+def _nth(row: tl.tensor, vocab_size: tl.tensor, wanted: tl.tensor, n: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+    """The id of the token number `n`, from 0 on, among those with the bits `wanted`."""
+    seen, found = n * 0, n * 0
+    for start in range(0, vocab_size, tile):
+        token = start + tl.arange(0, tile)
+        bits = tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True)
+        matches = ((bits == wanted) & (token < vocab_size)).to(tl.int64)
+        rank = seen + tl.cumsum(matches, 0) - 1
+        found += tl.sum(tl.where((matches == 1) & (rank == n), token, 0), 0)
+        seen += tl.sum(matches, 0)
+    return found
