@@ -15,7 +15,7 @@ from app.gpu.attention.triton_store import store
 from app.gpu.linear.triton_matmul import matmul
 from app.gpu.models.triton_elementwise import add_rms_norm, rotate, silu_mul
 from app.gpu.sampling.inputs import Draws, Truncation
-from app.gpu.sampling.triton_draw import draw
+from app.gpu.sampling.triton_draw import draw, draw_any
 
 HEAD_DIMS, GROUPS, BLOCK_SIZES = (64, 80, 96, 128), range(1, 9), (16, 32, 64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -84,4 +84,5 @@ def wide_launches(dtype: str) -> Iterator[tuple[str, Launch]]:
     if weight.dtype is torch.float32:  # as all probabilities are
         column = torch.zeros(1, 1)
         draws, limits = Draws(column[0].long(), column.double(), column), Truncation(column.long(), column, column)
-        yield "draw", lambda: draw(weight[:1], draws, limits)
+        yield "draw", lambda: draw_any(weight[:1], draws)
+        yield "limited draw", lambda: draw(weight[:1], draws, limits)

@@ -89,6 +89,11 @@ def _add_rms_norm(named: Named, context: int) -> Traffic:
     return Traffic(x + _bytes((named["other"], named["weight"])), x + named["normed"].nbytes)
 
 
+def _draw(named: Named, context: int) -> Traffic:
+    return Traffic(named["probabilities"].nbytes, named["chosen"].nbytes)
+
+
 _TRITON: dict[str, Callable[[Named, int], Traffic]] = {
-    each.__name__: each for each in (_rotate, _store, _attend, _merge, _silu_mul, _add_rms_norm)
+    **{each.__name__: each for each in (_rotate, _store, _attend, _merge, _silu_mul, _add_rms_norm, _draw)},
+    "_draw_any": _draw,
 }

@@ -28,7 +28,7 @@ def choose(logits: Tensor, inputs: SamplingInputs, *, on_host: bool) -> Tensor:
     _adjust(logits.view(-1), inputs)
     chosen = _argmax(logits, on_host)
     if inputs.free is not None:
-        chosen.index_copy_(0, inputs.free.rows, _draw_any(logits, inputs.free))
+        chosen.index_copy_(0, inputs.free.rows, _draw_any(logits, inputs.free, on_host))
     if inputs.truncated is not None:
         draws, limits = inputs.truncated
         chosen.index_copy_(0, draws.rows, _draw_some(logits, draws, limits, on_host))
@@ -54,9 +54,14 @@ def _adjust(logits: Tensor, inputs: SamplingInputs) -> None:
         logits.index_add_(0, inputs.counts.tokens, inputs.counts.values, alpha=-1)
 
 
-def _draw_any(logits: Tensor, draws: Draws) -> Tensor:
+def _draw_any(logits: Tensor, draws: Draws, on_host: bool) -> Tensor:
     """Draw from the whole vocabulary, `[draws]` int64."""
-    return _invert(_probabilities(logits, draws), draws.uniforms).clamp(max=logits.shape[1] - 1)[:, 0]
+    probabilities = _probabilities(logits, draws)
+    if not on_host:
+        from app.gpu.sampling.triton_draw import draw_any  # imports Triton, which only a GPU needs
+
+        return draw_any(probabilities, draws)
+    return _invert(probabilities, draws.uniforms).clamp(max=logits.shape[1] - 1)[:, 0]
 
 
 def _draw_some(logits: Tensor, draws: Draws, limits: Truncation, on_host: bool) -> Tensor:
@@ -64,7 +69,7 @@ def _draw_some(logits: Tensor, draws: Draws, limits: Truncation, on_host: bool) 
     probabilities = _probabilities(logits, draws)
     vocab_size = probabilities.shape[1]
     if not on_host:
-        from app.gpu.sampling.triton_draw import draw  # imports Triton, which only a GPU needs
+        from app.gpu.sampling.triton_draw import draw
 
         return draw(probabilities, draws, limits)
     if vocab_size <= CANDIDATES:

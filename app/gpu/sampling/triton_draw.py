@@ -1,4 +1,4 @@
-"""A Triton kernel that draws from the most probable tokens of a row without sorting them.
+"""Triton kernels that draw tokens: of all in a row, and of the most probable ones without sorting them.
 
 Sorted by probability, and by id where that is equal, the tokens that `top_k`, `top_p` and `min_p` leave are the first
 ones: all above a probability, and some of those at it. The bits of positive floats are ordered as the floats are, so
@@ -24,8 +24,17 @@ DIGITS = tl.constexpr(10)
 """Of the bits of a float32 from 0 to 1."""
 
 
-def draw(probabilities: Tensor, draws: Draws, limits: Truncation) -> Tensor:
+def draw_any(probabilities: Tensor, draws: Draws) -> Tensor:
     """One token for each row, `[draws]` int64. `probabilities` `[draws, vocab_size]` is float32, dense."""
+    rows, vocab_size = probabilities.shape
+    chosen = torch.empty(rows, dtype=torch.int64, device=probabilities.device)
+    with torch.cuda.device_of(probabilities):
+        _draw_any[(rows,)](probabilities, draws.uniforms, chosen, vocab_size, tile=TILE, num_warps=WARPS)
+    return chosen
+
+
+def draw(probabilities: Tensor, draws: Draws, limits: Truncation) -> Tensor:
+    """The same of the tokens that the limits leave."""
     rows, vocab_size = probabilities.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=probabilities.device)
     with torch.cuda.device_of(probabilities):
@@ -41,6 +50,25 @@ def draw(probabilities: Tensor, draws: Draws, limits: Truncation) -> Tensor:
             num_warps=WARPS,
         )
     return chosen
+
+
+@triton.jit(do_not_specialize=["vocab_size"])
+def _draw_any(
+    probabilities: tl.tensor, uniforms: tl.tensor, chosen: tl.tensor, vocab_size: tl.tensor, tile: tl.constexpr
+) -> None:
+    """One program draws for one row: the token at whose mass the running sum passes the uniform's share of it all."""
+    number = tl.program_id(0)
+    row = probabilities + number.to(tl.int64) * vocab_size
+    _highest, total = _survey(row, vocab_size, tile)
+    target = tl.minimum((tl.load(uniforms + number) * total.to(tl.float64)).to(tl.int64), total - 1)
+    before, found = total * 0, total * 0
+    for start in range(0, vocab_size, tile):
+        token = start + tl.arange(0, tile)
+        mass = _mass(tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True))
+        up_to = before + tl.cumsum(mass, 0)
+        found += tl.sum(tl.where((up_to > target) & (up_to - mass <= target), token, 0), 0)
+        before += tl.sum(mass, 0)
+    tl.store(chosen + number, found)
 
 
 @triton.jit(do_not_specialize=["vocab_size"])

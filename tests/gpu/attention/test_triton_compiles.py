@@ -47,7 +47,7 @@ def test_the_kernels_compile_and_fit(capability: int, tmp_path: Path) -> None:
     kernels = compiled(capability, "usual", tmp_path)
     assert_fits(kernels, capability)
     wide = {"_matmul": 3, "_add_rms_norm": 3, "_silu_mul": 3}
-    narrow = {"_rotate": 1, "_store": 1, "_attend": 4, "_merge": 1, "_draw": 1}
+    narrow = {"_rotate": 1, "_store": 1, "_attend": 4, "_merge": 1, "_draw": 1, "_draw_any": 1}
     assert Counter(each["kernel"] for each in kernels) == {**narrow, **wide}
     products = [each for each in kernels if each["kernel"] == "_attend" and each["dtype"] == "bfloat16"]
     assert all(each["mma"] + each["wgmma"] and each["async_copies"] for each in products)

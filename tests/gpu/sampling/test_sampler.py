@@ -88,7 +88,7 @@ def test_only_tokens_that_transformers_would_leave_are_drawn(
     assert set(drawn) <= allowed
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 1000),
     limits=st.lists(

@@ -49,7 +49,7 @@ def drawn(rows: torch.Tensor, uniforms: list[float], limits: list[tuple[int, flo
     return draw(rows, draws, truncation).tolist()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     vocab_size=st.sampled_from([1, 7, 1023, 1024, 1025, 2500]),
@@ -76,6 +76,26 @@ def test_it_draws_what_a_sort_would_find(
     limits = min(top_k, vocab_size), top_p, min_p
     expected = sorted_draw(probabilities[0].numpy(), uniform, *limits)
     assert drawn(probabilities, [uniform], [limits]) == [expected]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([1, 1023, 1024, 1025, 2500]),
+    steepness=st.sampled_from([0.0, 3.0, 30.0]),
+    uniform=st.sampled_from([0.0, LAST_UNIFORM]) | st.floats(0, LAST_UNIFORM),
+)
+def test_a_free_draw_goes_through_the_tokens_by_their_ids(
+    seed: int, vocab_size: int, steepness: float, uniform: float
+) -> None:
+    from app.gpu.sampling.triton_draw import draw_any
+
+    logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * steepness
+    probabilities = torch.softmax(logits, -1)
+    masses = np.cumsum([int(value * 2.0**60) for value in probabilities[0].tolist()])
+    target = min(int(uniform * float(masses[-1])), int(masses[-1]) - 1)
+    draws = Draws(torch.arange(1), torch.tensor([[uniform]], dtype=torch.float64), torch.ones(1, 1))
+    assert draw_any(probabilities, draws).tolist() == [np.searchsorted(masses, target, side="right")]
 
 
 def test_tokens_of_one_probability_are_taken_by_their_ids() -> None:
