@@ -57,6 +57,11 @@ class DiskRoom:
         self._lock = threading.Lock()
 
     @property
+    def free(self) -> int:
+        """Bytes that are free beside the reserve. Raises `OSError`."""
+        return max(0, free_bytes(self._folder) - self.reserve)
+
+    @property
     def missing(self) -> int:
         """Bytes of the reserve that are not free. Raises `OSError`."""
         return max(0, self.reserve - free_bytes(self._folder))

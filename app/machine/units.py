@@ -10,6 +10,11 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / unit:.1f} {name}"
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 session", "2 sessions"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def rate(bytes_per_second: float) -> str:
     """In powers of ten, as buses are sold: "55.2 GB/s"."""
     return f"{bytes_per_second / 1e9:.1f} GB/s"

@@ -116,7 +116,10 @@ class Settings(BaseSettings):
     kv_host: Budget = Field(
         None, description="KV in host memory, like --kv-device; 0 for none, auto: from what is free"
     )
-    kv_disk: Budget = Field(None, description="KV on disk, like --kv-device; 0 for none, auto: a tenth of what is free")
+    kv_disk: Budget = Field(
+        None,
+        description="KV on disk, like --kv-device; 0 for none, auto: a tenth beside --disk-reserve",
+    )
     kv_policy: Literal["signal", "lru", "none"] = Field(
         "signal", description="KV leaves the device on signals, only under pressure (lru), or never (none)"
     )

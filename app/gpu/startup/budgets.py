@@ -1,5 +1,6 @@
 """How many KV blocks each tier gets, and whether the weights fit."""
 
+import logging
 from dataclasses import dataclass
 from math import prod
 
@@ -10,17 +11,19 @@ from app.domain.values import KVBudget, KVPolicy, WeightsDtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.models import can_be_streamed
 from app.gpu.weights.form import Form
-from app.machine.disk import free_bytes as free_disk_bytes
+from app.machine.disk import DiskRoom
 from app.machine.memory import read_host_memory
 from app.machine.units import size
 from app.model_store.resolve import ResolvedModel
 from app.model_store.sizes import stored_sizes
 from app.settings import EngineSettings
 
+logger = logging.getLogger(__name__)
+
 HOST_SHARE = 0.25
 """Default share of the free host memory, which other programs need too. On a CPU, device and host get as much each."""
 DISK_SHARE = 0.1
-"""Default share of the free disk."""
+"""Default share of the disk that is free beside the reserve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,15 @@ class TierBlocks:
     disk: int
 
 
-def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int | None) -> TierBlocks:
+def budget_blocks(
+    settings: EngineSettings, block_bytes: int, device_room: int | None, disk_room: DiskRoom | None = None
+) -> TierBlocks:
     """Blocks of `block_bytes` bytes for each tier, by the settings or else by the free memory.
 
-    `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. Raises
-    `FieldOutOfRange` unless the device gets at least one block, and so does each lower tier that is asked for. With
-    policy `none` KV never leaves the device, so the lower tiers get no blocks.
+    `device_room` is the memory of a GPU for KV, in bytes; None on a CPU, whose device memory is the host's. `disk_room`
+    is that for KV files; None: there are none. Raises `FieldOutOfRange` unless the device gets at least one block, and
+    so does each lower tier that is asked for. With policy `none` KV never leaves the device, so the lower tiers get no
+    blocks.
     """
 
     def blocks(asked: KVBudget | None, default_bytes: float) -> int:
@@ -63,9 +69,12 @@ def budget_blocks(settings: EngineSettings, block_bytes: int, device_room: int |
     if settings.kv_policy is KVPolicy.NONE:
         return TierBlocks(on_device, 0, 0)
     on_host = lower_blocks("kv_host", settings.kv_host, free, HOST_SHARE)
-    if settings.kv_dir is None:
+    if disk_room is None:
         return TierBlocks(on_device, on_host, 0)
-    on_disk = lower_blocks("kv_disk", settings.kv_disk, free_disk_bytes(settings.kv_dir), DISK_SHARE)
+    on_disk = lower_blocks("kv_disk", settings.kv_disk, disk_room.free, DISK_SHARE)
+    if disk_room.missing and (on_disk or settings.kv_disk is None):
+        until = " until that is free" if on_disk else ""
+        logger.warning("--disk-reserve: the disk lacks %s of it, so no KV goes there%s", size(disk_room.missing), until)
     return TierBlocks(on_device, on_host, on_disk)
 
 

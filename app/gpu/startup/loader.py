@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from app.domain.values import ModelInfo
+from app.domain.values import KVPolicy, ModelInfo
 from app.gpu.attention import attention_for
 from app.gpu.attention.batch import make_batch
 from app.gpu.commands.checkpoints import CheckpointHandler
@@ -50,7 +50,7 @@ from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import Borrower, KVLoans, LoanBook, lend_nothing
 from app.grammars.compiler import Grammars
 from app.machine.disk import DiskRoom
-from app.machine.units import size
+from app.machine.units import counted, size
 from app.model_store.fingerprint import fingerprint
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -96,14 +96,15 @@ def build_engine(
     layout = KVLayout(stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, dtype_name(stack.dtype))
     _warm_up(stack, settings.block_size)
     plan = _plan_memory(stack, settings, recorder)
-    budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv)
+    disk_room = None if settings.kv_dir is None else _room_of_files(settings.kv_dir, room)
+    budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv, disk_room)
     if plan is not None:
         plan.check(budgets.device * layout.block_bytes)
     pool, borrower = _allocate_device(loaded, budgets.device, settings.block_size, layout.block_bytes)
     with allocating("kv_host", budgets.host * layout.block_bytes):
         host = HostPool(pool, budgets.host, loaded.streams)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
-    disk = _open_disk(settings.kv_dir, identity, room) if settings.kv_dir is not None and budgets.disk else None
+    disk = _open_disk(settings, identity, disk_room, budgets.disk)
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
     _log_budgets(budgets, layout, limit, stack.max_model_len)
     draft_tokens = choose_draft_tokens(model, settings, stack.device, stack.dtype)
@@ -135,8 +136,19 @@ def build_engine(
     )
 
 
-def _open_disk(folder: Path, identity: KVIdentity, room: DiskRoom | None) -> DiskStore:
-    return DiskStore(folder, identity, None if room is None else room.beside(folder))
+def _room_of_files(folder: Path, room: DiskRoom | None) -> DiskRoom:
+    return DiskRoom(folder) if room is None else room.beside(folder)
+
+
+def _open_disk(settings: EngineSettings, identity: KVIdentity, room: DiskRoom | None, blocks: int) -> DiskStore | None:
+    """Where KV files are. A full disk leaves none for new ones, but those of an earlier server must be known all the
+    same: they give way to the journal.
+    """
+    folder = settings.kv_dir
+    if folder is None or settings.kv_policy is KVPolicy.NONE:
+        return None
+    has_files = settings.kv_disk is None and folder.is_dir() and any(folder.iterdir())
+    return DiskStore(folder, identity, room) if blocks or has_files else None
 
 
 def _choose_layers(
@@ -224,8 +236,8 @@ def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder
 
 def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_len: int) -> None:
     for tier, blocks in (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk)):
-        sessions = blocks * layout.block_size // limit
-        logger.info("KV on %s: %s, %d sessions of %d tokens", tier, size(blocks * layout.block_bytes), sessions, limit)
+        sessions = counted(blocks * layout.block_size // limit, "session")
+        logger.info("KV on %s: %s, %s of %d tokens", tier, size(blocks * layout.block_bytes), sessions, limit)
     if limit < max_model_len:
         logger.warning(
             "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, max_model_len
@@ -238,7 +250,7 @@ def _find_files(disk: DiskStore | None) -> FilesFound:
         return FilesFound()
     index = disk.index()
     if index.refused:
-        logger.warning("%d KV files are damaged or of another model or layout", len(index.refused))
+        logger.warning("KV files that are damaged or of another model or layout: %d", len(index.refused))
     if index.headers:
         logger.info("sessions with KV on disk from an earlier server: %d", len(index.headers))
     saved = {
