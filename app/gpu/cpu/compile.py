@@ -16,6 +16,8 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.runtime.nrt import rtsys
 
+from app.gpu.cpu.compilations import COMPILATIONS
+
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
 """What stands for a tensor's dtype inside a kernel; see `cpu_intrinsics.widen`."""
 
@@ -49,11 +51,20 @@ def c_function(kernel: Callable[[int], None]) -> Any:
     Compiling takes up to some seconds; the machine code is kept in Numba's cache, beside the file or in the user's
     cache directory, and compiled again at every start where neither can be written to.
     """
-    compiled = CFunc(kernel, ((types.int64,), types.void), locals={}, options=dict(_OPTIONS))
+    compiled = _Kernel(kernel, ((types.int64,), types.void), locals={}, options=dict(_OPTIONS))
     with suppress(RuntimeError):  # nowhere to keep it
         compiled._cache = _KernelCache(kernel)  # type: ignore[attr-defined, no-untyped-call]
     compiled.compile()
     return compiled
+
+
+class _Kernel(CFunc):
+    """One whose compilation counts, unless it is in the cache."""
+
+    def _compile_uncached(self) -> Any:
+        untyped: Any = super()
+        with COMPILATIONS.counting():
+            return untyped._compile_uncached()
 
 
 class _KernelCache(FunctionCache):

@@ -15,6 +15,7 @@ from app.gpu.commands.checkpoints import CheckpointHandler
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.saved_files import FilesFound, SavedKV
+from app.gpu.cpu.compilations import COMPILATIONS
 from app.gpu.cpu.openmp import release_threads
 from app.gpu.device.choice import choose_device, choose_dtype
 from app.gpu.device.dtypes import dtype_name
@@ -69,13 +70,14 @@ def load_engine(model: ResolvedModel, settings: EngineSettings, room: DiskRoom |
     logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
     began = time.perf_counter()
     attention = attention_for(device, batch_invariant=settings.batch_invariant)
-    loaded = load_model(model, settings, device, dtype, attention)
-    weighed = time.perf_counter()
-    try:
-        engine = build_engine(model, loaded, settings, room=room)
-    except BaseException:
-        loaded.close()
-        raise
+    with COMPILATIONS.telling():
+        loaded = load_model(model, settings, device, dtype, attention)
+        weighed = time.perf_counter()
+        try:
+            engine = build_engine(model, loaded, settings, room=room)
+        except BaseException:
+            loaded.close()
+            raise
     seconds = weighed - began, time.perf_counter() - weighed
     logger.info("loaded: weights in %.1f s, kernels and room for KV in %.1f s", *seconds)
     release_threads()  # the engine will run on a thread of its own
