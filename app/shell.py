@@ -2,14 +2,18 @@
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
+
+from pydantic import ValidationError
 
 from app.domain.values import SessionState, Tier
 
 AddCommand = Callable[[str, str], argparse.ArgumentParser]
 KEY = "An API key comes from DJINN_API_KEY: others can see arguments in the list of processes."
 STATES = [state.value for state in SessionState if state is not SessionState.CLOSED]
-SAMPLING = {"max_tokens": (int, "COUNT"), "temperature": (float, "NUMBER"), "seed": (int, "NUMBER")}
+SAMPLING = {"max_tokens": "COUNT", "temperature": "NUMBER", "seed": "NUMBER"}
 """Fields of a turn that `djinn chat` has flags for."""
 
 
@@ -47,9 +51,12 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keep", action="store_true", help="leave the new session open at the end")
     parser.add_argument("--raw", action="store_true", help="send lines as they are, without the chat template")
-    for name, (kind, metavar) in SAMPLING.items():
+    for name, metavar in SAMPLING.items():
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help="as a turn has it (default: the server's)"
+            f"--{name.replace('_', '-')}",
+            type=partial(_field, name),
+            metavar=metavar,
+            help="as a turn has it (default: the server's)",
         )
 
 
@@ -68,6 +75,24 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"an integer from 1; got {text!r}")
     return int(text)
+
+
+def _field(name: str, text: str) -> int | float:
+    """The value of a field of a turn, within the field's range."""
+    from app.web.field_schema import schema_of  # half a second, which the other commands need not wait for
+    from app.web.problems import describe_problem
+    from app.wire.turns import SamplingFields
+
+    given: int | float | str = text
+    with suppress(ValueError):
+        given = int(text) if text.lstrip("+-").isdecimal() else float(text)
+    try:
+        value: int | float = getattr(SamplingFields.model_validate({name: given}), name)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        _, words = describe_problem(schema_of(SamplingFields), dict(problem), problem["loc"])
+        raise argparse.ArgumentTypeError(words) from error
+    return value
 
 
 def _ps(arguments: argparse.Namespace) -> int:

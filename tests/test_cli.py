@@ -45,6 +45,17 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("ps", "--state", "flying"), "unknown --state 'flying': idle, queued, running, paused. See djinn ps --help"),
         (("ps", "--json", "--watch"), "djinn: --watch: not allowed with argument --json. See djinn ps --help"),
         (("top", "--count", "0"), "djinn: --count: an integer from 1; got '0'. See djinn top --help"),
+        (
+            ("chat", "--temperature", "-1"),
+            "--temperature: a number from 0 to 100; got -1. See djinn chat --help",
+        ),
+        (
+            ("chat", "--temperature", "nan"),
+            "--temperature: a number from 0 to 100; got NaN. See djinn chat --help",
+        ),
+        (("chat", "--temperature", "hot"), "--temperature: a number from 0 to 100; got 'hot'. See djinn chat --help"),
+        (("chat", "--max-tokens", "1.5"), "djinn: --max-tokens: an integer from 0 to 2147483647; got 1.5. See djinn"),
+        (("chat", "--seed", "-3"), "djinn: --seed: an integer from 0 to 9223372036854775807; got -3. See djinn chat"),
         (("chat", "--api-key", "sesame"), "djinn: unknown flag --api-key. See djinn chat --help"),
         (("completion", "tcsh"), "djinn: unknown SHELL 'tcsh': bash, zsh, fish. See djinn completion --help"),
         (("models", "pull"), "djinn: missing NAME. See djinn models pull --help"),
