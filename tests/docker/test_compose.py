@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,7 +16,7 @@ from app.web.openapi.security import OPEN_PATHS
 from loadgen.cli import make_parser
 from tests.docker.reading import DOCKER, ROOT, documents, image_environment, instructions, served
 
-VARIABLE = re.compile(r"\$\{(\w+)(?::[-?]([^}]*))?\}")
+VARIABLE = re.compile(r"\$\{(\w+)(?::?[-?]([^}]*))?\}")
 (COMPOSE,) = documents("compose.yaml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
 BY_KIND = {each["kind"]: each for each in documents("kubernetes/djinn.yaml")}
@@ -71,7 +73,39 @@ def test_only_profiles_bring_what_djinn_is_compared_with() -> None:
         "djinn",
         "prometheus",
         "grafana",
+        "collector",
     ]
+
+
+def collector_config() -> dict[str, Any]:
+    """The file that the collector is told to read, where Compose puts it."""
+    (flag,) = SERVICES["collector"]["command"]
+    (volume,) = SERVICES["collector"]["volumes"]
+    source, target, _ = volume.split(":")
+    path = PurePosixPath(flag.removeprefix("--config=")).relative_to(target)
+    (config,) = documents(f"{source}/{path}")
+    return dict(config)
+
+
+def test_spans_go_where_the_collector_listens() -> None:
+    endpoint = urlsplit(filled(SERVICES["djinn"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]))
+    assert (endpoint.scheme, endpoint.hostname) == ("http", "collector")
+    protocols = collector_config()["receivers"]["otlp"]["protocols"]
+    assert protocols == {"http": {"endpoint": f"0.0.0.0:{endpoint.port}"}}, "Djinn speaks HTTP alone"
+
+
+def test_the_collectors_pipeline_has_what_it_names() -> None:
+    config = collector_config()
+    assert config.keys() == {"receivers", "processors", "exporters", "service"}
+    (pipeline,) = config["service"]["pipelines"].values()
+    assert config["service"]["pipelines"].keys() == {"traces"}
+    for kind in ("receivers", "processors", "exporters"):
+        assert set(pipeline[kind]) == config[kind].keys(), kind
+        assert pipeline[kind] or kind == "processors"
+    # Documented keys; the memory limiter comes first, and refuses to start without an interval and a limit.
+    assert pipeline["processors"][0] == "memory_limiter"
+    assert config["processors"]["memory_limiter"].keys() == {"check_interval", "limit_mib"}
+    assert config["exporters"]["debug"]["verbosity"] in ("basic", "normal", "detailed")
 
 
 def test_the_load_generators_command_is_one() -> None:
