@@ -18,7 +18,7 @@ from app.gpu.kv.disk import SUFFIX
 from app.journal.copying import copy_journal
 from app.journal.journal import FILE_NAME
 from app.machine.files import explain, sync
-from app.machine.units import size
+from app.machine.units import counted, size
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -34,7 +34,7 @@ def back_up(state_dir: Path, kv_dir: Path | None, target: Path) -> None:
     except OSError as error:
         at = f"{error.filename}: " if error.filename else ""
         raise FieldOutOfRange(f"the backup {target} cannot be made: {at}{explain(error)}") from error
-    print(f"{target}: {sessions} sessions, KV of {len(sizes)} in {size(sum(sizes))}")
+    print(f"{target}: {counted(sessions, 'session')}, KV of {len(sizes)} in {size(sum(sizes))}")
 
 
 def _back_up(journal: Path, kv_dir: Path | None, target: Path) -> tuple[int, list[int]]:

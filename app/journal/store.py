@@ -18,6 +18,7 @@ from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, Vect
 from app.journal.steering import Steering
 from app.journal.writing import COLUMNS, Refused, write_batch
 from app.machine.files import make_private
+from app.machine.units import counted
 
 TABLES = f"""
 CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
@@ -176,7 +177,7 @@ class JournalStore:
             return
         if theirs is None:
             raise self._damaged("it does not say which model its sessions are of")
-        held = f"{sessions} sessions and {vectors} vectors"
+        held = f"{counted(sessions, 'session')} and {counted(vectors, 'vector')}"
         raise refusals.of_another_model(self._path.parent, held, theirs, ours)
 
     def _claim(self, model: ModelInfo) -> None:

@@ -8,7 +8,7 @@ from rich.text import Text
 from client.memory_models import Direction, MemoryMap, TierUse
 from client.shell.rates import Look, Rates
 from client.shell.session_table import GAP, Row, fitting_table, kv_bytes
-from client.shell.wording import on_one_line, size
+from client.shell.wording import counted, on_one_line, size
 
 BAR_WIDTH = 20
 WIDE = 80
@@ -42,7 +42,7 @@ def _server(model: str, now: Look, rates: Rates | None) -> list[Text]:
     paused = sum(info.state == "paused" for info in now.busy.values())
     speed = "-" if rates is None else f"{rates.all_tokens:.1f}"
     lines = [
-        f"{on_one_line(model)}: {memory.sessions} sessions, KV policy {memory.policy}",
+        f"{on_one_line(model)}: {counted(memory.sessions, 'session')}, KV policy {memory.policy}",
         f"turns: {memory.turns_running} running, {memory.turns_waiting} waiting, {paused} paused; {speed} tokens/s",
         f"weights: {size(text.kept_bytes + text.ring_bytes)} of {size(text.total_bytes)} on the device",
     ]

@@ -24,6 +24,11 @@ def visible(text: str) -> str:
     return harmless(text).translate(SPACES)
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 session", "2 sessions"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def size(num_bytes: float) -> str:
     """In powers of 1024: "0 B", "16.0 KiB", "1.5 GiB"."""
     power = min(int(num_bytes).bit_length() - 1, 10 * len(UNITS)) // 10

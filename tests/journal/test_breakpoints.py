@@ -298,7 +298,7 @@ async def test_another_models_vectors_are_refused_even_without_a_session(journal
     journal.append(VectorKey(None, "calm"), vector(1.0))
     journal.close()
     again = Journal(tmp_path)
-    with pytest.raises(FieldOutOfRange, match=r"0 sessions and 1 vectors .* model 'tiny'"):
+    with pytest.raises(FieldOutOfRange, match=r"0 sessions and 1 vector .* model 'tiny'"):
         again.load(model_info("other"))
     again.close()
 

@@ -7,7 +7,7 @@ from client.edits import PauseOptions
 from client.shell.chat.conversation import Conversation, Misuse
 from client.shell.chat.views import breakpoints_text, history_text, lens_view
 from client.shell.session_table import kv_bytes
-from client.shell.wording import size
+from client.shell.wording import counted, size
 
 PAUSE_LIMIT_S = 3600.0
 """How long a pause waits for someone who reads and thinks."""
@@ -86,7 +86,7 @@ def _rewind(conversation: Conversation, words: Sequence[str]) -> None:
     if not words:
         raise Misuse(f"usage: {COMMANDS['/rewind'].usage}")
     info = conversation.session.rewind(_number(words[0], COMMANDS["/rewind"]))
-    conversation.terminal.note(f"({info.tokens} tokens are left)")
+    conversation.terminal.note(f"({counted(info.tokens, 'token')} left)")
 
 
 def _history(conversation: Conversation, _words: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ def _session(conversation: Conversation, words: Sequence[str]) -> None:
         conversation.session = conversation.find(words[0])
     info = conversation.session.refresh()
     where = f"{size(kv_bytes(info))} of KV, tier {info.kv.tier}" if info.kv.tier else "no KV"
-    conversation.terminal.show(f"{info.id}: {info.state}, {info.tokens} tokens, {where}")
+    conversation.terminal.show(f"{info.id}: {info.state}, {counted(info.tokens, 'token')}, {where}")
 
 
 def _help(conversation: Conversation, _words: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from client.breakpoint_models import BreakpointInfo, CheckpointInfo, Lens
 from client.models import History, Turn
 from client.shell.session_table import GAP
-from client.shell.wording import harmless, visible
+from client.shell.wording import counted, harmless, visible
 
 
 def history_lines(history: History) -> Iterator[tuple[int, str]]:
@@ -60,10 +60,8 @@ def breakpoints_text(found: list[BreakpointInfo]) -> str:
 def end_of_turn(turn: Turn) -> str:
     """Why a turn is over, and how long the history is now."""
     usage = turn.usage
-    total = usage.prompt_tokens + usage.completion_tokens
-    return (
-        f"({turn.finish_reason}; {total} tokens, {usage.cached_tokens} of {usage.prompt_tokens} came from the KV cache)"
-    )
+    total = counted(usage.prompt_tokens + usage.completion_tokens, "token")
+    return f"({turn.finish_reason}; {total}, {usage.cached_tokens} of {usage.prompt_tokens} came from the KV cache)"
 
 
 def place_of(checkpoint: CheckpointInfo) -> str:

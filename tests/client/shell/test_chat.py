@@ -82,7 +82,7 @@ def test_a_fork_is_rewound_and_its_origin_is_not(server_url: str, djinn: Djinn) 
         terminal.type("/fork\n")
         fork = terminal.expect(rf"now in the fork (ses_\w+); /session {origin} goes back")[1]
         terminal.type("/rewind 3\n")
-        terminal.expect("3 tokens are left")
+        terminal.expect("3 tokens left")
         terminal.type("/history\n")
         terminal.expect("0  <bos>he\r\n")
         terminal.type(f"/session {origin[-8:]}\n")
@@ -108,7 +108,7 @@ def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
                 if reason == "cancelled":
                     break
                 terminal.type("/rewind 0\n")
-                terminal.expect("0 tokens are left")
+                terminal.expect("0 tokens left")
                 terminal.expect(PROMPT)
             assert reason == "cancelled"
             assert session.refresh().state == "idle"

@@ -55,6 +55,12 @@ def test_the_terminal_is_as_it_was_after_ctrl_c(server_url: str) -> None:
     assert "Traceback" not in terminal.text
 
 
+def test_a_single_session_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve() as url, Djinn(url) as djinn, djinn.sessions.create():
+        assert main(["top", "--count", "1", "--url", url]) == 0
+    assert capsys.readouterr().out.startswith("tiny-llama: 1 session, KV policy signal\n")
+
+
 def look(djinn: Djinn, at: float) -> Look:
     found = look_at(djinn)
     return Look(found.memory, found.busy, at, found.unix_s)

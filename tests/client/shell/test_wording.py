@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.shell.wording import harmless, on_one_line, size, span, visible
+from client.shell.wording import counted, harmless, on_one_line, size, span, visible
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,10 @@ def test_sizes(num_bytes: float, text: str) -> None:
 )
 def test_spans(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_one_of_a_kind_is_no_plural() -> None:
+    assert [counted(count, "session") for count in (0, 1, 2)] == ["0 sessions", "1 session", "2 sessions"]
 
 
 def test_a_terminal_obeys_no_text() -> None:
