@@ -1,9 +1,12 @@
 """Who has which key."""
 
+import logging
 from collections.abc import Callable, Iterable
 
 from app.tenants.keys import digest, fingerprint
 from app.tenants.tenant import Key, Role, Tenant
+
+logger = logging.getLogger(__name__)
 
 
 class Directory:
@@ -18,6 +21,11 @@ class Directory:
         """Have these tenants from now on."""
         self._by_name = {tenant.name: tenant for tenant in tenants}
         self._by_digest = {key.sha256: (tenant, key) for tenant in self._by_name.values() for key in tenant.keys}
+        self._refused: set[str] = set()
+        now = self._clock()
+        for tenant in self._by_name.values():
+            if not any(key.is_valid(now) for key in tenant.keys):
+                logger.warning("tenant %s has no key that is valid now", tenant.name)
 
     def __bool__(self) -> bool:
         """Whether a key is needed."""
@@ -33,7 +41,18 @@ class Directory:
         Digests are compared, never keys. Should the time tell something of a digest, nobody can turn it into its key.
         """
         tenant, found = self._by_digest.get(digest(key), (None, None))
-        return tenant if found is not None and found.is_valid(self._clock()) else None
+        if tenant is None or found is None:
+            return None
+        if not found.is_valid(now := self._clock()):
+            self._note_refusal(tenant, found, "is not valid yet" if now < found.not_before else "has expired")
+            return None
+        return tenant
+
+    def _note_refusal(self, tenant: Tenant, key: Key, why: str) -> None:
+        """Say once of each key that somebody still uses it, or already."""
+        if key.sha256 not in self._refused:
+            self._refused.add(key.sha256)
+            logger.warning("a key of tenant %s is refused: it %s", tenant.name, why)
 
 
 def tenants_of_keys(keys: Iterable[str]) -> tuple[Tenant, ...]:

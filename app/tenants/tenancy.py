@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app.domain.errors import FieldOutOfRange
+from app.machine.units import counted
 from app.settings import Settings
 from app.tenants.audit import AuditLog
 from app.tenants.directory import Directory, tenants_of_keys
@@ -58,4 +59,4 @@ class Tenancy:
                 logger.error("%s; the tenants stay as they were", error.message)
                 return
             self.directory.replace(tenants)
-        logger.info("tenants file %s: %d tenant%s", file, len(tenants), "s" * (len(tenants) > 1))
+        logger.info("tenants file %s: %s", file, counted(len(tenants), "tenant"))

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 from websockets.sync.client import connect
 
 from app.settings import Settings
@@ -37,6 +38,22 @@ def test_a_key_is_valid_between_its_dates(serve_tenants: ServeTenants, clock: Cl
     for now, status in ((1801439999, 401), (1801440000, 200), (1801526399, 200), (1801526400, 401)):
         clock.now = now
         assert client("k").get("/v1/models").status_code == status, now
+
+
+def test_a_key_out_of_its_time_is_in_the_log(
+    serve_tenants: ServeTenants, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = serve_tenants(
+        tenant("late", key("l", not_after="2026-12-31")), tenant("early", key("e", not_before="2027-02-01"), key("f"))
+    )
+    assert caplog.messages == ["tenant late has no key that is valid now"]
+    caplog.clear()
+    for text in ("l", "e", "l", "f", "nobody's"):
+        client(text).get("/v1/models")
+    assert [message for message in caplog.messages if "tenant" in message] == [
+        "a key of tenant late is refused: it has expired",
+        "a key of tenant early is refused: it is not valid yet",
+    ]
 
 
 def test_a_connection_ends_with_its_key(serve_tenants: ServeTenants, clock: Clock) -> None:
