@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser test-wheel generate lint docs notebooks dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
+.PHONY: help setup model folder serve demo report test test-long test-clients test-frameworks test-browser test-wheel generate lint docs notebooks notebooks-write dist release image bench bench-kv bench-breakpoints bench-grammars bench-agents bench-fairness bench-generators bench-kernels-small soak soak-short gpu-check gpu-wheels clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -85,8 +85,12 @@ docs: setup      ## build the site of the documentation: build/site/index.html
 	$(BIN)/python -m docs.site
 	$(BIN)/zensical build --strict --clean
 
-notebooks: model  ## run docs/notebooks/ again, and keep what they print and draw: two minutes
+notebooks: model  ## run docs/notebooks/ from their first cells to their last, and write nothing: two minutes
 	$(BIN)/python -m docs.notebooks
+
+# On a machine that does nothing else: figures of a busy one would take the place of good ones.
+notebooks-write: model  ## run them, and keep what they print and draw
+	$(BIN)/python -m docs.notebooks --write
 
 # Of the last commit, whatever else is here. Its bytes depend on that and on the versions in constraints.txt alone.
 dist: setup      ## a wheel, and the source that it is built from: dist/
