@@ -1,4 +1,4 @@
-"""The command line: `djinn serve`, `demo`, `ps`, `top`, `chat`, `backup`, `doctor`, `keys`, `models`, `completion`."""
+"""The command line of `djinn`: `serve`, `demo`, `bench`, `ps`, `top`, `chat`, `backup`, `doctor` and others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from app.bench import bench
 from app.demo import demo
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_of
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _doctor(arguments)
         if arguments.command == "demo":
             return demo(arguments.model, opens=arguments.open)
+        if arguments.command == "bench":
+            return bench(arguments.output, arguments.rivals, full=arguments.full)
         if arguments.command in SHELL_COMMANDS:
             return run_shell_command(arguments)
         if arguments.command == "backup":
@@ -93,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         help="as `djinn serve` has it (default: %(default)s)",
     )
     showing.add_argument("--open", action="store_true", help="open the page in the browser")
+    _add_bench(_add_command(commands, "bench", "measure Djinn beside the other servers that are installed"))
     add_shell_commands(lambda name, text: _add_command(commands, name, text))
     backup = _add_command(commands, "backup", "copy a state folder, also while a server uses it")
     backup.add_argument("folder", metavar="FOLDER", help="the copy: a folder that is empty, or not there yet")
@@ -113,6 +117,16 @@ def _parser() -> argparse.ArgumentParser:
     completing = _add_command(commands, "completion", "a script that lets a shell complete these commands")
     completing.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     return parser
+
+
+def _add_bench(parser: OneLineParser) -> None:
+    parser.add_argument("--full", action="store_true", help="hours, with eighty agents (default: some minutes)")
+    parser.add_argument(
+        "--rivals", metavar="PEER[,PEER...]", help="the other servers, or none (default: those that are installed)"
+    )
+    parser.add_argument(
+        "--output", metavar="FOLDER", default="report", help="where the reports go (default: %(default)s)"
+    )
 
 
 class _ShowVersion(argparse._VersionAction):

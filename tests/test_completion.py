@@ -49,6 +49,7 @@ def test_bash_completes_commands_flags_and_words(script: Path, tmp_path: Path) -
     assert {"--json", "--watch", "--url"} <= ask_bash(script, "djinn", "ps", "--")
     assert ask_bash(script, "djinn", "ps", "--state", "pa") == {"paused"}
     assert ask_bash(script, "djinn", "serve", "--kv-policy", "") == {"signal", "lru", "none"}
+    assert {"--full", "--rivals", "--output"} <= ask_bash(script, "djinn", "bench", "--")
     assert "smollm2-135m-instruct" in ask_bash(script, "djinn", "models", "pull", "")
     (tmp_path / "states").mkdir()
     assert str(tmp_path / "states") in ask_bash(script, "djinn", "serve", "--state-dir", f"{tmp_path}/st")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from loadgen.errors import LoadgenError
 from loadgen.everything.index import Outcome, write_index
 from loadgen.everything.stages import STAGES, Stage
 from loadgen.options.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, make_output
@@ -25,6 +26,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="every experiment small: a quarter of an hour on two cores"
     )
     parser.add_argument(
+        "--only",
+        metavar="EXPERIMENT,...",
+        help=f"some of {', '.join(stage.experiment for stage in STAGES)} (default: all)",
+    )
+    parser.add_argument(
         "--rivals",
         metavar="PEER,PEER,...",
         help=f"who runs the agents beside Djinn, or none (default: of {', '.join(RIVALS)} those that are installed)",
@@ -37,12 +43,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, progress: Console) -> int:
     """Run every stage, and write the index after each; returns the exit code.
 
-    Raises `LoadgenError` for a rival that there is not.
+    Raises `LoadgenError` for a rival or an experiment that there is not.
     """
-    rivals, folder = _rivals(options.rivals), make_output(options)
+    stages, rivals, folder = _stages(options.only), _rivals(options.rivals, progress), make_output(options)
     outcomes: list[Outcome] = []
-    for number, stage in enumerate(STAGES, 1):
-        progress.rule(f"{number} of {len(STAGES)}: {stage.experiment}")
+    for number, stage in enumerate(stages, 1):
+        progress.rule(f"{number} of {len(stages)}: {stage.experiment}")
         outcomes.append(_run_stage(stage, rivals, options))
         index = write_index(outcomes, options.command, folder)
         if outcomes[-1].exit_code == EXIT_INTERRUPTED:
@@ -81,8 +87,22 @@ def _run_alone(arguments: Sequence[str]) -> int:
                 process.send_signal(signal.SIGINT)
 
 
-def _rivals(text: str | None) -> list[str]:
+def _stages(text: str | None) -> list[Stage]:
+    names = [stage.experiment for stage in STAGES] if text is None else text.split(",")
+    if unknown := set(names) - {stage.experiment for stage in STAGES}:
+        there = ", ".join(stage.experiment for stage in STAGES)
+        raise LoadgenError(f"there is no experiment {min(unknown)!r} for --only, only {there}")
+    return [stage for stage in STAGES if stage.experiment in names]
+
+
+def _rivals(text: str | None, progress: Console) -> list[str]:
+    """Those that are named, or else those that are installed, and a line about each that is not."""
     if text is None:
-        return [peer.name for peer in PEERS if peer.name in RIVALS and peer.is_installed()]
+        usual = [peer for peer in PEERS if peer.name in RIVALS]
+        for peer in usual:
+            if not peer.is_installed():
+                line = f"{peer.name} takes no part: it is not installed; python -m loadgen peers install {peer.name}"
+                progress.print(line, markup=False, soft_wrap=True)
+        return [peer.name for peer in usual if peer.is_installed()]
     names = [name for name in text.split(",") if name not in ("", "none")]
     return [find_peer(name).name for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,31 @@ def test_a_stage_that_is_killed_does_not_keep_the_next_from_running(
     shown = capfd.readouterr().out
     assert "density: broke off with exit code -9" in shown
     assert "capacity: all went well" in shown
+
+
+def test_only_some_stages_run_and_whoever_takes_no_part_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[Sequence[str]] = []
+
+    def run(arguments: Sequence[str]) -> int:
+        ran.append(arguments)
+        return 0
+
+    monkeypatch.setattr(everything, "_run_alone", run)
+    monkeypatch.setenv("DJINN_CACHE_DIR", str(tmp_path / "cache"))  # where no peer is installed
+
+    assert main(["all", "--quick", "--only", "capacity,kv", "--output", str(tmp_path)]) == 0
+
+    assert [arguments[0] for arguments in ran] == ["capacity", "kv"]
+    said = capfd.readouterr().err
+    for name in ("vllm", "llamacpp"):
+        assert f"{name} takes no part: it is not installed; python -m loadgen peers install {name}" in said
+
+
+def test_an_unknown_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["all", "--only", "density,speed", "--output", str(tmp_path)]) == 2
+    assert "there is no experiment 'speed' for --only, only density, capacity," in capsys.readouterr().err
 
 
 def test_an_unknown_rival_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
