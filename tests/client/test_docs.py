@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import client
+from tests.docs.blocks import PYTHON_GUIDES, blocks_of
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("README.md", "docs/client.md", "docs/openai.md")
 EXAMPLES = [
-    pytest.param(example, id=f"{guide}-{number}")
-    for guide in GUIDES
-    for number, example in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text("utf-8"), re.DOTALL))
+    pytest.param(block.text, id=f"{guide}-{number}")
+    for guide in PYTHON_GUIDES
+    for number, block in enumerate(blocks_of(guide))
+    if block.language == "python" and block.is_free
 ]
 SMALLER = {"smollm2-135m-instruct": "tiny-llama", "layer=27": "layer=2", "layer=15": "layer=1"}
 """The guides are for a model of 30 layers, the tests' model has 4."""

@@ -7,19 +7,11 @@ from pathlib import Path
 import pytest
 
 from docs.site.pages import ROOT
-from tests.docs.following import BLOCK, LAYERS, NOT_RUN, follow
+from tests.docs.blocks import FOLLOWED, blocks_of
+from tests.docs.following import LAYERS, NOT_RUN, follow
 from tests.openai.reference import save_tiny_model
 
 TIMEOUT_S = 600
-PROMISED = {
-    "tutorials/agents-that-wait.md": ['"tier":"device"', "tokens were in the KV cache", "tokens cached", "djinn+none"],
-    "tutorials/stop-between-two-layers.md": ['"status":"paused"', "after layer 27", "paused still, and then finished"],
-    "tutorials/steer-a-session.md": ["name='cheerful'", "steered:", "an awful morning"],
-    "tutorials/larger-than-memory.md": ["'ring_bytes': 0,", "the same tokens", "\n0 tokens computed again"],
-    "tutorials/compare-with-vllm.md": ["llamacpp", "turns completed", "agents"],
-    "sessions.md": ['"cached_tokens"', '"has_more"'],
-}
-"""What the output of each page has."""
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +24,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_S + 60)
-@pytest.mark.parametrize("page", PROMISED)
+@pytest.mark.parametrize("page", FOLLOWED)
 def test_every_command_of_a_page_works_in_its_order(page: str, model: Path, tmp_path: Path) -> None:
-    printed = follow(ROOT / "docs" / page, tmp_path, model, TIMEOUT_S)
-    assert [promise for promise in PROMISED[page] if promise not in printed] == [], printed
+    printed = follow(page, tmp_path, model, TIMEOUT_S)
+    assert [promise for promise in FOLLOWED[page] if promise not in printed] == [], printed
 
 
 def test_every_tutorial_is_followed() -> None:
-    assert {path.name for path in (ROOT / "docs/tutorials").glob("*.md")} <= {Path(page).name for page in PROMISED}
+    assert {path.name for path in (ROOT / "docs/tutorials").glob("*.md")} <= {Path(page).name for page in FOLLOWED}
 
 
 def test_a_page_says_which_command_no_test_runs() -> None:
-    for page in PROMISED:
-        text = (ROOT / "docs" / page).read_text("utf-8")
-        if any(NOT_RUN in block for _, block in BLOCK.findall(text)):
-            assert "No test runs this line" in text
+    for page in FOLLOWED:
+        if any(NOT_RUN in block.text for block in blocks_of(page) if block.is_free):
+            assert "No test runs this line" in (ROOT / page).read_text("utf-8")

@@ -13,9 +13,11 @@ import pytest
 from app.cli import main
 from client import Djinn
 from client.shell.chat.commands import COMMANDS
+from docs.site.pages import ROOT
+from tests.docs.blocks import SHELL_GUIDE, blocks_of
 
-PAGE = (Path(__file__).parents[3] / "docs/shell.md").read_text("utf-8")
-BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (ROOT / SHELL_GUIDE).read_text("utf-8")
+BLOCKS = [block.text for block in blocks_of(SHELL_GUIDE) if block.language == "bash" and block.is_free]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("djinn ")[1].split()[0])
@@ -28,7 +30,7 @@ def test_commands_run_as_they_are_printed(block: str, server_url: str, tmp_path:
         **os.environ,
         "HOME": str(tmp_path),
         "DJINN_URL": server_url,
-        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "PYTHONPATH": str(ROOT),
     }
     with Djinn(server_url) as djinn, djinn.sessions.create():
         done = subprocess.run(
@@ -46,7 +48,7 @@ def test_commands_run_as_they_are_printed(block: str, server_url: str, tmp_path:
 
 
 def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("ps", "top", "chat"):
+    for command in ("ps", "top", "chat", "bench"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
     flags = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"}
