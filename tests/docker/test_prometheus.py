@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.docker.reading import DOCKER, ROOT
@@ -25,6 +27,14 @@ def test_promtool_takes_the_rules_and_the_configuration() -> None:
             ["promtool", "check", *command], cwd=DOCKER / "prometheus", capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_objects_to_nothing_but_the_colons_of_vllms_names(server_url: str) -> None:
+    metrics = httpx.get(f"{server_url}/metrics").content
+    done = subprocess.run(["promtool", "check", "metrics"], input=metrics, capture_output=True)
+    objections = done.stderr.decode().splitlines()
+    assert objections
+    assert [line for line in objections if not re.match(r"vllm:\w+ metric names should not contain ':'$", line)] == []
 
 
 def test_the_alerts_are_there_when_they_should_be() -> None:
