@@ -4,13 +4,9 @@ import { key, whileKeyed } from "../state/connection.js";
 /** What the server refused, or that it is away: then `status` is 0. `param` names the field, if one was wrong.
  * `retryAfter` is in seconds, or null. */
 export class ApiError extends Error {
-  constructor(status, { message, code = null, param = null }, retryAfter = null) {
+  constructor(status, { message, param = null }, retryAfter = null) {
     super(message);
-    this.name = "ApiError";
-    this.status = status;
-    this.code = code;
-    this.param = param;
-    this.retryAfter = retryAfter;
+    Object.assign(this, { status, param, retryAfter });
   }
 }
 
@@ -20,19 +16,14 @@ export async function call(method, path, { body, query, signal } = {}) {
   return answer.status === 204 ? null : answer.json();
 }
 
-/** The `bytes` of an answer, as an ArrayBuffer. */
-export async function download(path, { query, signal } = {}) {
-  return { bytes: await (await open(path, { query, signal })).arrayBuffer() };
-}
-
 /** An answer whose body is still to come, as a `Response`. */
-export const open = (path, { query, signal } = {}) => request("GET", path, { query, signal });
+export const open = (path, options) => request("GET", path, options);
+
+/** The bytes of an answer, as an ArrayBuffer. */
+export const download = async (path) => (await open(path)).arrayBuffer();
 
 /** Send bytes; the parsed JSON of the answer. */
-export async function upload(method, path, bytes, { query, signal, type = "application/octet-stream" } = {}) {
-  const answer = await request(method, path, { bytes, type, query, signal });
-  return answer.json();
-}
+export const upload = async (method, path, bytes, query) => (await request(method, path, { bytes, query })).json();
 
 /** Tell `onEvent({name, id, data})` of each server-sent event of an answer, until it ends. `onOpen` gets its
  * `Response`. */
@@ -43,23 +34,18 @@ export async function stream(method, path, { body, headers, signal, onOpen, onEv
 }
 
 /** Ends with `signal`, and when another key is entered: what was asked for with the one before is not for that. */
-async function request(method, path, { json, bytes, type, query, headers = {}, signal }) {
+async function request(method, path, { json, bytes, query, headers, signal } = {}) {
   const ends = signal ? AbortSignal.any([signal, whileKeyed()]) : whileKeyed();
-  const init = { method, signal: ends, headers: { ...headers }, cache: "no-store" };
+  const init = { method, signal: ends, headers: { ...headers }, cache: "no-store", body: bytes };
   if (key.value) init.headers.Authorization = `Bearer ${key.value}`;
-  if (json !== undefined) {
-    init.headers["Content-Type"] = "application/json";
-    init.body = JSON.stringify(json);
-  } else if (bytes !== undefined) {
-    init.headers["Content-Type"] = type;
-    init.body = bytes;
-  }
+  if (json !== undefined) init.body = JSON.stringify(json);
+  if (init.body !== undefined) init.headers["Content-Type"] = json ? "application/json" : "application/octet-stream";
   let answer;
   try {
     answer = await fetch(address(path, query), init);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { message: "The server is away.", code: "away" });
+    throw new ApiError(0, { message: "The server is away." });
   }
   if (answer.ok) return answer;
   const retryAfter = Number(answer.headers.get("Retry-After")) || null;
@@ -82,43 +68,19 @@ async function refusal(answer) {
   }
 }
 
-/** Tell `onEvent({name, id, data})` of each event in a stream of bytes; `data` is parsed JSON where it is JSON. */
+/** Tell `onEvent` of each event in a stream of bytes. The server writes each field of it in one line, and its data as
+ * JSON; what has no data is no event. */
 async function readEvents(body, onEvent) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+    const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
-      const event = parse(block);
-      if (event !== null) onEvent(event);
+      const { event, id = null, data } = Object.fromEntries(block.split("\n").map((line) => line.split(/: (.*)/s, 2)));
+      if (data) onEvent({ name: event, id, data: JSON.parse(data) });
     }
   }
-}
-
-function parse(block) {
-  const event = { name: "message", id: null };
-  const lines = [];
-  for (const line of block.split("\n")) {
-    const [field, value] = split(line);
-    if (field === "event") event.name = value;
-    else if (field === "id") event.id = value;
-    else if (field === "data") lines.push(value);
-  }
-  if (lines.length === 0) return null;
-  const text = lines.join("\n");
-  try {
-    event.data = JSON.parse(text);
-  } catch {
-    event.data = text;
-  }
-  return event;
-}
-
-function split(line) {
-  const colon = line.indexOf(":");
-  if (colon < 0) return [line, ""];
-  return [line.slice(0, colon), line.slice(colon + 1).replace(/^ /, "")];
 }

@@ -24,10 +24,7 @@ export const togglePause = (desk, layer, how, numLayers) => inTurn(desk, () => p
 
 async function pauseOrNot(desk, layer, { once, pass }, numLayers) {
   const { pauses } = marksOf(desk.breakpoints.peek(), layer);
-  if (pauses.length) {
-    for (const { id } of pauses) await remove(desk, id);
-    return;
-  }
+  if (pauses.length) return removeAll(desk, pauses);
   if (!watchOf(await armed(desk), numLayers)) desk.ownWatch = (await watch(desk, numLayers)).id;
   await arm(desk, { layer, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
 }
@@ -36,12 +33,15 @@ async function pauseOrNot(desk, layer, { once, pass }, numLayers) {
 export const toggleWatch = (desk, numLayers) =>
   inTurn(desk, async () => {
     const shown = watchOf(desk.breakpoints.peek(), numLayers);
-    if (shown) await remove(desk, shown.id);
+    if (shown) await removeAll(desk, [shown]);
     else if (!watchOf(await armed(desk), numLayers)) await watch(desk, numLayers);
   });
 
 /** Make an edit after a layer in every pass from now on. */
 export const steer = (desk, layer, edit) => inTurn(desk, () => arm(desk, { layer, action: "edit", edits: [edit] }));
+
+/** Remove these breakpoints. */
+export const disarm = (desk, gone) => inTurn(desk, () => removeAll(desk, gone));
 
 /** Show what is armed now: others arm and remove too, and those for once go. */
 export const refresh = (desk) => inTurn(desk, () => {});
@@ -58,7 +58,7 @@ async function show(desk) {
   const found = await armed(desk);
   const isOver = desk.session.peek()?.state === "idle" && !found.some((each) => each.action === "pause");
   const spent = isOver ? found.find((each) => each.id === desk.ownWatch) : undefined;
-  if (spent) await remove(desk, spent.id);
+  if (spent) await removeAll(desk, [spent]);
   desk.breakpoints.value = found.filter((each) => each !== spent);
 }
 
@@ -68,10 +68,13 @@ const arm = (desk, body) => call("POST", pathOf(desk), { body });
 const watch = (desk, numLayers) => arm(desk, { layers: [...Array(numLayers).keys()], action: "capture" });
 
 /** One that somebody else has removed is gone as well. */
-const remove = (desk, id) =>
-  call("DELETE", `${pathOf(desk)}/${id}`).catch((error) => {
-    if (error.status !== 404) throw error;
-  });
+async function removeAll(desk, gone) {
+  for (const { id } of gone) {
+    await call("DELETE", `${pathOf(desk)}/${id}`).catch((error) => {
+      if (error.status !== 404) throw error;
+    });
+  }
+}
 
 /** Forget what was captured. */
 export async function clearCaptures(desk) {

@@ -3,7 +3,7 @@ import { computed, effect, signal, untracked } from "@preact/signals";
 import { connection, server } from "../state/connection.js";
 import { happeningsOf } from "../state/happenings.js";
 import { say } from "../state/notices.js";
-import { perSession } from "../state/per_session.js";
+import { perSession } from "../state/per_key.js";
 import { sessionOf } from "../state/sessions.js";
 import { turnOf } from "../state/turns.js";
 import { refresh } from "./arming.js";

@@ -2,7 +2,7 @@
 import { html } from "../lib/html.js";
 import { errorOf, Field } from "../shell/controls.js";
 import { OPS } from "./edits.js";
-import { vectors } from "./vector_list.js";
+import { VectorOptions } from "./vectors.js";
 
 export const PARAMS = ["op", "factor", "vector", "positions", "max_norm"];
 
@@ -31,8 +31,7 @@ export function EditFields({ desk, error, onChange }) {
         error=${told("factor")} set=${set} settle=${settle} />
       <${Field} id="vector" label="Vector" error=${told("vector")} control=${(tied) => html`
         <select ...${tied} value=${form.vector} onChange=${settle} disabled=${!takes.includes("vector")}>
-          <option value="">none</option>
-          ${(vectors.value ?? []).map(({ name }) => html`<option key=${name} value=${name}>${name}</option>`)}
+          <${VectorOptions} none="none" />
         </select>`} />
       <${Where} form=${form} error=${told("positions")} set=${set} settle=${settle} />
       <${Field} id="max_norm" label="Longest change (L2)" error=${told("max_norm")} control=${(tied) => html`

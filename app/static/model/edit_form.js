@@ -1,22 +1,36 @@
 // A form for an edit at the pause: tried, taken back, or armed for the tokens to come.
-import { useRef, useState } from "preact/hooks";
+import { useRef } from "preact/hooks";
 import { percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
 import { Button, errorElse } from "../shell/controls.js";
-import { Failure } from "../shell/states.js";
+import { Failure, useAction } from "../shell/states.js";
 import { say } from "../state/notices.js";
 import { steer } from "./arming.js";
 import { EditFields, PARAMS } from "./edit_fields.js";
 import { editOf, noVector, tryEdit, undo } from "./edits.js";
 
 export function EditForm({ desk }) {
-  const { run, working, error } = useActions();
+  const { busy, error, act } = useAction();
   const { checkpoint, state } = desk.session.value;
   const preview = desk.preview.value;
   const unpaused = state === "paused" ? null : "Only a paused session can be edited: choose a layer, and start a turn.";
-  const why = unpaused ?? (working ? "The last edit is still being made." : null) ?? noVector(desk.edit.value);
+  const waits = unpaused ?? (busy ? "The last edit is still being made." : null);
+  const why = waits ?? noVector(desk.edit.value);
   const unedited = preview ? null : "Nothing is edited here.";
+  const again = useRef(false);
+  // Of the values that come while an edit is made only the last is tried, so that a slider does not lag behind.
+  const tryIt = () => {
+    again.current = true;
+    act(async () => {
+      while (again.current) {
+        again.current = false;
+        await tryEdit(desk).catch((error) => {
+          if (!again.current) throw error;
+        });
+      }
+    });
+  };
   const layer = checkpoint?.layer;
   const armIt = async () => {
     await steer(desk, layer, editOf(desk.edit.peek()));
@@ -25,11 +39,11 @@ export function EditForm({ desk }) {
   return html`
     <section class="panel edit stack" aria-labelledby="edit-title">
       <h2 id="edit-title">Edit ${layer === undefined ? "at the pause" : `after layer ${layer}`}</h2>
-      <${EditFields} desk=${desk} error=${error} onChange=${() => preview && run(() => tryEdit(desk))} />
+      <${EditFields} desk=${desk} error=${error} onChange=${() => preview && tryIt()} />
       <div class="row">
-        <${Button} class="primary" why=${why} onClick=${() => run(() => tryEdit(desk))}>Preview<//>
-        <${Button} why=${unpaused ?? unedited} onClick=${() => run(() => undo(desk))}>Undo<//>
-        <${Button} why=${why} onClick=${() => run(armIt)} title="Make this edit in every pass from now on">
+        <${Button} class="primary" why=${why} onClick=${tryIt}>Preview<//>
+        <${Button} why=${waits ?? unedited} onClick=${() => act(() => undo(desk))}>Undo<//>
+        <${Button} why=${why} onClick=${() => act(armIt)} title="Make this edit in every pass from now on">
           Steer from here on
         <//>
       </div>
@@ -37,29 +51,6 @@ export function EditForm({ desk }) {
       <${EditPreview} preview=${preview} />
     </section>
   `;
-}
-
-/** `run` does one action after the other. Of those that come while one is under way only the last is done, so that a
- * slider does not lag behind. */
-function useActions() {
-  const [error, setError] = useState(null);
-  const [working, setWorking] = useState(false);
-  const queue = useRef({ busy: false, next: null });
-  const run = async (action) => {
-    queue.current.next = action;
-    if (queue.current.busy) return;
-    queue.current.busy = true;
-    setWorking(true);
-    while (queue.current.next) {
-      const next = queue.current.next;
-      queue.current.next = null;
-      setError(null);
-      await next().catch(setError);
-    }
-    queue.current.busy = false;
-    setWorking(false);
-  };
-  return { run, working, error };
 }
 
 /** What the model would say at the pause, before and after an edit. */

@@ -39,7 +39,7 @@ const pathOf = (desk) => `/v1/sessions/${desk.id}/checkpoint`;
 export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
   const [place, position, edit] = [desk.place.peek(), positionOf(desk, checkpoint), editOf(desk.edit.peek())];
   const known = desk.preview.peek();
-  const original = known?.original ?? (await download(`${pathOf(desk)}/activation`)).bytes;
+  const original = known?.original ?? (await download(`${pathOf(desk)}/activation`));
   if (known) await putBack(desk, original);
   let preview = null;
   try {

@@ -22,7 +22,7 @@ export function Heatmap({ desk, window }) {
     <div class="heat" role="grid" tabindex="0" aria-label="The lens: layers by positions"
       aria-rowcount=${layers.length + 1} aria-colcount=${total}
       aria-activedescendant=${cell && cell.position >= first && cell.position < end ? idOf(cell) : null}
-      onKeyDown=${(event) => move(event, desk, window.box.current)} onFocus=${() => desk.cell.value ??= lastOf(desk)}
+      onKeyDown=${(event) => move(event, desk)} onFocus=${() => desk.cell.value ??= lastOf(desk)}
       onClick=${(event) => choose(event, desk)}>
       <div class="heads" role="row" style=${shown}>
         ${positions.map((each) => html`<${Head} key=${each} position=${each} column=${desk.lens.column(each)} />`)}
@@ -66,25 +66,24 @@ function choose(event, desk) {
   if (kind === "cell") desk.cell.value = { layer: Number(layer), position: Number(position) };
 }
 
-function move(event, desk, box) {
+function move(event, desk) {
   const by = MOVES[event.key];
   if (by === undefined) return;
   event.preventDefault();
   const { layer, position } = desk.cell.value ?? lastOf(desk);
   const clip = (value, count) => Math.min(count - 1, Math.max(0, value));
-  const next = {
+  desk.cell.value = {
     layer: clip(layer + by[0], server.peek().num_layers),
     position: clip(position + by[1], desk.lens.end.peek()),
   };
-  desk.cell.value = next;
-  reveal(box, next);
+  const { currentTarget: map } = event;
+  requestAnimationFrame(() => map.querySelector(".chosen").scrollIntoView({ block: "nearest", inline: "nearest" }));
 }
 
 /** Sizes in CSS pixels: those of model.css. */
 const CELL_WIDTH = 66;
 const CELL_HEIGHT = 22;
 const HEAD_HEIGHT = 40;
-const LADDER_WIDTH = 136;
 /** Cells are drawn in steps of so many positions, so that most scrolling draws nothing. */
 const STEP = 16;
 
@@ -113,14 +112,4 @@ export function useWindow(desk) {
     if (range.end > range.first) desk.lens.want(Math.max(0, Math.min(range.first, total - 64)), range.end);
   }, [range, total]);
   return { box, onScroll: measure, first: range.first, end: Math.min(range.end, total) };
-}
-
-/** Scroll the box so far that a cell is in sight, beside the ladder and under the tokens. */
-function reveal(box, { layer, position }) {
-  const left = position * CELL_WIDTH;
-  const room = box.clientWidth - LADDER_WIDTH - CELL_WIDTH;
-  box.scrollLeft = Math.min(left, Math.max(left - room, box.scrollLeft));
-  const top = layer * CELL_HEIGHT;
-  const height = box.clientHeight - HEAD_HEIGHT - CELL_HEIGHT;
-  box.scrollTop = Math.min(top, Math.max(top - height, box.scrollTop));
 }

@@ -56,10 +56,10 @@ function Tools({ desk }) {
         Watch all layers</label>
       <button type="button" onClick=${() => attempt("Clear", () => clearCaptures(desk))}
         title="Forget what was captured, on the server too">Clear the map</button>
-      <p class="legend dim" aria-hidden="true">
+      <p class="row key dim" aria-hidden="true">
         <i class="mark pause"></i>pauses <i class="mark capture"></i>captures <i class="mark edit"></i>edits
       </p>
-      <p class="scale dim">0 % <i></i> 100 %</p>
+      <p class="row key dim">0 % <i class="scale"></i> 100 %</p>
       <p class="hidden" role="status">${desk.lens.loading.value ? "Computing the lens" : ""}</p>
     </div>
   `;

@@ -5,11 +5,11 @@ import { html } from "../lib/html.js";
 import { Failure } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { LineChart } from "./line_chart.js";
-import { vectors } from "./vector_list.js";
+import { isVector, VectorOptions } from "./vectors.js";
 
 export function Norms({ desk }) {
   const [chosen, setChosen] = useState("");
-  const name = vectors.value?.some((each) => each.name === chosen) ? chosen : ""; // it may have been deleted
+  const name = isVector(chosen) ? chosen : ""; // it may have been deleted
   const position = desk.cell.value?.position;
   const { found, error } = useNorms(desk, position, name);
   return html`
@@ -17,8 +17,7 @@ export function Norms({ desk }) {
       <h2 id="norms-title">Norm and cosine by layer</h2>
       <div class="row">
         <label>Cosine to <select value=${name} onChange=${(event) => setChosen(event.target.value)}>
-          <option value="">no vector</option>
-          ${(vectors.value ?? []).map((each) => html`<option key=${each.name}>${each.name}</option>`)}
+          <${VectorOptions} none="no vector" />
         </select></label>
       </div>
       <${Failure} error=${error} />

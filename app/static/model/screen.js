@@ -15,8 +15,7 @@ import { Norms } from "./norms.js";
 import { Throughput } from "./throughput.js";
 import { Turn } from "./turn.js";
 import { TwoPrompts } from "./two_prompts.js";
-import { Vectors } from "./vectors.js";
-import { refreshVectors } from "./vector_list.js";
+import { refreshVectors, Vectors } from "./vectors.js";
 
 export function ModelScreen({ id }) {
   const desk = deskOf(id);
@@ -52,7 +51,7 @@ function Inside({ desk }) {
 function Standing({ desk }) {
   const view = desk.session.value;
   return html`
-    <header class="standing">
+    <header class="standing row">
       <h1>Inside the model</h1>
       <a href=${linkTo(desk.id)} class="mono" title=${desk.id}>${shortId(desk.id)}</a>
       <p role="status"><${Place} view=${view} /></p>

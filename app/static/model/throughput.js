@@ -1,8 +1,9 @@
 // What all others do meanwhile: a pause stops nobody else.
 import { useEffect, useState } from "preact/hooks";
-import { download } from "../lib/api.js";
+import { open } from "../lib/api.js";
 import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { pathOf } from "../lib/paths.js";
 import { connection } from "../state/connection.js";
 import { samples } from "../state/memory.js";
 import { sessionOf } from "../state/sessions.js";
@@ -17,7 +18,7 @@ export function Throughput({ id }) {
   const isRunning = sessionOf(id).value.state === "running";
   const others = Math.max(0, (shown.at(-1)?.view.turns_running ?? 0) - (isRunning ? 1 : 0));
   return html`
-    <section class="panel throughput" aria-labelledby="others-title">
+    <section class="panel throughput stack" aria-labelledby="others-title">
       <h2 id="others-title">Others meanwhile</h2>
       <p><b>${counted(others, "turn")}</b> running</p>
       <p title="Computed by the whole server, prompts included">
@@ -36,20 +37,19 @@ function useRate(isAllowed) {
   useEffect(() => {
     if (!isAllowed) return undefined;
     const leaving = new AbortController();
-    let [before, timer] = [null, null];
+    let before = {};
     const look = async () => {
-      const tokens = await tokensComputed(leaving.signal).catch(() => null);
+      const tokens = await tokensComputed(leaving.signal).catch(() => NaN);
       if (leaving.signal.aborted) return;
       const now = performance.now();
-      const known = tokens !== null && before !== null;
-      setRate(known ? Math.max(0, (1000 * (tokens - before.tokens)) / (now - before.now)) : null);
-      before = tokens === null ? null : { tokens, now };
-      timer = setTimeout(look, EVERY_MS);
+      const fresh = (1000 * (tokens - before.tokens)) / (now - before.now);
+      setRate(fresh >= 0 ? fresh : null);
+      before = { tokens, now };
     };
-    timer = setTimeout(look, EVERY_MS);
+    const timer = setInterval(look, EVERY_MS);
     return () => {
       leaving.abort();
-      clearTimeout(timer);
+      clearInterval(timer);
       setRate(null);
     };
   }, [isAllowed]);
@@ -58,15 +58,15 @@ function useRate(isAllowed) {
 
 function Sparkline({ values }) {
   const high = Math.max(1, ...values);
-  const points = values.map((value, at) => `${SHOWN - values.length + at},${30 - (28 * value) / high}`).join(" ");
-  return html`<svg class="sparkline" viewBox="0 0 ${SHOWN} 32" preserveAspectRatio="none" role="img"
+  const path = pathOf(values, (at) => SHOWN - values.length + at, (value) => 30 - (28 * value) / high);
+  return html`<svg class="chart sparkline" viewBox="0 0 ${SHOWN} 32" preserveAspectRatio="none" role="img"
     aria-label="Turns running over the last minute, at most ${Math.max(0, ...values)}">
-    <polyline points=${points} />
+    <path class="line" d=${path} />
   </svg>`;
 }
 
 /** Tokens that the server has computed since its start. Throws `ApiError` where the caller may not read the metrics. */
 async function tokensComputed(signal) {
-  const text = new TextDecoder().decode((await download("/metrics", { signal })).bytes);
+  const text = await (await open("/metrics", { signal })).text();
   return Number(/^djinn_step_tokens_total (\S+)$/m.exec(text)?.[1] ?? 0);
 }

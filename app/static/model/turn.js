@@ -13,7 +13,7 @@ export function Turn({ desk }) {
   const view = desk.session.value;
   const isUnderWay = view.state === "paused" || (running && verb === "resume");
   return html`
-    <section class="panel turn" aria-labelledby="turn-title">
+    <section class="panel turn stack" aria-labelledby="turn-title">
       <h2 id="turn-title">Turn</h2>
       ${isUnderWay
         ? html`<${Steps} desk=${desk} />`
@@ -43,7 +43,7 @@ function Steps({ desk }) {
   const atEnd = checkpoint && layer === last ? "This is the last layer: go on to the next token." : null;
   const step = (until) => () => resume(desk.id, until);
   return html`
-    <div class="steps" role="group" aria-label="Go on">
+    <div class="row" role="group" aria-label="Go on">
       <${Button} class="primary" why=${busy ?? atEnd} onClick=${step({ layer: layer + 1 })}>Next layer<//>
       <${ToLayer} layer=${layer} last=${last} why=${busy ?? atEnd} go=${(k) => resume(desk.id, { layer: k })} />
       <${Button} why=${busy} onClick=${step("next_token")} title="The same layer, for the next token">Next token<//>

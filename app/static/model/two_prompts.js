@@ -6,7 +6,7 @@ import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
 import { Failure, useAction } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { say } from "../state/notices.js";
-import { keepVector } from "./vector_list.js";
+import { keepVector } from "./vectors.js";
 
 export function TwoPrompts({ desk }) {
   const count = server.value.num_layers;
@@ -17,7 +17,7 @@ export function TwoPrompts({ desk }) {
   const set = (event) => put({ [event.target.name]: event.target.value });
   const make = (event) => {
     event.preventDefault();
-    if (!busy) act(async () => put({ found: await difference({ ...form, layer: Number(form.layer) }) }));
+    act(async () => put({ found: await difference({ ...form, layer: Number(form.layer) }) }));
   };
   const prompt = (name, label) => html`<${Field} wide id=${name} label=${label} control=${(told) => html`
     <input ...${told} required value=${form[name]} onInput=${set} autocomplete="off" />`} />`;
@@ -75,11 +75,10 @@ async function difference({ first, second, layer, over }) {
 /** Of one prompt in an empty session, which is empty again afterwards. A long prompt is captured in parts. */
 async function residual(id, prompt, over) {
   await call("POST", `/v1/sessions/${id}/generate`, { body: { prompt, max_tokens: 0 } });
-  const { bytes } = await download(`/v1/sessions/${id}/captures`);
-  const parts = [...read(bytes).tensors.values()];
+  const parts = read(await download(`/v1/sessions/${id}/captures`));
   await call("DELETE", `/v1/sessions/${id}/captures`);
   await call("POST", `/v1/sessions/${id}/rewind`, { body: { to_token: 0 } });
-  const rows = parts.flatMap((part) => Array.from({ length: part.shape[0] }, (_, at) => row(part, at)));
+  const rows = parts.flatMap(rowsOf);
   return over === "last" ? rows.at(-1) : mean(rows);
 }
 
@@ -89,8 +88,8 @@ const SCRATCH = { ttl_s: 600, metadata: { purpose: "a vector from two prompts" }
 const norm = (a) => Math.sqrt(a.reduce((sum, value) => sum + value * value, 0));
 const minus = (a, b) => Float32Array.from(a, (value, at) => value - b[at]);
 
-/** Row `at` of a matrix `{shape: [rows, columns], values}`. */
-const row = ({ shape: [, columns], values }, at) => values.subarray(at * columns, (at + 1) * columns);
+const rowsOf = ({ shape: [count, size], values }) =>
+  Array.from({ length: count }, (_, at) => values.subarray(at * size, (at + 1) * size));
 
 /** The mean of several vectors. */
 function mean(vectors) {

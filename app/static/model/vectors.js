@@ -1,32 +1,62 @@
-// The list of named vectors: add one from a file, delete one.
+// The caller's named vectors: the list of them, one from a file, one less.
 import { useState } from "preact/hooks";
+import { call, upload } from "../lib/api.js";
 import { html } from "../lib/html.js";
+import { writeVector } from "../lib/safetensors.js";
 import { errorElse, errorOf, Field } from "../shell/controls.js";
 import { Failure, Loading, useAction } from "../shell/states.js";
 import { attempt } from "../state/notices.js";
-import { deleteVector, keepVector, refreshVectors, vectors, vectorsError } from "./vector_list.js";
+import { perKey } from "../state/per_key.js";
+
+/** `{found, error}`: `found` has `{name, size, dtype, norm}`, by name, or null before the first answer; `error` is why
+ * the last try to read them failed, or null. */
+const vectors = perKey({ found: null, error: null });
+
+export async function refreshVectors() {
+  try {
+    vectors.value = { found: (await call("GET", "/v1/vectors")).data, error: null };
+  } catch (error) {
+    vectors.value = { ...vectors.peek(), error };
+  }
+}
+
+/** Keep a vector under a name: a Float32Array, or the bytes of a safetensors file. */
+export async function keepVector(name, content) {
+  await upload("POST", "/v1/vectors", content instanceof Float32Array ? writeVector(content) : content, { name });
+  await refreshVectors();
+}
+
+async function deleteVector(name) {
+  await call("DELETE", `/v1/vectors/${encodeURIComponent(name)}`);
+  await refreshVectors();
+}
+
+/** The choices of a list of vectors; `none` is the text of the one that chooses none. */
+export const VectorOptions = ({ none }) => html`<option value="">${none}</option>
+  ${(vectors.value.found ?? []).map(({ name }) => html`<option value=${name}>${name}</option>`)}`;
+
+export const isVector = (name) => Boolean(vectors.value.found?.some((each) => each.name === name));
 
 export function Vectors() {
-  const known = vectors.value;
-  const error = vectorsError.value;
+  const { found, error } = vectors.value;
   return html`
     <section class="panel vectors stack" aria-labelledby="vectors-title">
       <h2 id="vectors-title">Vectors</h2>
       <${Failure} error=${error} retry=${refreshVectors} />
-      ${known === null ? !error && html`<${Loading} what="vectors" />` : html`<${List} known=${known} />`}
+      ${found === null ? !error && html`<${Loading} what="vectors" />` : html`<${List} found=${found} />`}
       <${FromFile} />
     </section>
   `;
 }
 
-function List({ known }) {
-  if (!known.length) return html`<p class="dim">There are none. Make one from two prompts, or add a file.</p>`;
+function List({ found }) {
+  if (!found.length) return html`<p class="dim">There are none. Make one from two prompts, or add a file.</p>`;
   return html`<table>
     <thead><tr>
       <th>name</th><th class="number">size</th><th>type</th><th class="number">norm</th>
       <th><span class="hidden">what to do</span></th>
     </tr></thead>
-    <tbody>${known.map(({ name, size, dtype, norm }) => html`<tr key=${name}>
+    <tbody>${found.map(({ name, size, dtype, norm }) => html`<tr key=${name}>
       <td class="mono">${name}</td><td class="number">${size}</td><td>${dtype}</td>
       <td class="number">${norm.toFixed(2)}</td>
       <td class="number"><button class="danger" aria-label="Delete ${name}"

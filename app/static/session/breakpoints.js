@@ -1,23 +1,18 @@
 // The breakpoints of a session: which are armed, and a button to remove each.
-import { useSignal } from "@preact/signals";
-import { useEffect } from "preact/hooks";
-import { call } from "../lib/api.js";
+import { useEffect, useState } from "preact/hooks";
 import { html } from "../lib/html.js";
+import { disarm, refresh } from "../model/arming.js";
+import { deskOf } from "../model/desk.js";
 import { Button } from "../shell/controls.js";
 import { Failure, Loading, useAction } from "../shell/states.js";
 import { happeningsOf, isSeen, lastOf } from "../state/happenings.js";
 import { linkTo } from "../state/route.js";
 
 export function Breakpoints({ view }) {
-  const { busy, error, act } = useAction();
-  const why = busy ? "One moment" : null;
-  const armed = useSignal(null);
-  const path = `/v1/sessions/${view.id}/breakpoints`;
-  const load = () => act(async () => (armed.value = (await call("GET", path)).data));
-  const removed = (address) => act(async () => {
-    await call("DELETE", address);
-    armed.value = (await call("GET", path)).data;
-  });
+  const desk = deskOf(view.id);
+  const armed = desk.breakpoints.value;
+  const [error, tell] = useState(null);
+  const load = () => refresh(desk).then(() => tell(null), tell);
   const happened = lastOf(happeningsOf(view.id).value, (each) => each.name !== "session" || isSeen(each));
   useEffect(() => void load(), [happened]); // one that acts once goes when it has
   return html`
@@ -27,16 +22,24 @@ export function Breakpoints({ view }) {
         <a href=${linkTo(view.id, "model")}>Arm one inside the model</a>
       </div>
       <${Failure} error=${error} retry=${load} />
-      ${armed.value === null && !error && html`<${Loading} what="breakpoints" />`}
-      ${armed.value?.length === 0 && html`<p class="dim">None is armed: turns run through.</p>`}
-      ${armed.value?.length > 0 && html`
-        <ul class="armed">${armed.value.map((each) => html`<li key=${each.id}>
-          <span>${said(each)}</span>
-          <${Button} why=${why} aria-label=${`Remove ${said(each)}`} onClick=${() => removed(`${path}/${each.id}`)}>Remove<//>
-        </li>`)}</ul>
-        ${armed.value.length > 1 && html`<${Button} why=${why} onClick=${() => removed(path)}>Remove all<//>`}
-      `}
+      ${armed === null && !error && html`<${Loading} what="breakpoints" />`}
+      ${armed?.length === 0 && html`<p class="dim">None is armed: turns run through.</p>`}
+      <${Armed} desk=${desk} armed=${armed ?? []} />
     </section>
+  `;
+}
+
+/** Some of the breakpoints, with buttons that remove them. */
+export function Armed({ desk, armed }) {
+  const { busy, error, act } = useAction();
+  const button = (label, gone, name) => html`<${Button} why=${busy ? "One moment" : null} aria-label=${name}
+    onClick=${() => act(() => disarm(desk, gone))}>${label}<//>`;
+  return html`
+    <${Failure} error=${error} />
+    <ul class="armed">${armed.map((each) => html`<li key=${each.id}>
+      <span>${said(each)}</span>${button("Remove", [each], `Remove ${said(each)}`)}
+    </li>`)}</ul>
+    ${armed.length > 1 && button("Remove all", armed)}
   `;
 }
 

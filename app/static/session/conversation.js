@@ -19,7 +19,7 @@ export function Conversation({ view }) {
   const paused = view.state === "paused" ? turnOf(view.id).value.usage : null;
   const marks = marksOf(happeningsOf(view.id).value, view.usage.last_turn, paused, tokens?.length ?? 0);
   return html`
-    <section class="panel conversation" aria-labelledby="conversation">
+    <section class="panel conversation stack" aria-labelledby="conversation">
       <div class="row">
         <h2 id="conversation">Conversation</h2>
         <span class="dim number">${counted(view.tokens, "token")}</span>
@@ -66,7 +66,7 @@ function TokenBar({ view, tokens, marks, chosen }) {
   const token = position === null ? undefined : tokens[position];
   const why = whyNot(view, token);
   return html`
-    <div class="token-bar">
+    <div class="token-bar row">
       <p aria-live="polite">${token ? html`<${About} token=${token} position=${position} marks=${marks} />`
         : html`<span class="dim">Point at a token, or press ← and → among them, to see its position, id and text.</span>`}</p>
       <button id="rewind-here" disabled=${why !== null} title=${why ?? "Drops this token and all after it"}

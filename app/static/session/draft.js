@@ -1,6 +1,6 @@
 // What has been typed for a session and not been sent yet, and how it becomes the body of a turn.
 import { ApiError } from "../lib/api.js";
-import { perSession } from "../state/per_session.js";
+import { perSession } from "../state/per_key.js";
 
 /** What the fields of a turn are called, and what they say when they are empty. All are text until they are sent: the
  * server judges them. `main` ones are always shown. */

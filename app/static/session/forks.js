@@ -22,7 +22,7 @@ const origin = ({ forked_from: from }, isRoot) =>
 function Branch({ node: { id, children }, here, isRoot = false }) {
   const view = sessionOf(id).value;
   return view && html`<li>
-    <span class="node">
+    <span class="node row">
       <a href=${linkTo(view.id)} aria-current=${view.id === here ? "true" : null}>${shortId(view.id)}</a>
       <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
       <span class="dim number">${counted(view.tokens, "token")}${origin(view, isRoot)}</span>

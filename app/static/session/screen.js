@@ -36,7 +36,7 @@ export function SessionScreen({ id }) {
 }
 
 const Heading = ({ view }) => html`
-  <header class="heading">
+  <header class="heading row">
     <h1 title=${view.id}>Session ${shortId(view.id)}</h1>
     <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
     <span class=${`chip phase-${view.phase}`}>phase ${view.phase}</span>
@@ -50,7 +50,7 @@ function PauseBanner({ view }) {
   const { layer, first, end, pass } = view.checkpoint;
   const layers = server.value?.num_layers;
   return html`
-    <section class="paused panel" aria-label="Paused">
+    <section class="paused panel row" aria-label="Paused">
       <p><strong>Paused after layer ${layer}${layers && ` of ${layers - 1}`}</strong>, ${
         end - first === 1 ? `at position ${number(first)}` : `at positions ${number(first)} to ${number(end - 1)}`
       } (${pass}). <span class="number">${timeLeft(view.checkpoint)}</span></p>

@@ -1,4 +1,5 @@
 // Which server this is, whether it is heard, and where one is on the page.
+import { effect, signal } from "@preact/signals";
 import { counted, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { connection, enterKey, key, server } from "../state/connection.js";
@@ -6,7 +7,11 @@ import { memory } from "../state/memory.js";
 import { HOME, linkTo, route } from "../state/route.js";
 import { sessionOf } from "../state/sessions.js";
 import { helping } from "./help.js";
-import { nextTheme, theme } from "./theme.js";
+
+const THEMES = ["system", "light", "dark"];
+const theme = signal("system");
+const nextTheme = () => (theme.value = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]);
+effect(() => (document.documentElement.dataset.theme = theme.value));
 
 export function Header() {
   return html`

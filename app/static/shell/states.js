@@ -1,5 +1,5 @@
 // What stands in a place that has nothing to show: empty, loading, or in error; and what a button does that may fail.
-import { useState } from "preact/hooks";
+import { useSignal } from "@preact/signals";
 import { html } from "../lib/html.js";
 
 /** A title, and below it what to do. */
@@ -15,19 +15,21 @@ export const Failure = ({ error, retry }) =>
   error &&
   html`<p class="failure" role="alert">${error.message} ${retry && html`<button onClick=${retry}>Try again</button>`}</p>`;
 
-/** `act(run)` runs `run()` and answers `{done, value}`; `busy` is true meanwhile, and `error` what it threw. */
+/** `act(run)` runs `run()` and answers `{done, value}`; `busy` is true meanwhile, and `error` what it threw. One at a
+ * time: what is asked for while it is busy is not done. */
 export function useAction() {
-  const [{ busy, error }, tell] = useState({ busy: false, error: null });
+  const state = useSignal({ busy: false, error: null });
   const act = async (run) => {
-    tell({ busy: true, error: null });
+    if (state.peek().busy) return { done: false };
+    state.value = { busy: true, error: null };
     try {
       const value = await run();
-      tell({ busy: false, error: null });
+      state.value = { busy: false, error: null };
       return { done: true, value };
     } catch (error) {
-      tell({ busy: false, error: error.name === "AbortError" ? null : error });
+      state.value = { busy: false, error: error.name === "AbortError" ? null : error };
       return { done: false };
     }
   };
-  return { busy, error, act };
+  return { ...state.value, act };
 }

@@ -94,17 +94,15 @@ function watching(signal) {
   const end = () => watch.abort();
   let timer = setTimeout(end, SILENT_MS);
   const hide = () => isHidden() && end();
-  signal.addEventListener("abort", end);
   document.addEventListener("visibilitychange", hide);
   return {
-    signal: watch.signal,
+    signal: AbortSignal.any([signal, watch.signal]),
     heard: () => {
       clearTimeout(timer);
       timer = setTimeout(end, SILENT_MS);
     },
     stop: () => {
       clearTimeout(timer);
-      signal.removeEventListener("abort", end);
       document.removeEventListener("visibilitychange", hide);
     },
   };
@@ -163,6 +161,6 @@ const tell = (state, message) => (connection.value = { state, message });
 
 const pause = (milliseconds, signal) =>
   new Promise((resolve) => {
-    const timer = setTimeout(resolve, milliseconds);
-    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+    setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", resolve, { once: true });
   });

@@ -1,5 +1,5 @@
 // What has happened to each session while this page was open.
-import { perSession } from "./per_session.js";
+import { perSession } from "./per_key.js";
 import { ids, sessionOf } from "./sessions.js";
 
 /** Most that are kept of one session, and about how many of all. */

@@ -1,7 +1,7 @@
 // The tokens of each session as the server last told them, and what is known of each.
 import { call } from "../lib/api.js";
 import { isSeen } from "./happenings.js";
-import { perSession } from "./per_session.js";
+import { perSession } from "./per_key.js";
 import { sessionOf } from "./sessions.js";
 
 /** The signal of a session's history: `{tokens, error}`. `tokens` is null before the first answer; `error` is that of

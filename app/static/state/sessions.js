@@ -1,8 +1,7 @@
 // Every session that the caller may see, as the live stream tells of them.
 import { batch, signal } from "@preact/signals";
 import { connection } from "./connection.js";
-import { forgetWithKey, perKey } from "./per_key.js";
-import { forget } from "./per_session.js";
+import { forget, forgetWithKey, perKey } from "./per_key.js";
 
 /** Ids, oldest first. */
 export const ids = perKey([]);

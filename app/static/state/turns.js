@@ -2,7 +2,7 @@
 import { computed, signal } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
 import { historyOf, loadHistory } from "./history.js";
-import { perSession } from "./per_session.js";
+import { perSession } from "./per_key.js";
 import { sessionOf } from "./sessions.js";
 
 const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null };

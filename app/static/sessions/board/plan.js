@@ -1,6 +1,6 @@
 // Keeps the layout true to the sessions, once a frame at most, and tells each cell where it is.
 import { batch, effect, signal, untracked } from "@preact/signals";
-import { perSession } from "../../state/per_session.js";
+import { perSession } from "../../state/per_key.js";
 import { all, ids, revision, sessionOf } from "../../state/sessions.js";
 import { TIERS, bytesOf } from "../looks.js";
 import { Layout } from "./layout.js";

@@ -4,7 +4,7 @@ import { nameOf } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { CloseButton } from "../../shell/close.js";
 import { Button } from "../../shell/controls.js";
-import { perSession } from "../../state/per_session.js";
+import { perSession } from "../../state/per_key.js";
 import { sessionOf } from "../../state/sessions.js";
 import { COLUMNS } from "./columns.js";
 
