@@ -4,8 +4,8 @@ import { call } from "../lib/api.js";
 
 /** Most positions of one request. */
 const BLOCK = 64;
-/** Tokens of the position that is looked at: the most that the server tells. */
-const MOST = 5;
+/** Tokens of a cell in sight, and at the position that is looked at: the most that the server tells. */
+const [ONE, MOST] = [1, 5];
 const NOWHERE = { first: 0, end: 0 };
 
 /** The map of a session. `version` changes with its content; read it, then `column`. */
@@ -17,12 +17,13 @@ export function makeLensMap(id) {
     end: signal(0),
     loading: signal(false),
     error: signal(null),
-    /** What is known at a position: `{position, tokenId, text, rows}`, or undefined. `rows` is a Map from layers to
-     * tokens, best first: `{tokenId, text, p}`. */
+    /** What is known at a position: `{position, tokenId, text, rows, rounds}`, or undefined. `rows` is a Map from layers to
+     * tokens, best first: `{tokenId, text, p}`. `rounds` tells in which round so many tokens were asked for. */
     column: (position) => state.columns.get(position),
-    /** The history has `end` positions now, and there may be more to know of them. `isAnew` says that others may stand
-     * there than before. */
+    /** The history has `end` positions now, and there may be more to know of them. What is known stays, and what is
+     * under way comes, unless `isAnew` says that others may stand there than before. */
     show: (end, numLayers, isAnew) => {
+      if (isAnew) state.asking?.abort();
       cut(state.columns, isAnew ? 0 : end);
       Object.assign(state, { end, numLayers, wanted: sightAt(state, end) });
       map.end.value = end;
@@ -40,6 +41,7 @@ export function makeLensMap(id) {
     },
     /** What is known after a layer (null: all of them) is not so any more. */
     forget: (layer = null) => {
+      state.asking?.abort();
       for (const { rows } of state.columns.values()) layer === null ? rows.clear() : rows.delete(layer);
       begin(state, map);
     },
@@ -63,10 +65,9 @@ function sightAt({ end: before, wanted }, end) {
   return { first: Math.min(wanted.first, end), end: Math.min(wanted.end, end) };
 }
 
-/** Begin a round: an answer that is under way is about what was before. */
+/** Begin a round: what is missing may be there by now. */
 function begin(state, map) {
   state.round += 1;
-  state.asking?.abort();
   map.version.value += 1;
   work(state, map);
 }
@@ -88,46 +89,46 @@ async function work(state, map) {
 
 async function ask(state, next) {
   const { round } = state;
-  state.asking = new AbortController();
+  const { signal } = (state.asking = new AbortController());
   try {
-    const found = await fetchLens(state.id, next, state.asking.signal);
-    if (round === state.round) for (const column of found) storeColumn(state.columns, column, next, round);
+    for (const column of await fetchLens(state.id, next, signal)) {
+      if (!signal.aborted && column.position < state.end) storeColumn(state.columns, column, next.count, round);
+    }
   } catch (error) {
     if (error.name !== "AbortError") throw error;
   }
 }
 
 /** What to ask for next, `{first, end, layers, count}`: the position that is looked at, or else the last ones in sight
- * that have not been asked for since the session came here. Null if all is known. */
-function nextOf({ columns, round, end, wanted, detail, numLayers }) {
-  const all = Array.from({ length: numLayers }, (_, layer) => layer);
-  if (numLayers === 0) return null;
-  if (detail !== null && detail < end && columns.get(detail)?.best !== round) {
-    return { first: detail, end: detail + 1, layers: all, count: MOST };
-  }
-  const isOpen = (position) => {
-    const column = columns.get(position);
-    return column === undefined || (column.asked !== round && column.rows.size < numLayers);
-  };
+ * that miss something. Null if all is known that there is in this round. */
+function nextOf(state) {
+  const { wanted, detail, end } = state;
+  const looked = detail !== null && detail < end ? missing(state, detail, MOST) : [];
+  if (looked.length) return { first: detail, end: detail + 1, layers: looked, count: MOST };
+  const isKnown = (position) => missing(state, position, ONE).length === 0;
   let last = wanted.end - 1;
-  while (last >= wanted.first && !isOpen(last)) last -= 1;
+  while (last >= wanted.first && isKnown(last)) last -= 1;
   if (last < wanted.first) return null;
   let first = Math.max(wanted.first, last - BLOCK + 1);
-  while (!isOpen(first)) first += 1;
-  const open = Array.from({ length: last + 1 - first }, (_, at) => first + at);
-  const layers = all.filter((layer) => open.some((position) => !columns.get(position)?.rows.has(layer)));
-  return { first, end: last + 1, layers, count: 1 };
+  while (isKnown(first)) first += 1;
+  const open = Array.from({ length: last + 1 - first }, (_, at) => missing(state, first + at, ONE));
+  return { first, end: last + 1, layers: [...new Set(open.flat())], count: ONE };
 }
 
-/** Put an answer into `columns`. It adds to what is known there, unless another token stands there now. `asked` and
- * `best` say in which round this position was asked for, and for how much. */
-function storeColumn(columns, fresh, { count }, round) {
+/** The layers of which fewer than `count` tokens are known at a position, if it was not asked for in this round. */
+function missing({ columns, round, numLayers }, position, count) {
+  const column = columns.get(position);
+  if (column?.rounds[count] === round) return [];
+  return [...Array(numLayers).keys()].filter((layer) => !(column?.rows.get(layer)?.length >= count));
+}
+
+/** Put an answer into `columns`. It adds to what is known there, unless another token stands there now. */
+function storeColumn(columns, fresh, count, round) {
   const known = columns.get(fresh.position);
-  const isSame = known?.tokenId === fresh.tokenId;
-  const rows = isSame ? new Map(known.rows) : new Map();
-  for (const [layer, top] of fresh.rows) if ((rows.get(layer)?.length ?? 0) <= top.length) rows.set(layer, top);
-  const best = count > 1 ? round : isSame ? known.best : null;
-  columns.set(fresh.position, { ...fresh, rows, asked: round, best });
+  const before = known?.tokenId === fresh.tokenId ? known : { rows: [], rounds: {} };
+  const rows = new Map(before.rows);
+  for (const [layer, top] of fresh.rows) if (!(rows.get(layer)?.length > top.length)) rows.set(layer, top);
+  columns.set(fresh.position, { ...fresh, rows, rounds: { ...before.rounds, [count]: round } });
 }
 
 /** A list of `{position, tokenId, text, rows}` for positions in `[first, end)`, where `rows` is a Map from layers to

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import APIResponse, Route, expect
@@ -91,3 +92,19 @@ def test_a_step_fills_in_what_one_has_scrolled_to(open_page: OpenPage, page_serv
     inside.button("Next layer").click()
     inside.expect_pause(1)
     expect(inside.cell(1, 0)).not_to_be_empty()
+
+
+def test_steps_in_a_row_keep_what_is_known_and_ask_for_the_rest(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    held: list[tuple[Route, APIResponse]] = []
+    lens = re.compile(rf"{inside.id}/lens\?")
+    inside.page.route(lens, lambda route: held.append((route, route.fetch())))
+    inside.pause_at(0)
+    for layer in (1, 2):
+        inside.button("Next layer").click()
+        inside.expect_pause(layer)
+    route, answer = held[0]
+    with inside.page.expect_request(lens) as asked:
+        route.fulfill(response=answer)
+    expect(inside.cell(0, 4)).not_to_be_empty()
+    assert parse_qs(urlsplit(asked.value.url).query)["layers"] == [",".join(map(str, range(1, inside.layers)))]
