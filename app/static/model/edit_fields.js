@@ -2,7 +2,7 @@
 import { html } from "../lib/html.js";
 import { errorOf, Field } from "../shell/controls.js";
 import { OPS } from "./edits.js";
-import { VectorOptions } from "./vectors.js";
+import { isVector, VectorOptions } from "./vectors.js";
 
 export const PARAMS = ["op", "factor", "vector", "positions", "max_norm"];
 
@@ -30,12 +30,12 @@ export function EditFields({ desk, error, onChange }) {
       <${Factor} used=${takes.includes("factor")} slider=${slider ?? [0, 2, 0.05]} value=${form.factor}
         error=${told("factor")} set=${set} settle=${settle} />
       <${Field} id="vector" label="Vector" error=${told("vector")} control=${(tied) => html`
-        <select ...${tied} value=${form.vector} onChange=${settle} disabled=${!takes.includes("vector")}>
+        <select ...${tied} value=${isVector(form.vector) ? form.vector : ""} onChange=${settle} disabled=${!takes.includes("vector")}>
           <${VectorOptions} none="none" />
         </select>`} />
       <${Where} form=${form} error=${told("positions")} set=${set} settle=${settle} />
       <${Field} id="max_norm" label="Longest change (L2)" error=${told("max_norm")} control=${(tied) => html`
-        <input ...${tied} type="number" step="any" placeholder="no limit" value=${form.max_norm}
+        <input ...${tied} inputmode="decimal" placeholder="no limit" value=${form.max_norm}
           onInput=${set} onChange=${settle} />`} />
     </div>
   `;
@@ -46,12 +46,12 @@ function Factor({ used, slider: [min, max, step], value, error, set, settle }) {
     <span class="row tight">
       <input type="range" name="factor" aria-label="Factor, slider" min=${min} max=${max} step=${step} value=${value}
         disabled=${!used} onInput=${set} onChange=${settle} />
-      <input ...${tied} type="number" step="any" value=${value} disabled=${!used} onInput=${set} onChange=${settle} />
+      <input ...${tied} inputmode="decimal" value=${value} disabled=${!used} onInput=${set} onChange=${settle} />
     </span>`} />`;
 }
 
 function Where({ form, error, set, settle }) {
-  const end = (name, label) => html`<input type="number" name=${name} aria-label=${label} placeholder=${name}
+  const end = (name, label) => html`<input inputmode="numeric" name=${name} aria-label=${label} placeholder=${name}
     value=${form[name]} onInput=${set} onChange=${settle} disabled=${form.positions !== "range"} />`;
   return html`<${Field} wide id="positions" label="Positions" error=${error} control=${(tied) => html`
     <span class="row tight">

@@ -3,8 +3,9 @@ import { useRef } from "preact/hooks";
 import { percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
+import { Armed } from "../session/breakpoints.js";
 import { Button, errorElse } from "../shell/controls.js";
-import { Failure, useAction } from "../shell/states.js";
+import { Failure, Loading, useAction } from "../shell/states.js";
 import { say } from "../state/notices.js";
 import { steer } from "./arming.js";
 import { EditFields, PARAMS } from "./edit_fields.js";
@@ -18,20 +19,9 @@ export function EditForm({ desk }) {
   const waits = unpaused ?? (busy ? "The last edit is still being made." : null);
   const why = waits ?? noVector(desk.edit.value);
   const unedited = preview ? null : "Nothing is edited here.";
-  const again = useRef(false);
-  // Of the values that come while an edit is made only the last is tried, so that a slider does not lag behind.
-  const tryIt = () => {
-    again.current = true;
-    act(async () => {
-      while (again.current) {
-        again.current = false;
-        await tryEdit(desk).catch((error) => {
-          if (!again.current) throw error;
-        });
-      }
-    });
-  };
+  const tryIt = useTry(desk, act);
   const layer = checkpoint?.layer;
+  const armed = (desk.breakpoints.value ?? []).filter((each) => each.action === "edit");
   const armIt = async () => {
     await steer(desk, layer, editOf(desk.edit.peek()));
     say(`The edit is armed after layer ${layer}.`);
@@ -48,23 +38,52 @@ export function EditForm({ desk }) {
         <//>
       </div>
       <${Failure} error=${errorElse(error, PARAMS)} />
+      <${Armed} desk=${desk} armed=${armed} />
       <${EditPreview} preview=${preview} />
     </section>
   `;
 }
 
-/** What the model would say at the pause, before and after an edit. */
+/** A function that tries the form's edit. Of those that come while one is tried only the last is tried as well, so that a
+ * slider does not lag behind. */
+function useTry(desk, act) {
+  const again = useRef(false);
+  return () => {
+    again.current = true;
+    act(async () => {
+      while (again.current) {
+        again.current = false;
+        await tryEdit(desk).catch((error) => {
+          if (!again.current) throw error;
+        });
+      }
+    });
+  };
+}
+
+/** What the model would say at the pause, before and after an edit, and what it then says after its last layer. */
 function EditPreview({ preview }) {
   if (!preview) return html`<p class="dim empty-preview">A preview shows the lens before and after the edit.</p>`;
-  const { op, position, before, after } = preview;
+  const { op, position, before, after, ends } = preview;
   return html`
     <div class="sides" role="status">
       <${Tops} title="Before, position ${position}" top=${before.top} />
       ${after && html`<${Tops} title="After, position ${position}" top=${after.top} beside=${before.top} />`}
     </div>
+    ${after && html`<${Ends} ends=${ends} />`}
     <p class="dim">${!after && "What the edit did is not known. "}The turn goes on with the edit, unless it is undone.
-      ${op === "scale" && " The lens normalizes first, so it does not show a scale: the layers that follow may."}</p>
+      ${op === "scale" && " A lens normalizes first, so the first two do not show a scale."}</p>
   `;
+}
+
+function Ends({ ends }) {
+  if (!ends) return html`<${Loading} what="what is said after the last layer" />`;
+  const [plain, edited] = ends;
+  if (!plain || !edited) return html`<p class="dim">What is said after the last layer could not be had: it takes a fork.</p>`;
+  return html`<div class="sides">
+    <${Tops} title="Last layer, without the edit" top=${plain.top} />
+    <${Tops} title="Last layer, with the edit" top=${edited.top} beside=${plain.top} />
+  </div>`;
 }
 
 function Tops({ title, top, beside = null }) {
@@ -78,13 +97,17 @@ function Tops({ title, top, beside = null }) {
   </table>`;
 }
 
+/** Points that are no zero when they are shown. */
+const LEAST = 0.05;
 const probability = (token) => Math.exp(token.logprob);
 const shareOf = (token) => (token.logprob === null ? "not finite" : percent(probability(token)));
 
-/** The change in points of a per cent; "new" where the token was not among the best. */
+/** The change in points of a per cent, in words where it is less than what is shown; "new" where the token was not among
+ * the best. */
 function changeOf(token, beside) {
   const before = beside.find((each) => each.token_id === token.token_id);
   if (!before || before.logprob === null || token.logprob === null) return "new";
   const points = 100 * (probability(token) - probability(before));
+  if (Math.abs(points) < LEAST) return points === 0 ? "no change" : `under ${LEAST} points`;
   return `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points`;
 }

@@ -1,5 +1,7 @@
 // Edits of the checkpoint: from the form to the API's body, tried and taken back.
 import { call, download, upload } from "../lib/api.js";
+import { server } from "../state/connection.js";
+import { isVector } from "./vectors.js";
 
 /** Each operation: what it does, which fields it takes, and the slider's range and first value. */
 export const OPS = {
@@ -14,7 +16,7 @@ export const FIRST_EDIT = {
   op: "scale", factor: "0.9", vector: "", positions: "last", first: "", end: "", max_norm: "",
 };
 
-/** The API's form of an edit. What is no number is left for the server to refuse. */
+/** The API's form of an edit. What is no number goes as it is: the server says what is wrong with it. */
 export function editOf({ op, factor, vector, positions, first, end, max_norm }) {
   const takes = OPS[op].takes;
   return {
@@ -22,34 +24,43 @@ export function editOf({ op, factor, vector, positions, first, end, max_norm }) 
     ...(takes.includes("factor") && { factor: numberOf(factor) }),
     ...(takes.includes("vector") && vector !== "" && { vector }),
     positions: positions === "range" ? [numberOf(first), numberOf(end)] : positions,
-    ...(max_norm.trim() !== "" && { max_norm: Number(max_norm) }),
+    ...(max_norm.trim() !== "" && { max_norm: numberOf(max_norm) }),
   };
 }
 
-/** Why there is no edit to make yet, or null: one along a vector needs a vector. */
+/** Why there is no edit to make yet, or null: one along a vector needs a vector that is still there. */
 export const noVector = ({ op, vector }) =>
-  OPS[op].takes.includes("vector") && vector === "" ? "Choose a vector first, or make one from two prompts." : null;
+  OPS[op].takes.includes("vector") && !isVector(vector) ? "Choose a vector first, or make one from two prompts." : null;
 
-const numberOf = (text) => (text.trim() === "" ? null : Number(text));
+function numberOf(text) {
+  if (text.trim() === "") return null;
+  return Number.isFinite(Number(text)) ? Number(text) : text;
+}
+
 const pathOf = (desk) => `/v1/sessions/${desk.id}/checkpoint`;
 
 /** Make the form's edit at the checkpoint as it was at first, and look through the lens before and after. `preview` of
- * the desk is then `{place, op, original, position, before, after}`, or null while nothing is edited. `after` is null
- * where it is not known what the edit did: what was there at first can still be put back. */
+ * the desk is then `{place, op, original, position, before, after, ends}`, or null while nothing is edited. `after` is
+ * null where it is not known what the edit did: what was there at first can still be put back. `ends` are the lenses
+ * after the last layer, without and with the edit, each null where it cannot be had; it is missing until they come. */
 export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
   const [place, position, edit] = [desk.place.peek(), positionOf(desk, checkpoint), editOf(desk.edit.peek())];
   const known = desk.preview.peek();
   const original = known?.original ?? (await download(`${pathOf(desk)}/activation`));
   if (known) await putBack(desk, original);
   let preview = null;
+  let plain = null;
   try {
-    const before = await lensAt(desk, position);
+    const before = await lensAt(desk.id, position);
+    plain = known?.position === position && known.ends ? known.ends[0] : await endOf(desk, checkpoint, position);
     preview = { place, op: edit.op, original, position, before, after: null };
     await make(desk, edit, () => (preview = null));
-    preview = { ...preview, after: await lensAt(desk, position) };
+    preview = { ...preview, after: await lensAt(desk.id, position) };
   } finally {
     show(desk, place, preview);
   }
+  const ends = [plain, await endOf(desk, checkpoint, position)];
+  if (desk.preview.peek() === preview) desk.preview.value = { ...preview, ends };
 });
 
 /** Put back what was there before the edit, if there was one. */
@@ -98,7 +109,25 @@ function positionOf(desk, { first, end }) {
   return chosen >= first && chosen < end ? chosen : end - 1;
 }
 
-async function lensAt(desk, position) {
+async function lensAt(id, position) {
   const query = { positions: `${position}:${position + 1}`, top_k: 8 };
-  return (await call("GET", `${pathOf(desk)}/lens`, { query })).positions[0];
+  return (await call("GET", `/v1/sessions/${id}/checkpoint/lens`, { query })).positions[0];
+}
+
+/** What would really be said: the lens after the last layer, to which a fork runs on. Null where that cannot be had. */
+async function endOf(desk, { layer }, position) {
+  const last = server.peek().num_layers - 1;
+  if (layer === last) return lensAt(desk.id, position);
+  const fork = await call("POST", `/v1/sessions/${desk.id}/fork`).catch(() => null);
+  if (fork === null) return null;
+  try {
+    const body = { until: { layer: last } };
+    // Breakpoints on the way pause the fork too.
+    for (let at = layer; at < last; ) at = (await call("POST", `/v1/sessions/${fork.id}/resume`, { body })).checkpoint.layer;
+    return await lensAt(fork.id, position);
+  } catch {
+    return null;
+  } finally {
+    await call("DELETE", `/v1/sessions/${fork.id}`).catch(() => {}); // it closes by itself
+  }
 }

@@ -36,9 +36,9 @@ export function Armed({ desk, armed }) {
     onClick=${() => act(() => disarm(desk, gone))}>${label}<//>`;
   return html`
     <${Failure} error=${error} />
-    <ul class="armed">${armed.map((each) => html`<li key=${each.id}>
+    ${armed.length > 0 && html`<ul class="armed">${armed.map((each) => html`<li key=${each.id}>
       <span>${said(each)}</span>${button("Remove", [each], `Remove ${said(each)}`)}
-    </li>`)}</ul>
+    </li>`)}</ul>`}
     ${armed.length > 1 && button("Remove all", armed)}
   `;
 }

@@ -46,7 +46,7 @@ function number(name, text) {
   if (Number.isInteger(value) && !Number.isSafeInteger(value)) {
     throw refusal(name, `${name}: this page sends integers up to ${Number.MAX_SAFE_INTEGER}; got ${text}`);
   }
-  return Number.isNaN(value) ? text : value;
+  return Number.isFinite(value) ? value : text;
 }
 
 function other(text) {

@@ -23,7 +23,7 @@ def test_an_edit_is_shown_before_and_after_and_can_be_undone(open_page: OpenPage
     inside.page.get_by_label("Factor", exact=True).fill("-3")
     inside.button("Preview").click()
     tables = inside.page.get_by_role("region", name="Edit after layer 1").get_by_role("table")
-    expect(tables).to_have_count(2)
+    expect(tables).to_have_count(4)
     after = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]
     assert inside.activation() != original
     for table, lens in ((tables.nth(0), before), (tables.nth(1), after)):
@@ -65,7 +65,7 @@ def test_an_edit_can_be_undone_though_the_lens_after_it_failed(open_page: OpenPa
         else:
             route.continue_()
 
-    inside.page.route(re.compile(r"/checkpoint/lens\?"), refuse_second)
+    inside.page.route(re.compile(rf"{inside.id}/checkpoint/lens\?"), refuse_second)
     inside.page.get_by_label("Factor", exact=True).fill("-3")
     inside.button("Preview").click()
     panel = inside.page.get_by_role("region", name="Edit after layer 1")
@@ -74,6 +74,33 @@ def test_an_edit_can_be_undone_though_the_lens_after_it_failed(open_page: OpenPa
     inside.button("Undo").click()
     expect(panel.get_by_role("table")).to_have_count(0)
     assert inside.activation() == original
+
+
+def test_a_preview_shows_what_would_be_said_after_the_last_layer(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    sessions = {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]}
+    inside.button("Preview").click()
+    with_edit = inside.page.get_by_role("table", name="Last layer, with the edit")
+    expect(with_edit).to_be_visible()
+    assert {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]} == sessions
+    fork = inside.post(f"{inside.path}/fork", {})["id"]  # with the edit, as the session stands now
+    inside.post(f"/v1/sessions/{fork}/resume", {"until": {"layer": inside.layers - 1}})
+    top = inside.get(f"/v1/sessions/{fork}/checkpoint/lens?top_k=8")["positions"][0]["top"]
+    for row, token in zip(with_edit.get_by_role("row").all(), top, strict=True):
+        share = 100 * math.exp(token["logprob"])
+        expect(row.get_by_role("cell").nth(1)).to_have_text(f"{share:.1f} %" if share < 10 else f"{share:.0f} %")
+    inside.call("DELETE", f"/v1/sessions/{fork}")
+
+
+def test_a_change_that_is_too_small_to_show_is_told_in_words(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    inside.button("Preview").click()  # a scale, which the lens does not show
+    after = inside.page.get_by_role("table", name="After")
+    expect(after).to_be_visible()
+    changes = [row.get_by_role("cell").nth(2).text_content() for row in after.get_by_role("row").all()]
+    assert set(changes) <= {"no change", "under 0.05 points"}
 
 
 def test_the_slider_and_the_number_are_one(open_page: OpenPage, page_server: str) -> None:
@@ -96,6 +123,16 @@ def test_a_wrong_field_is_told_beside_it(open_page: OpenPage, page_server: str) 
     expect(inside.page.get_by_label("First position")).to_have_value("3")
 
 
+def test_what_is_no_number_is_told_where_it_was_typed(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page, refusals=True)
+    inside.pause_at(1)
+    factor = inside.page.get_by_label("Factor", exact=True)
+    factor.fill("1e999")
+    inside.button("Preview").click()
+    expect(factor).to_have_accessible_description("a number; got '1e999'")
+    expect(factor).to_have_value("1e999")
+
+
 def test_an_edit_can_be_armed_for_the_tokens_to_come(open_page: OpenPage, page_server: str) -> None:
     inside = Inside(page_server, open_page)
     inside.pause_at(1)
@@ -104,6 +141,9 @@ def test_an_edit_can_be_armed_for_the_tokens_to_come(open_page: OpenPage, page_s
     eventually(lambda: [each["layers"] for each in inside.breakpoints("edit")], [[1]])
     assert inside.breakpoints("edit")[0]["edits"][0]["op"] == "ablate"
     expect(inside.rung(1)).to_have_accessible_name(re.compile("edits"))
+    inside.button("Remove edit after layer 1 (ablate)").click()
+    expect(inside.rung(1)).not_to_have_accessible_name(re.compile("edits"))
+    assert not inside.breakpoints("edit")
 
 
 def test_a_fork_is_compared_with_its_session(open_page: OpenPage, page_server: str) -> None:
