@@ -3,6 +3,7 @@
 import { second } from "./clock.js";
 
 const ENGLISH = new Intl.NumberFormat("en-US");
+const SHORT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 /** 1536 is "1.5 KiB". */
@@ -49,6 +50,9 @@ export const place = ({ tier }) => (tier === null ? "nowhere" : PLACES[tier]);
 /** What a turn's first token waited for: `usage.resume_ms` of a session. */
 export const waits = ({ queue, restore, prefill }) =>
   `queue ${milliseconds(queue)}, restore ${milliseconds(restore)}, prefill ${milliseconds(prefill)}`;
+
+/** 1184 is "1.18K", for places without room. */
+export const short = (value) => SHORT.format(value);
 
 /** 12345 is "12,345". */
 export const number = (count) => ENGLISH.format(count);

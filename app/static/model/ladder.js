@@ -2,7 +2,7 @@
 import { useRef, useState } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { server } from "../state/connection.js";
-import { attempt } from "../state/notices.js";
+import { complain } from "../state/notices.js";
 import { marksOf, togglePause } from "./arming.js";
 
 const MOVES = { ArrowUp: -1, ArrowDown: 1, PageUp: -8, PageDown: 8, Home: -Infinity, End: Infinity };
@@ -22,7 +22,7 @@ export function Ladder({ desk }) {
   };
   const arm = (layer) => {
     setCurrent(layer);
-    attempt(`Layer ${layer}`, () => togglePause(desk, layer, desk.how.peek(), count));
+    togglePause(desk, layer, desk.how.peek(), count).catch((error) => complain(`Layer ${layer}`, error));
   };
   return html`
     <div class="ladder">

@@ -1,6 +1,7 @@
 // The length of the residual stream by layer at one position, and its cosine to a named vector.
 import { useEffect, useState } from "preact/hooks";
 import { call } from "../lib/api.js";
+import { short } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Failure } from "../shell/states.js";
 import { server } from "../state/connection.js";
@@ -51,10 +52,10 @@ function Charts({ name, found }) {
   const byLayer = (field) => Array.from({ length: server.value.num_layers }, (_, layer) => at(layer, field));
   return html`<div class="sides">
     <div><h3>Norm at position ${found.first}</h3>
-      <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${(l2) => l2.toPrecision(3)} />
+      <${LineChart} label="Norm by layer" values=${byLayer("norms")} from=${0} format=${short} />
     </div>
     <div><h3>${name ? `Cosine to ${name}` : "Cosine"}</h3>${name
-      ? html`<${LineChart} label="Cosine by layer" values=${byLayer("cosines")} format=${(cos) => cos.toFixed(3)} />`
+      ? html`<${LineChart} label="Cosine by layer" values=${byLayer("cosines")} format=${(cosine) => (Math.round(1000 * cosine) / 1000 || 0).toFixed(3)} />`
       : html`<p class="dim">Choose a vector.</p>`}</div>
   </div>`;
 }

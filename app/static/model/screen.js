@@ -34,7 +34,11 @@ export function ModelScreen({ id }) {
 
 /** What only its tenant sees. */
 function Inside({ desk }) {
-  useEffect(() => void refreshVectors(), []);
+  useEffect(() => {
+    refreshVectors();
+    addEventListener("focus", refreshVectors); // other tabs and programs keep and delete them too
+    return () => removeEventListener("focus", refreshVectors);
+  }, []);
   useEffect(() => attend(desk), [desk]);
   return html`
     <${Turn} desk=${desk} />

@@ -41,7 +41,8 @@ export function TwoPrompts({ desk }) {
 }
 
 function Keep({ name, found, put }) {
-  const { error, act } = useAction();
+  const { busy, error, act } = useAction();
+  const why = found ? busy && "It is being kept." : "Compute a difference first.";
   const keep = async (event) => {
     event.preventDefault();
     if (!found || !(await act(() => keepVector(name, found))).done) return;
@@ -54,7 +55,7 @@ function Keep({ name, found, put }) {
     </p>
     <${Field} id="vector-name" label="Keep as" error=${error?.message ?? null} control=${(told) => html`
       <input ...${told} required value=${name} onInput=${(event) => put({ name: event.target.value })} />`} />
-    <${Button} type="submit" why=${found ? null : "Compute a difference first."}>Keep the vector<//>
+    <${Button} type="submit" why=${why}>Keep the vector<//>
   </form>`;
 }
 

@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { call, upload } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { writeVector } from "../lib/safetensors.js";
-import { errorElse, errorOf, Field } from "../shell/controls.js";
+import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
 import { Failure, Loading, useAction } from "../shell/states.js";
 import { attempt } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
@@ -27,8 +27,7 @@ export async function keepVector(name, content) {
 }
 
 async function deleteVector(name) {
-  await call("DELETE", `/v1/vectors/${encodeURIComponent(name)}`);
-  await refreshVectors();
+  await call("DELETE", `/v1/vectors/${encodeURIComponent(name)}`).finally(refreshVectors);
 }
 
 /** The choices of a list of vectors; `none` is the text of the one that chooses none. */
@@ -67,7 +66,7 @@ function List({ found }) {
 
 function FromFile() {
   const [name, setName] = useState("");
-  const { error, act } = useAction();
+  const { busy, error, act } = useAction();
   const add = async (event) => {
     event.preventDefault();
     const form = event.target;
@@ -81,6 +80,6 @@ function FromFile() {
       <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`} />
     <${Field} id="file" label="Safetensors file" error=${errorElse(error, ["name"])?.message} control=${(told) => html`
       <input ...${told} type="file" accept=".safetensors" required />`} />
-    <button type="submit">Add the file</button>
+    <${Button} type="submit" why=${busy && "It is being added."}>Add the file<//>
   </form>`;
 }

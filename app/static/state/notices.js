@@ -16,12 +16,15 @@ export function say(text, kind = "done") {
 
 export const dismiss = (id) => (notices.value = notices.value.filter((each) => each.id !== id));
 
-/** Run what a button does. An error becomes a message, with `what` in front of it; the answer is undefined then. */
+/** An error becomes a message, with `what` in front of it. */
+export const complain = (what, error) => error.name !== "AbortError" && say(`${what}: ${error.message}`, "error");
+
+const underWay = new Set();
+
+/** Run what a button does, unless it is under way, and complain if it fails. */
 export async function attempt(what, action) {
-  try {
-    return await action();
-  } catch (error) {
-    if (error.name !== "AbortError") say(`${what}: ${error.message}`, "error");
-    return undefined;
-  }
+  if (underWay.has(what)) return;
+  underWay.add(what);
+  await action().catch((error) => complain(what, error));
+  underWay.delete(what);
 }

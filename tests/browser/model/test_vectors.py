@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from safetensors.numpy import load, save
 
 from tests.browser.conftest import OpenPage
@@ -93,6 +93,64 @@ def test_a_vector_of_the_wrong_size_is_refused_beside_the_file(
         re.compile(re.escape(f"it must be [{size}], not [3]"))
     )
     expect(panel.get_by_label("Name")).to_have_value("short")
+
+
+def test_a_double_click_keeps_a_vector_once(open_page: OpenPage, page_server: str, tmp_path: Path) -> None:
+    inside = Inside(page_server, open_page)
+    path = tmp_path / "twice.safetensors"
+    path.write_bytes(save({"twice": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)}))
+    kept: list[str] = []
+    inside.page.on("request", lambda request: kept.append(request.url) if request.method == "POST" else None)
+    panel = inside.page.get_by_role("region", name="Vectors")
+    panel.get_by_label("Name").fill("twice")
+    panel.get_by_label("Safetensors file").set_input_files(path)
+    panel.get_by_role("button", name="Add the file").dblclick()
+    expect(panel.get_by_role("row", name="twice")).to_be_visible()
+    form = inside.page.get_by_role("region", name="A vector from two prompts")
+    form.get_by_label("Prompt", exact=True).fill(FIRST)
+    form.get_by_label("Minus prompt").fill(SECOND)
+    form.get_by_role("button", name="Compute the difference").click()
+    form.get_by_label("Keep as").fill("once")
+    expect(form.get_by_role("status")).to_have_text(re.compile("Its norm is"))
+    form.get_by_role("button", name="Keep the vector").dblclick()
+    expect(panel.get_by_role("row", name="once")).to_be_visible()
+    assert [url.rpartition("?")[2] for url in kept if "/v1/vectors" in url] == ["name=twice", "name=once"]
+
+
+def test_a_vector_that_is_gone_is_offered_no_more(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    vector = save({"v": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)})
+    for name in ("first", "second"):
+        inside.call("POST", f"/v1/vectors?name={name}", content=vector, headers=FILE)
+    inside.page.reload()
+    inside.pause_at(1)
+    inside.page.get_by_label("Operation").select_option("add")
+    offered = inside.page.get_by_label("Vector", exact=True)
+    offered.select_option("first")
+    inside.button("Delete first").click()
+    expect(offered).to_have_value("")
+    expect(inside.button("Preview")).to_be_disabled()
+    offered.select_option("second")
+    inside.call("DELETE", "/v1/vectors/second")  # by another tab, from which one comes back
+    inside.page.evaluate("dispatchEvent(new Event('focus'))")
+    expect(offered.get_by_role("option", name="second")).to_have_count(0)
+    expect(inside.button("Preview")).to_be_disabled()
+
+
+def test_long_norms_are_not_cut(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+
+    def lengthen(route: Route) -> None:
+        answer = route.fetch().json()
+        for layer in answer["layers"]:
+            layer["norms"] = [1184.25] * len(layer["norms"])
+        route.fulfill(json=answer)
+
+    inside.page.route(re.compile(r"/norms\?"), lengthen)
+    inside.pause_at(1)
+    label = inside.page.get_by_role("img", name=re.compile("Norm by layer")).get_by_text("1.18K").first
+    expect(label).to_be_visible()
+    assert label.evaluate("text => text.getBBox().x") >= 0
 
 
 def test_norms_and_cosines_are_those_of_the_captures(open_page: OpenPage, page_server: str) -> None:
