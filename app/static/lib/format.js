@@ -69,5 +69,8 @@ export const ago = (time) => `${seconds(Math.max(0, second.value - time))} ago`;
 /** The part of an id by which people tell sessions apart. Ids begin with the time, so those of one moment look alike. */
 export const shortId = (id) => id.slice(-8);
 
-/** What a session's client calls it, else its id. */
-export const nameOf = ({ id, metadata }) => metadata.name || Object.values(metadata)[0] || shortId(id);
+/** What a session's client calls it, else its id. A fork has what its origin has, so it is told apart. */
+export function nameOf({ id, metadata, forked_from: from }) {
+  const name = metadata.name || Object.values(metadata)[0];
+  return name && from ? `${name}, fork ${shortId(id)}` : name || shortId(id);
+}

@@ -41,6 +41,7 @@ const Heading = ({ view }) => html`
     <span class=${`chip state-${view.state}`}>${stateWord(view)}</span>
     <span class=${`chip phase-${view.phase}`}>phase ${view.phase}</span>
     <span class=${`chip tier-${view.kv.tier ?? "none"}`}>KV ${place(view.kv)}</span>
+    ${view.forked_from && html`<span class="chip">fork</span>`}
     ${Object.entries(view.metadata).map(([name, value]) => html`<span key=${name} class="chip">${name}: ${value}</span>`)}
     <a class="inside" href=${linkTo(view.id, "model")}>Inside the model</a>
   </header>

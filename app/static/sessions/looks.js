@@ -40,5 +40,6 @@ function bytesOfTokens(tokens) {
   return Math.ceil(tokens / length) * size;
 }
 
-/** `name: value` of each label. */
-export const tagsOf = ({ metadata }) => Object.entries(metadata).map(([name, value]) => `${name}: ${value}`);
+/** `name: value` of each label, after whether it is a fork: that has the labels of its origin. */
+export const tagsOf = ({ metadata, forked_from: from }) =>
+  [...(from ? ["fork"] : []), ...Object.entries(metadata).map(([name, value]) => `${name}: ${value}`)];

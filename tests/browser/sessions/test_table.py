@@ -121,3 +121,12 @@ def test_an_operator_sees_all_tenants_and_parks_only_its_own(
         expect(row(page, session)).to_have_count(0)
         assert http.get(f"/v1/sessions/{session}").status_code == 404
         page.goto("about:blank")
+
+
+def test_a_fork_is_told_from_its_origin(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    origin = open_session(http, tokens=20, name="shared")
+    fork = http.post(f"/v1/sessions/{origin}/fork").raise_for_status().json()["id"]
+    page = open_page(page_server)
+    expect(row(page, fork).get_by_text("fork", exact=True)).to_be_visible()
+    expect(row(page, fork).get_by_role("button", name=f"Close shared, fork {fork[-8:]}")).to_be_visible()
+    expect(row(page, origin).get_by_text("fork", exact=True)).to_have_count(0)
