@@ -7,7 +7,8 @@ import { note } from "./happenings.js";
 import { takeMemory } from "./memory.js";
 import { say } from "./notices.js";
 import { forgetEverything } from "./per_key.js";
-import { grow, put, remove, replaceAll } from "./sessions.js";
+import { grow, put, remove, replaceAll, sessionOf } from "./sessions.js";
+import { lose } from "./turns.js";
 
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 5000;
@@ -131,7 +132,9 @@ function take({ name, data }, place) {
 function takeSnapshot({ time, sessions, has_more }, place) {
   place.parts.push(...sessions);
   if (has_more) return;
+  const lost = place.parts.filter(({ id, state }) => state === "idle" && sessionOf(id).peek()?.checkpoint);
   replaceAll(place.parts);
+  for (const { id } of lost) lose(id);
   for (const session of place.parts) note(session.id, "session", { time, change: "seen", session });
   place.parts = [];
 }

@@ -27,11 +27,19 @@ export const generate = (id, body, sent = "") => run(id, "generate", body, sent)
  * `{ids, text}`. */
 export const resume = (id, until = null, onPiece = null) => run(id, "resume", until === null ? {} : { until }, "", onPiece);
 
+/** The turn that was paused is over, and nobody has told how: unless this page itself has taken it on meanwhile. */
+export function lose(id) {
+  const turn = turnOf(id);
+  const { verb, usage } = turn.peek();
+  if (verb === null || usage !== null) turn.value = { ...turn.peek(), usage: null, error: LOST };
+}
+
 /** End the turn, whoever started it. What it has generated stays. */
 export const cancel = (id) => call("POST", `/v1/sessions/${id}/cancel`);
 
 async function run(id, verb, body, sent, onPiece) {
   const turn = turnOf(id);
+  if (turn.peek().running) return false;
   const error = whyNoTurn.peek() && new ApiError(0, { message: whyNoTurn.peek() });
   if (error) {
     turn.value = { ...turn.peek(), error };
@@ -55,6 +63,9 @@ async function run(id, verb, body, sent, onPiece) {
   return !rest.error;
 }
 
+const LOST = new ApiError(0, {
+  message: "The paused turn is over: it ended while this page did not hear the server. One that restarts loses such a turn.",
+});
 const AWAY = new ApiError(0, { message: "The server went away during the turn." });
 
 /** Read a streamed turn; the data of its last event. */

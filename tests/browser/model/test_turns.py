@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import WAIT_MS, OpenPage
 from tests.browser.filling import eventually
 from tests.browser.model.inside import Inside
+from tests.serving import serve
 
 pytestmark = pytest.mark.browser
 
@@ -106,6 +108,18 @@ def test_a_refused_turn_keeps_what_was_typed(open_page: OpenPage, page_server: s
     expect(field).to_have_accessible_description("temperature: a number from 0 to 100; got -1")
     expect(inside.page.get_by_label("Text", exact=True)).to_have_value("keep this")
     assert inside.view["tokens"] == 0
+
+
+def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: OpenPage, tmp_path: Path) -> None:
+    with serve(state_dir=tmp_path / "state") as url:
+        inside = Inside(url, open_page, refusals=True)
+        inside.pause_at(1)
+    with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
+        turn = inside.page.get_by_role("region", name="Turn", exact=True)
+        expect(turn.get_by_role("alert")).to_contain_text("The paused turn is over", timeout=WAIT_MS)
+        inside.start(tokens=1)
+        expect(turn.get_by_role("alert")).to_have_count(0)
+        inside.page.goto("about:blank")
 
 
 @contextmanager
