@@ -44,7 +44,8 @@ const pathOf = (desk) => `/v1/sessions/${desk.id}/checkpoint`;
  * null where it is not known what the edit did: what was there at first can still be put back. `ends` are the lenses
  * after the last layer, without and with the edit, each null where it cannot be had; it is missing until they come. */
 export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
-  const [place, position, edit] = [desk.place.peek(), positionOf(desk, checkpoint), editOf(desk.edit.peek())];
+  const [place, edit] = [desk.place.peek(), editOf(desk.edit.peek())];
+  const position = positionOf(desk, checkpoint, edit);
   const known = desk.preview.peek();
   const original = known?.original ?? (await download(`${pathOf(desk)}/activation`));
   if (known) await putBack(desk, original);
@@ -103,10 +104,10 @@ function show(desk, place, preview) {
   desk.lens.forget(desk.session.peek().checkpoint.layer);
 }
 
-/** The chosen cell's position if the paused pass has it, or else its last one. */
-function positionOf(desk, { first, end }) {
+/** The chosen cell's position if the paused pass has it, or else its last one: an edit there changes no other. */
+function positionOf(desk, { first, end }, { positions }) {
   const chosen = desk.cell.peek()?.position ?? end - 1;
-  return chosen >= first && chosen < end ? chosen : end - 1;
+  return positions !== "last" && chosen >= first && chosen < end ? chosen : end - 1;
 }
 
 async function lensAt(id, position) {

@@ -93,6 +93,15 @@ def test_a_preview_shows_what_would_be_said_after_the_last_layer(open_page: Open
     inside.call("DELETE", f"/v1/sessions/{fork}")
 
 
+def test_a_preview_of_an_edit_at_the_last_position_shows_that_one(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    inside.cell(1, 0).click()
+    inside.button("Preview").click()
+    last = inside.view["checkpoint"]["end"] - 1
+    expect(inside.page.get_by_role("table", name="After")).to_contain_text(f"position {last}")
+
+
 def test_a_change_that_is_too_small_to_show_is_told_in_words(open_page: OpenPage, page_server: str) -> None:
     inside = Inside(page_server, open_page)
     inside.pause_at(1)
