@@ -1,7 +1,8 @@
 """What the engine says of its memory. Sizes in bytes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from app.domain.values import SessionId, Tier
 
@@ -23,6 +24,7 @@ class SessionMemory:
     """One session's KV: `blocks` that hold `computed_tokens` of its `tokens`, and the bytes of them in each tier.
 
     `bytes_out` and `bytes_in` have left and come back to the device since the session was opened, in `restores` moves.
+    A block is for `block_tokens` tokens and takes `block_bytes`.
     """
 
     tokens: int = 0
@@ -35,6 +37,19 @@ class SessionMemory:
     bytes_out: int = 0
     bytes_in: int = 0
     restores: int = 0
+    block_tokens: int = 1
+    block_bytes: int = 0
+
+    def grown(self, tokens: int) -> Self:
+        """The same once a turn has decoded to a history of so many tokens. Only KV on the device grows. While a prompt
+        is computed the engine tells of each part.
+        """
+        computed, decodes = tokens - 1, self.computed_tokens >= self.tokens - 1
+        blocks = -(-computed // self.block_tokens)
+        if self.tier is not Tier.DEVICE or not decodes or blocks <= self.blocks:
+            return self
+        size = max(self.device_bytes, blocks * self.block_bytes)
+        return replace(self, tokens=tokens, computed_tokens=computed, blocks=blocks, device_bytes=size)
 
 
 @dataclass(frozen=True, slots=True)

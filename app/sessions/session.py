@@ -60,8 +60,8 @@ class Session:
     """What was last signalled; a turn makes it `compute`."""
     returns_at: float | None = None
     """When it will go on, as its client said or as its tools let expect; None after a restart too."""
-    kv: SessionMemory = field(default_factory=SessionMemory)
-    """Where its KV is, by the engine's last word."""
+    placed: SessionMemory = field(default_factory=SessionMemory)
+    """Where its KV is, by the engine's last word: it says none at a decoded token."""
     requests: int = 0
     """Requests under way that need it: their path names it, or a response of it."""
     state: SessionState = SessionState.IDLE
@@ -99,6 +99,11 @@ class Session:
     _generated: int = 0
     """Tokens of the last turn that `usage` counts as completion."""
     _keep: int | None = None
+
+    @property
+    def kv(self) -> SessionMemory:
+        """Where its KV is now, with what its turn has decoded."""
+        return self.placed.grown(len(self.history)) if self.state is SessionState.RUNNING else self.placed
 
     @property
     def busy(self) -> bool:
@@ -172,7 +177,7 @@ class Session:
 
     def place(self, kv: SessionMemory) -> None:
         """Note where its KV is."""
-        self.kv = kv
+        self.placed = kv
         if self.trace is not None:
             self.trace.placed(kv)
         self.watcher.changed(self)

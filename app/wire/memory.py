@@ -108,14 +108,14 @@ class TenantUseView(BaseModel):
     @classmethod
     def of(cls, sessions: Collection[Session]) -> Self:
         """That of the sessions' owner."""
-        states = Counter(session.state for session in sessions)
+        states, held = Counter(session.state for session in sessions), [session.kv for session in sessions]
         return cls(
             sessions=len(sessions),
             turns_running=states[SessionState.RUNNING],
             turns_waiting=states[SessionState.QUEUED],
-            device_bytes=sum(session.kv.device_bytes for session in sessions),
-            host_bytes=sum(session.kv.host_bytes for session in sessions),
-            disk_bytes=sum(session.kv.disk_bytes for session in sessions),
+            device_bytes=sum(kv.device_bytes for kv in held),
+            host_bytes=sum(kv.host_bytes for kv in held),
+            disk_bytes=sum(kv.disk_bytes for kv in held),
         )
 
 

@@ -39,6 +39,8 @@ class Inspector:
             bytes_out=traffic.bytes_out,
             bytes_in=traffic.bytes_in,
             restores=traffic.restores,
+            block_tokens=self._scheduler.cache.pool.block_size,
+            block_bytes=size,
         )
 
     def memory(self, sequences: Collection[TokenSequence]) -> MemoryMap:

@@ -267,6 +267,8 @@ class Scheduler:
             self.placement.tiers.end_pass(sequence)
         plan.copies.extend(self.cache.reserve(sequence, length))
         first = sequence.computed
+        if length > 1 or first < turn.prompt_tokens:  # who asks counts the blocks of decoded tokens
+            self.placement.note_placed(sequence)
         samples = not way.pauses and active.samples_at(first + length)
         scores = not way.pauses and active.scores_prompt
         plan.rows.append(Row(sequence, turn, first, length, way, samples, scores))
