@@ -109,8 +109,8 @@ class ForkPoint(Answer):
 class SessionInfo(Answer):
     """A session as it was when the server answered. `tokens` is the length of its history; times are Unix seconds.
 
-    `checkpoint` is there while it is paused. `used_at` is when a turn last began, paused or ended. `tenant` is whose it
-    is, None on a server without keys.
+    `checkpoint` is there while it is paused; `breakpoints` are ids of those that are armed. `used_at` is when a turn
+    last began, paused or ended. `tenant` is whose it is, None on a server without keys.
     """
 
     id: str
@@ -121,6 +121,7 @@ class SessionInfo(Answer):
     tokens: int
     kv: KV
     checkpoint: CheckpointInfo | None
+    breakpoints: tuple[str, ...]
     usage: SessionUsage
     forked_from: ForkPoint | None
     metadata: dict[str, str]

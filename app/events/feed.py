@@ -11,7 +11,7 @@ from app.events.channel import Channel
 from app.messages import Failed, Paused, TurnFinished
 from app.sessions.session import Session
 from app.wire.checkpoint import CheckpointView
-from app.wire.live import PauseNews, SessionNews, TokensNews, TurnNews
+from app.wire.live import BreakpointsNews, PauseNews, SessionNews, TokensNews, TurnNews
 from app.wire.sessions import SessionView
 
 INTERVAL_S = 0.1
@@ -68,6 +68,12 @@ class Feed:
         for _, channel in self._readers(session):
             channel.publish("turn", _json(TurnNews(time=time.time(), session_id=session.id, status="begun")))
 
+    def armed(self, session: Session) -> None:
+        """Tell which breakpoints a session has from now on."""
+        for _, channel in self._readers(session) if session.state is not SessionState.CLOSED else ():
+            news = BreakpointsNews(time=time.time(), session_id=session.id, armed=list(session.breakpoints))
+            channel.publish("breakpoints", _json(news))
+
     def stopped(self, session: Session, event: Paused | TurnFinished | Failed) -> None:
         """Tell of the end of a turn or its pause. That of a session that is gone has ended with it."""
         if session.state is SessionState.CLOSED:
@@ -123,5 +129,5 @@ class Feed:
             self._flush_soon()
 
 
-def _json(news: SessionNews | TokensNews | TurnNews | PauseNews) -> bytes:
+def _json(news: SessionNews | TokensNews | TurnNews | PauseNews | BreakpointsNews) -> bytes:
     return news.model_dump_json().encode()

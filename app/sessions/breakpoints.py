@@ -48,7 +48,7 @@ class Breakpoints:
         session.breakpoints[breakpoint.id] = breakpoint
         try:
             await self._executor.call(lambda ticket: Arm(ticket, session.id, breakpoint))
-            self._keeper.note(session)
+            self._changed(session)
             await self._keeper.settled(session)
         except BaseException as error:  # a client that has gone does not know its id either
             self._take_back(session, breakpoint)
@@ -64,7 +64,7 @@ class Breakpoints:
         await self._executor.call(lambda ticket: Disarm(ticket, session.id, breakpoint_id))
         for each in going:
             session.breakpoints.pop(each, None)
-        self._keeper.note(session)
+        self._changed(session)
         await self._keeper.settled(session)
 
     async def captures(self, session: Session) -> Captures:
@@ -81,4 +81,9 @@ class Breakpoints:
         if session.state is SessionState.CLOSED or self._executor.failure is not None:
             return
         self._executor.post(lambda ticket: Disarm(ticket, session.id, breakpoint.id))
+        self._changed(session)
+
+    def _changed(self, session: Session) -> None:
+        """Have the journal and whoever watches know what is armed now."""
         self._keeper.note(session)
+        session.watcher.armed(session)

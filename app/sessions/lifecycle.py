@@ -180,5 +180,6 @@ class Notices:
                 if notice.breakpoint in session.breakpoints:
                     session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
                     self._keeper.note(session)
+                    session.watcher.armed(session)
             case _:
                 assert_never(notice)

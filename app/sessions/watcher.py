@@ -31,6 +31,10 @@ class Watcher(Protocol[S]):
         """A turn is in the queue."""
         ...
 
+    def armed(self, session: S) -> None:
+        """Its breakpoints are others."""
+        ...
+
     def stopped(self, session: S, event: Paused | TurnFinished | Failed) -> None:
         """The turn has paused or is over; the session has followed already."""
         ...
@@ -56,6 +60,9 @@ class Nobody:
         """Pass over it."""
 
     def begun(self, session: object) -> None:
+        """Pass over it."""
+
+    def armed(self, session: object) -> None:
         """Pass over it."""
 
     def stopped(self, session: object, event: Paused | TurnFinished | Failed) -> None:

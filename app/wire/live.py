@@ -79,6 +79,15 @@ class PauseNews(TimedNews):
     checkpoint: CheckpointView
 
 
+class BreakpointsNews(TimedNews):
+    """Breakpoints of a session were set or removed, or have gone after they acted: `armed` has the ids of those that it
+    has from now on, in their order.
+    """
+
+    session_id: str
+    armed: list[str]
+
+
 class LiveSnapshotEvent(BaseModel):
     """The first event, and the next one for a client that has missed some. `data` is the JSON text of a
     `SnapshotView`.
@@ -121,6 +130,14 @@ class LivePauseEvent(BaseModel):
     data: Json[PauseNews]
 
 
+class LiveBreakpointsEvent(BaseModel):
+    """A session has other breakpoints. `data` is the JSON text of a `BreakpointsNews`."""
+
+    id: EventId = None
+    event: Literal["breakpoints"]
+    data: Json[BreakpointsNews]
+
+
 class LiveMemoryEvent(BaseModel):
     """The memory map, once a second. `data` is the JSON text of a `MemoryView`."""
 
@@ -132,7 +149,13 @@ class LiveMemoryEvent(BaseModel):
 LiveEvent = TypeAliasType(
     "LiveEvent",
     Annotated[
-        LiveSnapshotEvent | LiveSessionEvent | LiveTurnEvent | LiveTokensEvent | LivePauseEvent | LiveMemoryEvent,
+        LiveSnapshotEvent
+        | LiveSessionEvent
+        | LiveTurnEvent
+        | LiveTokensEvent
+        | LivePauseEvent
+        | LiveBreakpointsEvent
+        | LiveMemoryEvent,
         Discriminator("event"),
     ],
 )

@@ -163,7 +163,8 @@ class ForkView(BaseModel):
 
 
 class SessionView(BaseModel):
-    """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`.
+    """A session. Times are Unix seconds; `tokens` is the length of its history. A paused one has a `checkpoint`, and
+    `breakpoints` are the ids of those that are armed.
 
     `used_at` is when a turn last began, paused or ended. `tenant` is whose it is: null on a server without keys.
     `metadata` is for its tenant: operators see none of others.
@@ -177,6 +178,7 @@ class SessionView(BaseModel):
     tokens: int
     kv: KVView
     checkpoint: CheckpointView | None
+    breakpoints: list[str]
     usage: SessionUsageView
     forked_from: ForkView | None
     metadata: dict[str, str]
@@ -198,6 +200,7 @@ class SessionView(BaseModel):
             tokens=len(session.history),
             kv=session.kv,
             checkpoint=session.pause and CheckpointView.of(session.pause.info, session.pause.expires_at),
+            breakpoints=list(session.breakpoints),
             usage=SessionUsageView.of(session),
             forked_from=origin and ForkView(session_id=origin.session, tokens=origin.tokens),
             metadata=session.metadata,
