@@ -23,10 +23,12 @@ const isWatch = ({ action, layers, once, when }, numLayers) =>
 export const togglePause = (desk, layer, how, numLayers) => inTurn(desk, () => pauseOrNot(desk, layer, how, numLayers));
 
 async function pauseOrNot(desk, layer, { once, pass }, numLayers) {
-  const { pauses } = marksOf(desk.breakpoints.peek(), layer);
-  if (pauses.length) return removeAll(desk, pauses);
-  if (!watchOf(await armed(desk), numLayers)) desk.ownWatch = (await watch(desk, numLayers)).id;
-  await arm(desk, { layer, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
+  const isWanted = !marksOf(desk.breakpoints.peek(), layer).pauses.length; // by who sees what is shown
+  const found = await armed(desk);
+  const { pauses } = marksOf(found, layer);
+  if (!isWanted) return removeAll(desk, pauses);
+  if (!watchOf(found, numLayers)) desk.ownWatch = (await watch(desk, numLayers)).id;
+  if (!pauses.length) await arm(desk, { layer, action: "pause", when: { pass }, once, timeout_s: PAUSE_S });
 }
 
 /** Capture all layers until this is called again, or no more. */

@@ -1,7 +1,7 @@
 // What the screen knows of one session's inside: its breakpoints, its turn, and what is selected.
 import { computed, effect, signal, untracked } from "@preact/signals";
 import { connection, server } from "../state/connection.js";
-import { happeningsOf } from "../state/happenings.js";
+import { happeningsOf, lastOf } from "../state/happenings.js";
 import { say } from "../state/notices.js";
 import { perSession } from "../state/per_key.js";
 import { sessionOf } from "../state/sessions.js";
@@ -47,6 +47,8 @@ function makeDesk(id) {
     twoPrompts: signal({ first: "", second: "", layer: null, over: "last", name: "", found: null }),
     lens: makeLensMap(id),
     place: computed(() => placeOf(session.value)),
+    /** The number of the last news of its breakpoints, or 0. */
+    heard: computed(() => lastOf(happeningsOf(id).value, ({ name }) => name === "breakpoints")),
   };
 }
 
@@ -68,6 +70,7 @@ export function attend(desk) {
       const position = desk.cell.value?.position;
       if (position !== undefined) untracked(() => desk.lens.lookAt(position));
     }),
+    effect(() => void (desk.heard.value && untracked(() => showArmed(desk)))),
     desk.lens.leave,
   ];
   return () => stops.forEach((stop) => stop());
@@ -93,6 +96,9 @@ function follow(desk, place, isAnew) {
   const end = checkpoint ? checkpoint.end : tokens;
   if (desk.preview.peek()?.place !== place) desk.preview.value = null;
   if (desk.cell.peek()?.position >= end) desk.cell.value = null; // the history has been cut
-  refresh(desk).catch((error) => desk.session.peek() !== null && say(`Breakpoints: ${error.message}`, "error"));
+  showArmed(desk);
   desk.lens.show(end, server.peek()?.num_layers ?? 0, isAnew);
 }
+
+const showArmed = (desk) =>
+  refresh(desk).catch((error) => desk.session.peek() !== null && say(`Breakpoints: ${error.message}`, "error", error));

@@ -61,6 +61,7 @@ export function rowsOf(happenings) {
 }
 
 const WORDS = {
+  breakpoints: ({ armed }) => [["Breakpoints changed", `${armed.length} armed`]],
   turn: (turn) => [TURNS[turn.status](turn)],
   pause: ({ checkpoint: { layer, first, end, breakpoint } }) => [
     [`Paused after layer ${layer}`, `positions ${number(first)} to ${number(end - 1)}${breakpoint ? `, at ${breakpoint}` : ""}`],

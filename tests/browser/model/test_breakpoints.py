@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import eventually
@@ -64,6 +64,35 @@ def test_what_others_have_removed_is_no_obstacle(open_page: OpenPage, page_serve
     inside.arm(1)
     assert [each["layers"] for each in inside.breakpoints("pause")] == [[1]]
     expect(inside.page.get_by_role("alert")).to_have_count(0)
+
+
+def test_another_tab_shows_what_one_has_armed_and_removed(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.arm(1)
+    own = inside.rung(1)
+    other = open_page(inside.page.url)
+    rung = other.get_by_label("Layers: choose one to pause after it").get_by_role("button").nth(1)
+    expect(rung).to_have_attribute("aria-pressed", "true")
+    rung.click()
+    expect(rung).to_have_attribute("aria-pressed", "false")
+    expect(own).to_have_attribute("aria-pressed", "false")
+    own.click()
+    expect(rung).to_have_attribute("aria-pressed", "true")
+    assert len(inside.breakpoints("pause")) == 1
+
+
+def test_a_pause_that_another_has_just_armed_is_not_armed_twice(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
+    inside.page.route("**/breakpoints", lambda route: arm_before(inside, route), times=1)
+    inside.arm(1)
+    assert len(inside.breakpoints("pause")) == 1
+
+
+def arm_before(inside: Inside, route: Route) -> None:
+    """Another tab is faster by a moment."""
+    inside.post(f"{inside.path}/breakpoints", {"layer": 1, "action": "pause"})
+    route.continue_()
 
 
 def test_a_return_to_the_screen_shows_what_is_armed_now(open_page: OpenPage, page_server: str) -> None:
