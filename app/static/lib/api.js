@@ -1,5 +1,5 @@
 // Calls of the HTTP API. Each one takes the key from memory, and throws `ApiError` where the server refuses.
-import { key, whileKeyed } from "../state/connection.js";
+import { AWAY, connection, key, whileKeyed } from "../state/connection.js";
 
 /** What the server refused, or that it is away: then `status` is 0. `param` names the field, if one was wrong.
  * `retryAfter` is in seconds, or null. */
@@ -45,7 +45,7 @@ async function request(method, path, { json, bytes, query, headers, signal } = {
     answer = await fetch(address(path, query), init);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { message: "The server is away." });
+    throw Object.assign(new ApiError(0, { message: AWAY }), { during: connection.peek() });
   }
   if (answer.ok) return answer;
   const retryAfter = Number(answer.headers.get("Retry-After")) || null;

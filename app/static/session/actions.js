@@ -7,6 +7,7 @@ import { CloseButton } from "../shell/close.js";
 import { Button, errorElse, isAbout, told, Wrong } from "../shell/controls.js";
 import { DropZone, importFile } from "../shell/import.js";
 import { Failure, useAction } from "../shell/states.js";
+import { isPast } from "../state/connection.js";
 import { say } from "../state/notices.js";
 import { go, linkTo } from "../state/route.js";
 import { add } from "../state/sessions.js";
@@ -92,7 +93,7 @@ function Import() {
         ...${told("import", error)}
         onChange=${(event) => { take([...event.target.files]); event.target.value = ""; }} />
     </label>
-    <${Wrong} id="import" error=${error && `Not imported: ${error.message}`} />
+    <${Wrong} id="import" error=${error && !isPast(error) && `Not imported: ${error.message}`} />
     <${DropZone} take=${take} />
   `;
 }

@@ -5,13 +5,14 @@ import { html } from "../lib/html.js";
 import { perKey } from "../state/per_key.js";
 import { go, HOME, route } from "../state/route.js";
 import { remove, sessionOf } from "../state/sessions.js";
+import { Button } from "./controls.js";
 import { Confirm } from "./dialog.js";
 
 /** The session that is about to be closed, if it is confirmed; null: none. */
 const closing = perKey(null);
 
 export const CloseButton = ({ view, ...rest }) => html`
-  <button class="danger" ...${rest} onClick=${() => (closing.value = view.id)}>Close</button>
+  <${Button} class="danger" ...${rest} onClick=${() => (closing.value = view.id)}>Close<//>
 `;
 
 /** The question, if there is one. */

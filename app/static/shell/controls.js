@@ -1,19 +1,23 @@
 // Buttons that say why they do nothing now, and fields that say what is wrong with their values.
 import { html } from "../lib/html.js";
+import { AWAY, isAway } from "../state/connection.js";
 
-/** `why` is the reason for which it cannot be used now, or null. It keeps the focus then, so that a keyboard does not
- * lose its place while a turn runs. */
-export const Button = ({ why = null, title = null, onClick, children, ...rest }) => html`
-  <button
-    type="button"
-    ...${rest}
-    title=${why ?? title}
-    aria-disabled=${why ? "true" : null}
-    onClick=${(event) => (why ? event.preventDefault() : onClick?.(event))}
-  >
-    ${children}
-  </button>
-`;
+/** `why` is the reason for which it cannot be used now, or null; without the server none can. It keeps the focus then, so
+ * that a keyboard does not lose its place while a turn runs. */
+export function Button({ why = null, title = null, onClick, children, ...rest }) {
+  why ??= isAway() ? AWAY : null;
+  return html`
+    <button
+      type="button"
+      ...${rest}
+      title=${why ?? title}
+      aria-disabled=${why ? "true" : null}
+      onClick=${(event) => (why ? event.preventDefault() : onClick?.(event))}
+    >
+      ${children}
+    </button>
+  `;
+}
 
 /** `control` is a function that gets what ties the control to its label and its error. `error` is a text, or null. */
 export function Field({ id, label, name = id, error = null, wide = false, children, control }) {

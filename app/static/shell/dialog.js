@@ -1,6 +1,7 @@
 // Dialogs, among them one that asks before something that cannot be undone.
 import { useEffect, useRef } from "preact/hooks";
 import { html } from "../lib/html.js";
+import { Button } from "./controls.js";
 import { Failure, useAction } from "./states.js";
 
 /** Open for as long as it is drawn. `onClose` is called when there is nothing more to show; the keys go back to where
@@ -34,7 +35,7 @@ export function Confirm({ title, children, action, run, onClose }) {
     <${Failure} error=${error} />
     <div class="row">
       <button onClick=${onClose}>Leave it</button>
-      <button class="danger" disabled=${busy} onClick=${confirm}>${action}</button>
+      <${Button} class="danger" disabled=${busy} onClick=${confirm}>${action}<//>
     </div>
   <//>`;
 }

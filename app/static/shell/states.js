@@ -1,6 +1,7 @@
 // What stands in a place that has nothing to show: empty, loading, or in error; and what a button does that may fail.
 import { useSignal } from "@preact/signals";
 import { html } from "../lib/html.js";
+import { isPast } from "../state/connection.js";
 
 /** A title, and below it what to do. */
 export const Empty = ({ title, children }) => html`
@@ -12,7 +13,7 @@ export const Loading = ({ what, class: name = "" }) => html`<p class="loading ${
 
 /** An error where it happened, if there is one, with a way to try again. */
 export const Failure = ({ error, retry }) =>
-  error &&
+  error && !isPast(error) &&
   html`<p class="failure" role="alert">${error.message} ${retry && html`<button onClick=${retry}>Try again</button>`}</p>`;
 
 /** `act(run)` runs `run()` and answers `{done, value}`; `busy` is true meanwhile, and `error` what it threw. One at a

@@ -5,6 +5,11 @@ import { batch, signal } from "@preact/signals";
  * (the server will not tell). `message` is for people. */
 export const connection = signal({ state: "connecting", message: "Connecting" });
 
+export const AWAY = "The server is away.";
+export const isAway = () => connection.value.state === "away";
+/** Whether an error says only that the server was away, and it is back. */
+export const isPast = (error) => error?.during && connection.value.state === "live" && connection.value !== error.during;
+
 /** What `/version` says of the server and its model; null before the first answer. */
 export const server = signal(null);
 

@@ -1,6 +1,7 @@
 // Opens a new session, with labels if one likes.
 import { call } from "../../lib/api.js";
 import { html } from "../../lib/html.js";
+import { Button } from "../../shell/controls.js";
 import { Dialog } from "../../shell/dialog.js";
 import { Failure, useAction } from "../../shell/states.js";
 import { perKey } from "../../state/per_key.js";
@@ -29,7 +30,7 @@ function Form() {
     <${Failure} error=${error} />
     <div class="row ends">
       <button type="button" onClick=${leave}>Cancel</button>
-      <button class="primary" disabled=${busy}>Open the session</button>
+      <${Button} type="submit" class="primary" disabled=${busy}>Open the session<//>
     </div>
   </form>`;
 }

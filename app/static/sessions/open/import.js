@@ -2,6 +2,7 @@
 import { useRef } from "preact/hooks";
 import { bytes, shortId } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
+import { Button } from "../../shell/controls.js";
 import { importFile } from "../../shell/import.js";
 import { perKey } from "../../state/per_key.js";
 import { linkTo } from "../../state/route.js";
@@ -18,7 +19,7 @@ export function ImportButton() {
   };
   return html`
     <input ref=${field} type="file" class="hidden" tabindex="-1" multiple accept=".safetensors" aria-label="Session files" onChange=${take} />
-    <button title="or drop a file anywhere on this screen" onClick=${() => field.current.click()}>Import a file</button>
+    <${Button} title="or drop a file anywhere on this screen" onClick=${() => field.current.click()}>Import a file<//>
   `;
 }
 

@@ -4,6 +4,7 @@ import { nameOf } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { CloseButton } from "../../shell/close.js";
 import { Button } from "../../shell/controls.js";
+import { isPast } from "../../state/connection.js";
 import { perSession } from "../../state/per_key.js";
 import { sessionOf } from "../../state/sessions.js";
 import { COLUMNS } from "./columns.js";
@@ -19,8 +20,8 @@ export function Row({ id, index }) {
 
 function Actions({ view }) {
   const refusal = refusalOf(view.id).value;
-  if (refusal) {
-    return html`<span class="failure" role="alert" title=${refusal}>${refusal}</span>
+  if (refusal && !isPast(refusal)) {
+    return html`<span class="failure" role="alert" title=${refusal.message}>${refusal.message}</span>
       <button class="quiet" aria-label="Close this message" onClick=${() => (refusalOf(view.id).value = null)}>✕</button>`;
   }
   return html`
@@ -57,6 +58,6 @@ async function tell(id, action) {
   try {
     await action();
   } catch (error) {
-    refusal.value = error.status === 404 ? "It is closed, or another tenant's: an operator may only close it." : error.message;
+    refusal.value = error.status === 404 ? { message: "It is closed, or another tenant's: an operator may only close it." } : error;
   }
 }
