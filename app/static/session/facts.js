@@ -2,8 +2,7 @@
 import { second } from "../lib/clock.js";
 import { ago, bytes, counted, number, place, seconds, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
-
-const TIERS = ["device", "host", "disk"];
+import { bytesIn, bytesOf, TIERS } from "../sessions/looks.js";
 
 export function Facts({ view }) {
   void second.value; // time goes on
@@ -11,7 +10,7 @@ export function Facts({ view }) {
   return html`
     <section class="panel facts stack" aria-labelledby="facts">
       <h2 id="facts">Facts</h2>
-      <${Held} kv=${kv} />
+      <${Held} view=${view} />
       <dl>
         <${Fact} name="History">${counted(view.tokens, "token")}<//>
         <${Fact} name="KV">${place(kv)}, ${counted(kv.blocks, "block")}<//>
@@ -35,10 +34,10 @@ export function Facts({ view }) {
 const Fact = ({ name, children }) => html`<div><dt>${name}</dt><dd>${children}</dd></div>`;
 
 /** KV by tier, with a bar of its share. */
-function Held({ kv }) {
-  const most = Math.max(1, ...TIERS.map((tier) => kv[`${tier}_bytes`]));
+function Held({ view }) {
+  const most = bytesOf(view) || 1;
   return html`<ul class="held" aria-label="KV by tier">${TIERS.map((tier) => {
-    const held = kv[`${tier}_bytes`];
+    const held = bytesIn(view, tier);
     return html`<li key=${tier}><span>${tier}</span>
       <span class="bar" aria-hidden="true"><span class=${`tier-${tier}`} style=${{ width: `${(100 * held) / most}%` }} /></span>
       <span class="number">${bytes(held)}</span></li>`;

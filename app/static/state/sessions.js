@@ -1,6 +1,7 @@
 // Every session that the caller may see, as the live stream tells of them.
 import { batch, signal } from "@preact/signals";
-import { connection } from "./connection.js";
+import { isAway } from "./connection.js";
+import { memory } from "./memory.js";
 import { forget, forgetWithKey, perKey } from "./per_key.js";
 
 /** Ids, oldest first. */
@@ -35,7 +36,7 @@ export function sessionOf(id) {
 export const all = () => ids.value.map((id) => sessionOf(id).value).filter(Boolean);
 
 /** The word for a session's state. While the server is away it is what the session did when the page last heard. */
-export const stateWord = ({ state }) => (connection.value.state === "away" ? `was ${state}` : state);
+export const stateWord = ({ state }) => (isAway() ? `was ${state}` : state);
 
 /** The sessions of a whole snapshot: those that are not in it are gone. */
 export function replaceAll(found) {
@@ -69,10 +70,17 @@ export function grow(tokens) {
   batch(() => {
     for (const [id, count] of Object.entries(tokens)) {
       const view = views.get(id);
-      if (view) view.value = { ...view.peek(), tokens: count };
+      if (view) view.value = { ...view.peek(), tokens: count, kv: grown(view.peek().kv, count - 1) };
     }
     revision.value = revision.peek() + 1;
   });
+}
+
+/** With the KV of so many tokens, as the server counts it. */
+function grown(kv, tokens) {
+  const { block_tokens, block_bytes } = memory.peek()?.data ?? {};
+  const blocks = Math.ceil(tokens / block_tokens);
+  return kv.tier === "device" && blocks > kv.blocks ? { ...kv, blocks, device_bytes: blocks * block_bytes } : kv;
 }
 
 /** A session that is gone. */

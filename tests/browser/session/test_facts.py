@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.browser.session.on_session import OnSession, panel
+from tests.browser.conftest import OpenPage
+from tests.browser.session.on_session import GREEDY, LONG, OnSession, panel
+from tests.browser.session.test_following import SEE
 
 pytestmark = pytest.mark.browser
 
@@ -38,6 +41,18 @@ def test_the_figures_are_those_of_the_api(on: OnSession) -> None:
     expect(panel(page, "Facts")).to_contain_text("42 tokens")
 
 
+def test_kv_grows_while_a_turn_runs(on_roomy: OnSession) -> None:
+    page = on_roomy.open()
+    held = page.get_by_role("list", name="KV by tier").get_by_role("listitem").first
+    body = {"prompt": "Hello", "max_tokens": LONG, **GREEDY, "stream": True}
+    with on_roomy.api.stream("POST", f"/v1/sessions/{on_roomy.id}/generate", json=body) as turn:
+        next(turn.iter_lines())
+        expect(held).not_to_have_text(re.compile(" 0 B$"))
+        first = held.inner_text()
+        expect(held).not_to_have_text(first)
+        assert on_roomy.view()["state"] == "running"
+
+
 def test_breakpoints_are_listed_and_removed(on: OnSession) -> None:
     for layer in (1, 2):
         on.post("breakpoints", layer=layer, action="capture", when={"pass": "prefill", "every": 4})
@@ -54,6 +69,23 @@ def test_breakpoints_are_listed_and_removed(on: OnSession) -> None:
     page.get_by_role("button", name="Remove all").click()
     expect(panel(page, "Breakpoints")).to_contain_text("None is armed")
     assert on.api.get(f"/v1/sessions/{on.id}/breakpoints").json()["data"] == []
+
+
+def test_breakpoints_of_another_client_appear_and_go(on: OnSession) -> None:
+    page = on.open()
+    expect(panel(page, "Breakpoints")).to_contain_text("None is armed")
+    on.post("breakpoints", layer=1, action="capture")
+    expect(panel(page, "Breakpoints")).to_contain_text("capture after layer 1")
+    on.api.delete(f"/v1/sessions/{on.id}/breakpoints").raise_for_status()
+    expect(panel(page, "Breakpoints")).to_contain_text("None is armed")
+
+
+def test_long_names_of_metadata_stay_in_their_column(http: httpx.Client, open_page: OpenPage) -> None:
+    page = OnSession(http, open_page, metadata={"x" * 64: "value"}).open()
+    name = panel(page, "Facts").get_by_role("term").filter(has_text="xxx")
+    value = panel(page, "Facts").get_by_role("definition").filter(has_text="value")
+    assert name.evaluate("(name) => name.scrollWidth <= name.clientWidth")
+    assert value.is_visible()
 
 
 def test_the_tree_of_forks_leads_to_each(on: OnSession) -> None:
@@ -124,8 +156,21 @@ def test_the_screen_is_accessible_at_any_width(on: OnSession, scheme: str) -> No
 
 def test_the_server_is_away_and_nothing_is_lost(on: OnSession) -> None:
     page = on.open(refusals=True)
-    page.get_by_label("Text").fill("Hello")
-    page.context.set_offline(True)
-    page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("form", name="Generate").get_by_role("alert")).to_contain_text("The server is away.")
-    expect(page.get_by_label("Text")).to_have_value("Hello")
+    text, send = page.get_by_label("Text"), page.get_by_role("button", name="Send")
+    text.fill("Hello")
+    page.route("**/generate", lambda route: route.abort())
+    send.click()
+    said = page.get_by_role("form", name="Generate").get_by_role("alert")
+    expect(said).to_contain_text("The server is away.")
+    page.route("**/version", lambda route: route.abort())
+    for seen in ("hidden", "visible"):
+        page.evaluate(SEE, seen)
+    expect(send).to_be_disabled()
+    for name in ("Park", "Fork", "Export"):
+        button = panel(page, "Actions").get_by_role("button", name=name)
+        expect(button).to_be_disabled()
+        expect(button).to_have_attribute("title", "The server is away.")
+    page.unroute("**/version")
+    expect(send).to_be_enabled()
+    expect(said).to_have_count(0)
+    expect(text).to_have_value("Hello")

@@ -2,6 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { counted } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
+import { memory } from "../../state/memory.js";
 import { go, linkTo } from "../../state/route.js";
 import { LOOKS, TIERS } from "../looks.js";
 import { Cell, pointAt, Tip } from "./cell.js";
@@ -47,7 +48,7 @@ function Legend() {
 /** Who is not on the board, and why. */
 function Rest() {
   return html`<span class="rest">
-    ${counted(without.value, "session")} without KV
+    ${memory.value?.counts && "Shared KV is in each cell, and once in a lane's figures; "}${counted(without.value, "session")} without KV
     ${crowded.value > 0 && `, ${counted(crowded.value, "cell")} too many to draw: the table has all`}
   </span>`;
 }
