@@ -56,10 +56,12 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         page = open_page(url, refusals=True)
         table = page.get_by_role("region", name="Table of sessions")
         expect(table).to_contain_text("closed")
+        page.route("**/phase", lambda route: route.abort())
+        page.get_by_role("button", name="Park kept").click()
+        expect(table.get_by_role("alert")).to_have_text("The server is away.")
     expect(status(page)).to_contain_text("away")
     expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("was idle")
-    page.get_by_role("button", name="Park kept").click()
-    expect(table.get_by_role("alert")).to_have_text("The server is away.")
+    expect(page.get_by_role("button", name="Close closed")).to_be_disabled()
     with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
         with httpx.Client(base_url=url, timeout=30) as http:
             http.delete(f"/v1/sessions/{closed}").raise_for_status()
@@ -69,6 +71,8 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
         expect(table).not_to_contain_text("closed")
         expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("20")
         expect(table).not_to_contain_text("was idle")
+        expect(table.get_by_role("alert")).to_have_count(0)
+        expect(page.get_by_role("button", name="Park kept")).to_be_enabled()
         page.goto("about:blank")
 
 
@@ -105,6 +109,12 @@ def test_a_session_of_another_tenant_is_not_there(open_page: OpenPage, tmp_path:
         expect(page.get_by_role("main")).to_contain_text("No session is open.")
         expect(page.get_by_role("main")).not_to_contain_text("secret")
         page.goto("about:blank")
+
+
+def test_one_session_is_one_session(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    open_session(http)
+    page = open_page(f"{page_server}/#/sessions/gone")
+    expect(page.get_by_role("link", name="See all 1 session", exact=True)).to_be_visible()
 
 
 def test_keys_are_told_by_a_question_mark(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:

@@ -1,6 +1,6 @@
 // The frame around every screen.
 import { useEffect, useRef } from "preact/hooks";
-import { shortId } from "../lib/format.js";
+import { counted, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { ModelScreen } from "../model/screen.js";
 import { SessionScreen } from "../session/screen.js";
@@ -52,7 +52,7 @@ function Screen() {
 
 function Gone({ id }) {
   return html`<${Empty} title="There is no such session">
-    ${id} is closed, or another tenant's. <a href="#/">See all ${ids.value.length} sessions</a>.
+    ${id} is closed, or another tenant's. <a href="#/">See all ${counted(ids.value.length, "session")}</a>.
   <//>`;
 }
 

@@ -106,3 +106,5 @@ def test_the_last_minutes_are_told_in_words_too(open_page: OpenPage, page_server
     expect(
         charts.get_by_role("img", name=re.compile("^Moves .* to host: .* copies have run at .* MiB"))
     ).to_be_visible()
+    moves = charts.get_by_role("figure").filter(has_text="Moves").get_by_role("img")
+    expect(moves.locator("text").first).to_have_text("0 MiB/s")

@@ -66,6 +66,27 @@ def test_one_click_shows_who_holds_the_most(open_page: OpenPage, page_server: st
     expect(rows(page).first).to_have_attribute("data-id", by_size[1])
 
 
+def test_a_copy_makes_no_session_the_biggest(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    large, exported = (open_session(http, tokens=tokens) for tokens in (200, 160))
+    http.get(f"/v1/sessions/{exported}/export").raise_for_status()
+    wait_until(http, exported, lambda view: view["kv"]["device_bytes"] == view["kv"]["host_bytes"] > 0)
+    page = open_page(page_server)
+    expect(rows(page)).to_have_count(2)
+    page.get_by_role("button", name="Biggest first").click()
+    expect(rows(page).first).to_have_attribute("data-id", large)
+    expect(page.get_by_role("group", name="Board").locator("..")).to_contain_text("once in a lane's figures")
+
+
+def test_every_column_is_whole_in_a_window_of_1280_pixels(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    session = open_session(http, tokens=40)
+    page = open_page(page_server)
+    expect(row(page, session)).to_be_visible()
+    table = page.get_by_role("region", name="Table of sessions")
+    assert table.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+
+
 def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
     session = open_session(http, tokens=40, name="worker")
     page = open_page(page_server)
@@ -110,6 +131,9 @@ def test_an_operator_sees_all_tenants_and_parks_only_its_own(
         page = open_page(url, refusals=True)
         page.get_by_label("API key").fill("ops")
         page.get_by_label("API key").press("Enter")
+        with httpx.Client(base_url=url, headers={"Authorization": "Bearer ops"}) as ops:
+            own = open_session(ops, agent="mine")
+        expect(row(page, own).locator(".tag")).to_have_text(["agent: mine", "tenant ops"])
         expect(row(page, session)).to_contain_text("tenant acme")
         expect(row(page, session)).not_to_contain_text("secret")
         expect(page.get_by_role("region", name="Table of tenants")).to_contain_text(re.compile("acme.*48 KiB"))

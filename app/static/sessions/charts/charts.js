@@ -69,13 +69,12 @@ function MovesChart({ height }) {
     .map(({ name, text, about }, index) => `${name}: ${text} MiB/s now, at most ${perSecond(peak(rates[index]))}; ${about}`)
     .join(". ")}.`;
   return html`<${ChartPanel} title="Moves" unit="MiB/s now, of the limit measured" lines=${lines}>
-    <${Chart} data=${data} height=${height} label=${label} format=${axisRate} steps=${BINARY} most=${(max) => Math.max(1.15 * max, MIB / 16)} series=${WAYS} />
+    <${Chart} data=${data} height=${height} label=${label} format=${perSecond} steps=${BINARY} most=${(max) => Math.max(1.15 * max, MIB / 16)} series=${WAYS} />
   <//>`;
 }
 
 /** In MiB/s, whatever the size: rates are for comparing. */
 const perSecond = (count) => `${inMib(count)} MiB/s`;
-const axisRate = (count) => `${inMib(count)} MiB`;
 
 function inMib(count) {
   const mib = count / MIB;

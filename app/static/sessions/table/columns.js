@@ -4,28 +4,27 @@ import { bytes, coarse, milliseconds, number, shortId, waits } from "../../lib/f
 import { html } from "../../lib/html.js";
 import { linkTo } from "../../state/route.js";
 import { stateWord } from "../../state/sessions.js";
-import { bytesIn, bytesOf, lookOf, tagsOf } from "../looks.js";
+import { bytesIn, lookOf, tagsOf } from "../looks.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
 /** `by` is what a column is sorted by; `width` is in pixels. */
 export const COLUMNS = [
-  { title: "Session", by: "id", width: 92, cell: (view) => html`<a class="mono" href=${linkTo(view.id)} title=${view.id}>${shortId(view.id)}</a>` },
-  { title: "Tags", width: 150, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "Session", by: "id", width: 76, cell: (view) => html`<a class="mono" href=${linkTo(view.id)} title=${view.id}>${shortId(view.id)}</a>` },
+  { title: "Tags", width: 140, cell: (view) => html`<${Tags} view=${view} />` },
   { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${stateWord(view)}` },
-  { title: "Phase", by: "phase", width: 78, cell: (view) => view.phase },
+  { title: "Phase", by: "phase", width: 72, cell: (view) => view.phase },
   { title: "Tokens", by: "tokens", width: 76, isNumber: true, cell: (view) => number(view.tokens) },
-  { title: "KV", about: "in all tiers; a copy counts too, because it takes room", by: "bytes", width: 82, isNumber: true, cell: (view) => size(bytesOf(view)) },
-  { title: "Device", by: "device", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "device")) },
-  { title: "Host", by: "host", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "host")) },
-  { title: "Disk", by: "disk", width: 82, isNumber: true, cell: (view) => size(bytesIn(view, "disk")) },
-  { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 176, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
-  { title: "Created", by: "created", width: 92, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
-  { title: "Expires", by: "expires", width: 88, isNumber: true, cell: (view) => html`<${Expires} at=${view.expires_at} />` },
+  { title: "Device", by: "device", width: 76, isNumber: true, cell: (view) => size(bytesIn(view, "device")) },
+  { title: "Host", by: "host", width: 76, isNumber: true, cell: (view) => size(bytesIn(view, "host")) },
+  { title: "Disk", by: "disk", width: 76, isNumber: true, cell: (view) => size(bytesIn(view, "disk")) },
+  { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 164, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
+  { title: "Created", by: "created", width: 84, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
+  { title: "Expires", by: "expires", width: 82, isNumber: true, cell: (view) => html`<${Expires} at=${view.expires_at} />` },
 ];
 
 function Tags({ view }) {
-  const tags = [...(view.tenant === null ? [] : [`tenant ${view.tenant}`]), ...tagsOf(view)];
+  const tags = [...tagsOf(view), ...(view.tenant === null ? [] : [`tenant ${view.tenant}`])];
   return html`<span title=${tags.join("\n")}>${tags.map((tag) => html`<span class="tag">${tag}</span>`)}</span>`;
 }
 
