@@ -69,7 +69,9 @@ class Feed:
             channel.publish("turn", _json(TurnNews(time=time.time(), session_id=session.id, status="begun")))
 
     def armed(self, session: Session) -> None:
-        """Tell which breakpoints a session has from now on."""
+        """Tell which breakpoints a session has from now on, after what is still to tell of it: they go in a turn."""
+        if self._changed.pop(session.id, None) is not None:
+            self._tell_session(session, "changed")
         for _, channel in self._readers(session) if session.state is not SessionState.CLOSED else ():
             news = BreakpointsNews(time=time.time(), session_id=session.id, armed=list(session.breakpoints))
             channel.publish("breakpoints", _json(news))
