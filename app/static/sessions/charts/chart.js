@@ -4,7 +4,7 @@ import { html } from "../../lib/html.js";
 import { pathOf } from "../../lib/paths.js";
 import { KEPT } from "../../state/memory.js";
 
-const [LEFT, RIGHT, TOP, BOTTOM] = [62, 14, 6, 20];
+const [LEFT, RIGHT, TOP, BOTTOM] = [74, 14, 6, 20];
 /** Pixels between two rules, at least. */
 const SPACE = 22;
 /** Steps of an axis of bytes, and of one of whole numbers. */
