@@ -20,7 +20,7 @@ FOLLOWED = {
     "docs/install.md": ["djinn ", "torch "],
     "docs/loadgen.md": ["turns completed", "held", "recompute", "events a second"],
     "docs/models.md": [],
-    "docs/openai.md": ["response.completed", '"phase":"io_wait"'],
+    "docs/openai.md": ["response.output_item.done", '"phase":"io_wait"'],
     "docs/operating.md": [" session"],
     "docs/sessions.md": ['"cached_tokens"', '"has_more"'],
     "docs/tutorials/agents-that-wait.md": [
