@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -57,6 +58,10 @@ class Engine(Protocol):
 
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `deliver`."""
+        ...
+
+    def give(self, connection: socket.socket) -> int:
+        """Take over a connection to another server; returns the number that commands know it by. Raises `OSError`."""
         ...
 
     def run(self, deliver: Deliver) -> None:

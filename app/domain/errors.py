@@ -15,6 +15,8 @@ class DjinnError(Exception):
     code: ClassVar[str] = "internal_error"
     retry_after_s: int | None = None
     """When the client should ask again; None: nothing is known of that."""
+    headers: Mapping[str, str] = {}
+    """What the answer's header says of it, beside that."""
 
     def __init_subclass__(cls, *, status: int | None = None, code: str | None = None, **others: Any) -> None:
         """A kind of error has its base's status and code unless it is given its own."""
@@ -108,6 +110,61 @@ class DeadlyTurn(FieldOutOfRange, code="deadly_turn"):
 
 class BeyondTenantLimit(FieldOutOfRange, code="beyond_tenant_limit"):
     """One call asks for more than its tenant may ever have. A client that repeats it does so in vain."""
+
+
+class NoCluster(DjinnError, status=409, code="no_cluster"):
+    """The server knows of no others."""
+
+
+class UnknownReplica(FieldOutOfRange, code="unknown_replica"):
+    """No server of the cluster has that name."""
+
+
+class AlreadyThere(DjinnError, status=409, code="already_there"):
+    """The session is at home where it was to move."""
+
+
+class Moving(WrongState, code="moving"):
+    """The session is on its way to another server. Nothing of the request was done; carries Retry-After."""
+
+    retry_after_s = 1
+
+
+class Moved(DjinnError, status=421, code="moved"):
+    """The session is at home on another server, which the header `Djinn-Home` names: there the same request can be
+    made. Nothing of it was done.
+    """
+
+    def __init__(self, message: str, *, home: str) -> None:
+        """`home` is the name of the server, and its URL if it is known."""
+        super().__init__(message)
+        self.headers = {"Djinn-Home": home}
+
+
+class PeerAway(DjinnError, status=503, code="peer_away"):
+    """The other server does not answer. The session stays; carries Retry-After."""
+
+    retry_after_s = 5
+
+
+class PeerFull(DjinnError, status=503, code="peer_full"):
+    """The other server has no room for the session, which stays; carries Retry-After."""
+
+    retry_after_s = 5
+
+
+class PeerMismatch(DjinnError, status=409, code="peer_mismatch"):
+    """The other server runs another model, or another version, or has other tenants. The session stays."""
+
+
+class PeerStranger(DjinnError, status=502, code="peer_stranger"):
+    """One of the two servers has not the key of the cluster, or another. The session stays."""
+
+
+class MoveUnsettled(DjinnError, status=503, code="move_unsettled"):
+    """The other server may have taken the session or not: it is asked until it answers. Till then nobody has it."""
+
+    retry_after_s = 5
 
 
 class BadExport(FieldOutOfRange, code="bad_export"):

@@ -1,4 +1,4 @@
-"""`python -m app.engine_process DESCRIPTOR`: an engine at the other end of a server's socket pair."""
+"""`python -m app.engine_process FRAMES SOCKETS`: an engine at the other end of two socket pairs of a server."""
 
 import os
 import signal
@@ -14,7 +14,8 @@ def main() -> int:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     try:
-        return serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
+        frames, sockets = (socket.socket(fileno=int(each)) for each in sys.argv[1:])
+        return serve(Channel(frames), sockets)
     except Closed:
         return ORPHANED
 

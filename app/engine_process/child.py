@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from app.engine_process.channel import Channel
+from app.machine.handover import send_socket
 
 PRIVATE = "DJINN_"
 """Variables of the environment that begin so are settings of the server, keys among them."""
@@ -26,19 +27,23 @@ class Child:
     def __init__(self) -> None:
         """Start the process. Raises `OSError` if the machine has no room for one."""
         ours, theirs = socket.socketpair()
+        self._sockets, their_sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sockets.setblocking(False)  # an engine that reads nothing must not hold up the event loop
         environment = LARGE_PAGES | {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
-        with theirs:
+        descriptors = [theirs.fileno(), their_sockets.fileno()]
+        with theirs, their_sockets:
             try:
                 self._process = subprocess.Popen(
                     # -P: a folder that somebody works in may have an `app` of its own.
-                    [sys.executable, "-P", "-m", "app.engine_process", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
+                    [sys.executable, "-P", "-m", "app.engine_process", *map(str, descriptors)],
+                    pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # a server's own stdout has one line, for whoever waits for it
                     env=environment,
                 )
             except OSError:
                 ours.close()
+                self._sockets.close()
                 raise
         self.channel = Channel(ours)
 
@@ -46,6 +51,14 @@ class Child:
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
+
+    def give(self, number: int, connection: socket.socket) -> None:
+        """Send a connection to another server over, to be known by that number there; this process closes its own.
+
+        Raises `OSError`.
+        """
+        with connection:
+            send_socket(self._sockets, number, connection)
 
     def wait(self) -> str:
         """Wait until the process has ended, which it is made to in the end. Returns how."""
@@ -55,6 +68,7 @@ class Child:
             self.kill()
             status = self._process.wait()
         self.channel.close()
+        self._sockets.close()
         if status < 0:
             return f"its process was ended by {signal.Signals(-status).name}"
         return f"its process ended with status {status}"

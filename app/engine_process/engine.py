@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -55,6 +57,8 @@ class EngineProcess:
         self._reason = ""
         """What the process said of its own end."""
         self._deaths = Deaths()
+        self._connections = itertools.count()
+        """Numbers of those to other servers."""
         self.grammars = RemoteGrammars(self._send)
 
     @property
@@ -83,6 +87,12 @@ class EngineProcess:
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `deliver`, unless the process dies before."""
         self._send(command)
+
+    def give(self, connection: socket.socket) -> int:
+        """See `app.bridge.executor.Engine`."""
+        number = next(self._connections)
+        self._child.give(number, connection)
+        return number
 
     def run(self, deliver: Deliver) -> None:
         """Deliver events until `stop`, on the calling thread. Raises `EngineError` if no engine can be started, or if

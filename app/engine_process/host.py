@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from app.engine_process.codec import decode, encode, encode_events
 from app.engine_process.frames import Beat, Compile, Compiled, Dying, Load, Loaded, NotLoaded, Prepare, Release, Stop
 from app.engine_process.loading import disk_room, find_model
 from app.logs.formats import configure
+from app.machine.handover import receive_sockets
 from app.messages import Command, Done, Event, Failed
 
 if TYPE_CHECKING:
@@ -32,8 +35,11 @@ FAILED, ORPHANED = 1, 3
 """Exit statuses: the engine has failed; the server is gone."""
 
 
-def serve(channel: Channel) -> int:
-    """Load the model that the first frame names, and run its engine until `Stop`. Returns the exit status."""
+def serve(channel: Channel, sockets: socket.socket) -> int:
+    """Load the model that the first frame names, and run its engine until `Stop`. Returns the exit status.
+
+    Connections to other servers come by `sockets`.
+    """
     threading.Thread(target=_end_with_server, args=(channel,), name="djinn-orphan", daemon=True).start()
     gc.disable()  # a million objects are made until the engine runs, and hardly any garbage
     began = time.perf_counter()
@@ -49,7 +55,7 @@ def serve(channel: Channel) -> int:
         channel.send(encode(NotLoaded(error)))
         channel.drain(FLUSH_S)
         return FAILED
-    host = _Host(channel, engine)
+    host = _Host(channel, sockets, engine)
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -82,8 +88,9 @@ def _first(channel: Channel) -> Load:
 class _Host:
     """The threads around a running engine."""
 
-    def __init__(self, channel: Channel, engine: Engine) -> None:
+    def __init__(self, channel: Channel, sockets: socket.socket, engine: Engine) -> None:
         self._channel = channel
+        self._sockets = sockets
         self._engine = engine
         self._grammars: dict[int, Future[CompiledGrammar]] = {}
         """Those that the server waits for or holds."""
@@ -91,7 +98,7 @@ class _Host:
     def start(self) -> None:
         """Say that the engine takes commands, and take them."""
         self._channel.send(encode(Loaded(self._engine.info)))
-        for work in (self._receive, self._beat):
+        for work in (self._receive, self._receive_sockets, self._beat):
             threading.Thread(target=work, name="djinn-host", daemon=True).start()
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -124,6 +131,10 @@ class _Host:
         except Exception:
             logger.exception("a frame of the server could not be read")
             os._exit(FAILED)
+
+    def _receive_sockets(self) -> None:
+        with contextlib.suppress(OSError):  # `_receive` tells of the end
+            receive_sockets(self._sockets, self._engine.connections)
 
     def _take(self, data: bytes | bytearray) -> bool:
         """Whether more frames may follow."""

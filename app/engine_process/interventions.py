@@ -11,7 +11,7 @@ import msgspec
 from app.domain.activations import PausedTurn
 from app.domain.breakpoints import ALL, Edit, EditOp, Intervention, Positions, TensorData
 from app.domain.positions import Run
-from app.messages import Open, Reinstate, TurnFinished
+from app.messages import Open, ReceiveKV, Reinstate, TurnFinished
 
 T = TypeVar("T")
 Interventions = tuple[Intervention, ...]
@@ -28,7 +28,7 @@ def take_out(value: T) -> tuple[T, Sent | None]:
         paused = value.paused
         bare = replace(value, interventions=(), paused=None if paused is None else replace(paused, interventions=()))
         return bare, pack(value.interventions, () if paused is None else paused.interventions)
-    if isinstance(value, Open | PausedTurn | TurnFinished) and value.interventions:
+    if isinstance(value, Open | PausedTurn | ReceiveKV | TurnFinished) and value.interventions:
         return replace(value, interventions=()), pack(value.interventions)
     return value, None
 
@@ -40,7 +40,7 @@ def put_back(value: T, plain: Any) -> T:
         [second] = others
         paused = None if value.paused is None else replace(value.paused, interventions=second)
         return replace(value, interventions=first, paused=paused)
-    assert isinstance(value, Open | PausedTurn | TurnFinished)
+    assert isinstance(value, Open | PausedTurn | ReceiveKV | TurnFinished)
     return replace(value, interventions=first)
 
 

@@ -1,6 +1,8 @@
 """The engine thread: take commands, plan a step, run it, sample, emit events."""
 
+import itertools
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -64,7 +66,11 @@ class Engine:
         self._mover = mover
         self._loans = loans
         self._close = close
+        self.connections = mover.connections
+        """Those to other servers, by the number that commands know each by. Any thread may use it."""
         self._messages = MessageQueue()
+        self._numbers = itertools.count()
+        """Of those that `give` has taken."""
         self._step: LaunchedStep | None = None
         """The step that the device runs."""
         self._overlapped: LaunchedStep | None = None
@@ -79,6 +85,14 @@ class Engine:
     def send(self, command: Command) -> None:
         """Queue a command; its answer comes through `run`'s `deliver`."""
         self._messages.put(command)
+
+    def give(self, connection: socket.socket) -> int:
+        """Take over a connection to another server; returns the number that commands know it by. Any thread may call
+        it.
+        """
+        number = next(self._numbers)
+        self.connections.put(number, connection)
+        return number
 
     def stop(self) -> None:
         """Make `run` return after the launched steps; turns that go on fail as `Draining`."""

@@ -6,7 +6,7 @@ turn. A turn that is cancelled while it is paused ends once more, with `TurnFini
 paused under. Nothing is dropped in silence.
 """
 
-from app.messages.answers import ExportedKV, ImportedKV, KeptKV
+from app.messages.answers import ExportedKV, ImportedKV, KeptKV, ReceivedKV, SentKV
 from app.messages.checkpoint_commands import (
     Arm,
     BreakpointCommand,
@@ -43,7 +43,19 @@ from app.messages.events import (
     TurnFinished,
 )
 from app.messages.server_commands import FreeDisk, Inspect, KeepKV, Restored
-from app.messages.session_commands import Close, Export, Fork, FreeHost, Import, Open, Rewind, SessionCommand, SetPhase
+from app.messages.session_commands import (
+    Close,
+    Export,
+    Fork,
+    FreeHost,
+    Import,
+    Open,
+    ReceiveKV,
+    Rewind,
+    SendKV,
+    SessionCommand,
+    SetPhase,
+)
 from app.messages.turn_commands import Cancel, Resume, Submit, TurnCommand
 
 Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | Restored | Inspect | FreeDisk | KeepKV
@@ -86,11 +98,15 @@ __all__ = [
     "ReadCheckpoint",
     "ReadNorms",
     "ReadPaused",
+    "ReceiveKV",
+    "ReceivedKV",
     "Reinstate",
     "Replacement",
     "Restored",
     "Resume",
     "Rewind",
+    "SendKV",
+    "SentKV",
     "SessionCommand",
     "SetPhase",
     "Spent",

@@ -28,3 +28,19 @@ class KeptKV:
     tokens: int
     lost: int
     lost_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentKV:
+    """A session's history of `tokens` has been sent, with the KV of the first `computed_tokens`, in so many bytes."""
+
+    tokens: int
+    computed_tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedKV:
+    """A session has come, with the KV of its first `computed_tokens`."""
+
+    computed_tokens: int

@@ -108,4 +108,38 @@ class Import:
     tenant: str = ""
 
 
-SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import
+@dataclass(frozen=True, slots=True)
+class SendKV:
+    """Send the session's history and KV to another server's engine, over a connection that the engine has been given
+    under the number `connection`. Answered by `Done(SentKV)` when all of it has been written to the connection.
+
+    The session stays as it is. KV that cannot be brought to the host is left out. Fails as `WrongState` while a turn
+    runs, or if the session has captures: they do not travel.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveKV:
+    """Open the session with the history `token_ids`, and with the KV that `SendKV` of another server's engine sends
+    over the connection of that number. Answered by `Done(ReceivedKV)` when all of it has come.
+
+    The KV goes to host memory, or to disk if the host has no room. Fails as `PeerFull` if neither has, as
+    `PeerMismatch` if it is not of this model, as `EngineError` if the connection ends early: then there is no such
+    session. The other fields are as in `Open`. `interventions` are those that the KV was computed with.
+    """
+
+    ticket: Ticket
+    session: SessionId
+    connection: int
+    tenant: str
+    residency: Residency
+    token_ids: tuple[int, ...]
+    interventions: tuple[Intervention, ...]
+    namespace: str | None
+
+
+SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV

@@ -36,7 +36,7 @@ FROM_STATUS: dict[int, type[DjinnError]] = {
 
 def error_response(error: DjinnError, scope: Mapping[str, Any]) -> Response:
     """The answer to the request of an ASGI `scope`, which failed with `error`."""
-    headers = {}
+    headers = dict(error.headers)
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, Unauthenticated):

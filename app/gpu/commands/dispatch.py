@@ -1,14 +1,16 @@
 """Dispatching each command to the code that carries it out, and answering it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import assert_never
 
 from app.gpu.commands.activation_maps import open_map, read_norms
 from app.gpu.commands.checkpoint_reads import read_activation, read_captures, read_paused
 from app.gpu.commands.checkpoint_writes import edit_checkpoint, write_checkpoint
 from app.gpu.commands.checkpoints import CheckpointHandler, arm, disarm
+from app.gpu.commands.host_bound import HostBound
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.kept_kv import KVKeeper
+from app.gpu.commands.peer_kv import PeerKV
 from app.gpu.commands.saved_files import FilesFound, SavedFiles
 from app.gpu.commands.session_files import SessionFiles
 from app.gpu.commands.sessions import SessionHandler
@@ -45,10 +47,12 @@ from app.messages import (
     ReadCheckpoint,
     ReadNorms,
     ReadPaused,
+    ReceiveKV,
     Reinstate,
     Restored,
     Resume,
     Rewind,
+    SendKV,
     SetPhase,
     Submit,
     WriteCheckpoint,
@@ -67,7 +71,9 @@ class CommandHandler:
         *,
         inspector: Inspector,
         files: FilesFound,
+        discard: Callable[[int], None],
     ) -> None:
+        """`discard` closes the connection of that number, which nothing is sent over."""
         self._placement = scheduler.placement
         self._phases = phases
         self._saved = SavedFiles(scheduler.placement, files)
@@ -75,7 +81,9 @@ class CommandHandler:
         self._turns = TurnHandler(scheduler, phases, turns)
         self._checkpoints = checkpoints
         self._inspector = inspector
-        self._session_files = SessionFiles(scheduler.placement, turns.max_model_len)
+        self._host_bound = HostBound(scheduler.placement)
+        self._session_files = SessionFiles(scheduler.placement, self._host_bound, turns.max_model_len)
+        self._peer_kv = PeerKV(scheduler.placement, self._host_bound, self._sessions, discard)
         self.keeper = KVKeeper(scheduler.placement, phases)
 
     @property
@@ -100,6 +108,10 @@ class CommandHandler:
                 return self._session_files.export(sessions.find_resting(command.session), command)
             case Import():
                 return self._session_files.import_(command)
+            case SendKV():
+                return self._peer_kv.send(command)
+            case ReceiveKV():
+                return self._peer_kv.receive(command)
             case KeepKV():
                 found = (sessions.find(each) for each in command.sessions if each in sessions)
                 self.keeper.begin(command.ticket, found, command.within_s)
@@ -168,5 +180,7 @@ class CommandHandler:
             events, imported = self._session_files.finish(move, report)
             if imported is not None:
                 self._sessions.add(imported)
-        self._session_files.continue_exports(move.session)
-        return events
+        if move.kind in (MoveKind.SEND, MoveKind.RECEIVE):
+            events = self._peer_kv.finish(move, report)
+        self._host_bound.go_on()
+        return [*events, *self._peer_kv.go_on()]

@@ -1,7 +1,7 @@
 """Exporting sessions to files and importing them."""
 
 from app.domain.errors import BadExport, DiskShort, DjinnError, EngineError
-from app.domain.values import SessionId, Tier
+from app.gpu.commands.host_bound import HostBound
 from app.gpu.commands.sessions import namespace_hash
 from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv_tiers.placement import Placement
@@ -12,18 +12,22 @@ from app.messages import Done, Event, Export, ExportedKV, Failed, Import, Import
 class SessionFiles:
     """Exports and imports under way. An export first brings the KV to the host, if there is room for it."""
 
-    def __init__(self, placement: Placement, max_model_len: int) -> None:
+    def __init__(self, placement: Placement, host_bound: HostBound, max_model_len: int) -> None:
         self._placement = placement
         self._tiers = placement.tiers
+        self._host_bound = host_bound
         self._max_model_len = max_model_len
-        self._waiting: dict[SessionId, list[tuple[Export, TokenSequence]]] = {}
         self._writing: dict[int, Export] = {}
         self._reading: dict[int, tuple[Import, TokenSequence]] = {}
 
     def export(self, sequence: TokenSequence, command: Export) -> list[Event]:
         """Begin to write the session's file; `finish` answers."""
-        self._waiting.setdefault(command.session, []).append((command, sequence))
-        self.continue_exports(command.session)
+
+        def write() -> None:
+            move = self._tiers.files.export(sequence, command.path, command.about)
+            self._writing[move.number] = command
+
+        self._host_bound.then(sequence, write)
         return []
 
     def import_(self, command: Import) -> list[Event]:
@@ -32,15 +36,6 @@ class SessionFiles:
         move = self._tiers.files.import_file(sequence, command.path, max_tokens=self._max_model_len)
         self._reading[move.number] = command, sequence
         return []
-
-    def continue_exports(self, session: SessionId) -> None:
-        """Write the exports of a session if its KV has come to the host, or will not come."""
-        for command, sequence in self._waiting.pop(session, []):
-            if self._bring_to_host(sequence):
-                move = self._tiers.files.export(sequence, command.path, command.about)
-                self._writing[move.number] = command
-            else:
-                self._waiting.setdefault(session, []).append((command, sequence))
 
     def finish(self, move: Move, report: Moved) -> tuple[list[Event], TokenSequence | None]:
         """Answer the command whose move has ended; a valid import also returns its sequence."""
@@ -59,18 +54,6 @@ class SessionFiles:
         self._placement.lower.adopt(sequence, report.computed, blocks)
         found = ImportedKV(report.token_ids, report.about_at, report.about_bytes)
         return [Done(asked.ticket, found)], sequence
-
-    def _bring_to_host(self, sequence: TokenSequence) -> bool:
-        """Whether the host has as much of the session's KV as it can get; if not, copies are on their way."""
-        if sequence.busy:
-            return True
-        if sequence.tier is Tier.DISK:
-            return not self._tiers.files.load(sequence)
-        if sequence.tier is Tier.DEVICE and len(sequence.host_blocks) < len(sequence.blocks):
-            end = self._tiers.cache.pool.blocks_for(sequence.computed)
-            copying = self._tiers.copy_out(sequence, end) and sequence.outgoing is not None
-            return not copying
-        return sequence.moving in (None, Tier.TO_DISK)
 
 
 def _failure(report: Moved) -> DjinnError:

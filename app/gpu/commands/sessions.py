@@ -74,6 +74,15 @@ class SessionHandler:
         self._placement.end_turn(sequence)
         self._sequences[sequence.session] = sequence
 
+    def require_place(self, session: SessionId, *, guaranteed: bool) -> None:
+        """Raise `WrongState` if the session is here already, and what `open` raises if its residency cannot be
+        guaranteed.
+        """
+        if session in self._sequences:
+            raise WrongState(f"session {session} is here already")
+        if guaranteed:
+            self._check_reserve()
+
     def set_phase(self, command: SetPhase) -> None:
         """Note what the client says of its session. Raises `NotFound`, `WrongState`."""
         sequence = self.find_resting(command.session)

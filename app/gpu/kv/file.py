@@ -71,13 +71,13 @@ def _write(file: io.BufferedWriter, header: KVFileHeader, blocks: Iterable[memor
     block_size = header.identity.layout.block_size
     for index, block in enumerate(blocks):
         used = max(0, header.computed_tokens - index * block_size)
-        content = block if used >= block_size else _zero_after(block, used, header.identity.layout)
+        content = block if used >= block_size else zero_after(block, used, header.identity.layout)
         size += file.write(content)
         digest.update(content)
     return size + file.write(digest.digest())
 
 
-def _zero_after(block: memoryview, used: int, layout: KVLayout) -> bytearray:
+def zero_after(block: memoryview, used: int, layout: KVLayout) -> bytearray:
     """A copy of the block with the KV of its first `used` tokens only."""
     content = bytearray(block)
     head_bytes = layout.block_bytes // (layout.layers * 2 * layout.kv_heads)

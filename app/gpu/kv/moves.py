@@ -22,6 +22,10 @@ class MoveKind(StrEnum):
     """Host blocks to the file `path`."""
     IMPORT = "import"
     """The file `path`, checked, becomes the session's."""
+    SEND = "send"
+    """Host blocks to another server's engine."""
+    RECEIVE = "receive"
+    """From another server's engine to host blocks, or to the session's file."""
     DELETE = "delete"
     """The session's file goes."""
 
@@ -53,21 +57,26 @@ class Move:
     max_tokens: int = 0
     """Most that a file which is imported may have."""
     namespace: BlockHash = b""
+    connection: int = 0
+    """The number of the one to the other server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
     """A mover's report: the move has ended after `seconds` of copying; `error` says why nothing of it may be used, and
-    `disk_is_full` whether it is that.
+    `disk_is_full` whether it is that, `is_mismatch` whether it is of another model.
 
     `token_ids` and `computed` are what an imported file holds, and `about_bytes` from `about_at` on what it says.
+    `computed` is also what another server has sent, and `sent_bytes` what has been sent to one.
     """
 
     number: int
     seconds: float = 0.0
     error: str | None = None
     disk_is_full: bool = False
+    is_mismatch: bool = False
     token_ids: tuple[int, ...] = ()
     computed: int = 0
     about_at: int = 0
     about_bytes: int = 0
+    sent_bytes: int = 0

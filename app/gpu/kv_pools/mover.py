@@ -1,6 +1,7 @@
-"""Carrying out moves: workers each way between device and host, for the disk, and for clients' files.
+"""Carrying out moves: workers each way between device and host, for the disk, for clients' files, for other servers.
 
 A worker takes its orders in turn, blocks until the bytes have arrived, and reports. The engine goes on meanwhile.
+Each move to or from another server has a worker of its own: two that wait for each other must not stand in one queue.
 """
 
 import logging
@@ -13,14 +14,17 @@ from pathlib import Path
 from app.gpu.device.streams import Event
 from app.gpu.kv.disk import DiskStore
 from app.gpu.kv.file import read_kv_file, write_kv_file
-from app.gpu.kv.header import KVFileError, KVFileHeader, KVIdentity
+from app.gpu.kv.header import KVFileDamaged, KVFileError, KVFileHeader, KVFileMismatch, KVIdentity
 from app.gpu.kv.moves import Move, Moved, MoveKind
+from app.gpu.kv.stream import each_block, receive_into, receive_lead, send_kv
 from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.orders import Orders
 from app.machine.disk import is_full
+from app.machine.handover import SocketTable
 
 logger = logging.getLogger(__name__)
 
+_PEERS = (MoveKind.SEND, MoveKind.RECEIVE)
 _WORKERS = {MoveKind.OUT: "out", MoveKind.IN: "in", MoveKind.EXPORT: "files", MoveKind.IMPORT: "files"}
 
 
@@ -33,9 +37,14 @@ class KVMover:
         self._disk = disk
         self._queues = {name: Orders[Move, Event]() for name in ("out", "in", "disk", "files")}
         self._threads: list[threading.Thread] = []
+        self._with_peers = set[threading.Thread]()
+        self._report: Callable[[Moved], None] = lambda report: None
+        self.connections = SocketTable()
+        """Those to other servers that the engine has been given."""
 
     def start(self, report: Callable[[Moved], None]) -> None:
         """Start the workers; each end of a move is reported from the worker's thread."""
+        self._report = report
         for name, orders in self._queues.items():
             thread = threading.Thread(target=self._work, args=(orders, report), name=f"djinn-kv-{name}", daemon=True)
             thread.start()
@@ -45,17 +54,32 @@ class KVMover:
         """Finish what has been ordered and end the workers."""
         for orders in self._queues.values():
             orders.close()
-        for thread in self._threads:
+        for thread in (*self._threads, *self._with_peers):
             thread.join()
+        self.connections.close()
 
     def submit(self, moves: Iterable[Move]) -> None:
         """Take orders. What the engine has launched on the device until now comes before them."""
         for move in moves:
+            if move.kind in _PEERS:
+                self._begin(move, self.now())
+                continue
             self._queues[_WORKERS.get(move.kind, "disk")].put(move, self.now())
 
     def now(self) -> Event:
         """The point on the device that a move which is ordered now must come after."""
         return self._host.now()
+
+    def _begin(self, move: Move, ready: Event) -> None:
+        """Carry out a move on a thread of its own."""
+
+        def work() -> None:
+            self._report(self.carry_out(move, ready))
+            self._with_peers.discard(threading.current_thread())
+
+        thread = threading.Thread(target=work, name="djinn-kv-peer", daemon=True)
+        self._with_peers.add(thread)
+        thread.start()
 
     def _work(self, orders: Orders[Move, Event], report: Callable[[Moved], None]) -> None:
         while (order := orders.get()) is not None:
@@ -67,7 +91,7 @@ class KVMover:
         try:
             report = self._do(move, ready)
         except KVFileError as error:
-            report = Moved(move.number, error=str(error))
+            report = Moved(move.number, error=str(error), is_mismatch=isinstance(error, KVFileMismatch))
         except OSError as error:
             report = Moved(move.number, error=str(error), disk_is_full=is_full(error))
         except Exception as error:
@@ -93,7 +117,28 @@ class KVMover:
                 self._store.delete(move.session)
             case MoveKind.IMPORT:
                 done = self._import(move)
+            case MoveKind.SEND:
+                with self.connections.take(move.connection) as connection:
+                    sent = send_kv(connection, self._header(move), self._host.spans(move.source))
+                done = Moved(move.number, sent_bytes=sent)
+            case MoveKind.RECEIVE:
+                done = self._receive(move)
         return done
+
+    def _receive(self, move: Move) -> Moved:
+        """Fill the first of the target's blocks; without a target the KV goes to the session's file."""
+        layout = self._identity.layout
+        with self.connections.take(move.connection) as connection:
+            header = receive_lead(connection, self._identity, max_tokens=len(move.token_ids))
+            if tuple(header.token_ids) != move.token_ids:
+                raise KVFileDamaged("its history is not the one that the other server has told of")
+            if move.target or not header.blocks:
+                receive_into(connection, self._host.spans(move.target[: header.blocks]))
+            else:
+                kept = KVFileHeader(self._identity, move.token_ids, header.computed_tokens, move.namespace)
+                blocks = each_block(connection, header.blocks, layout.block_bytes)
+                self._store.write(move.session, kept, blocks)
+        return Moved(move.number, computed=header.computed_tokens)
 
     def _import(self, move: Move) -> Moved:
         """Take over a file; without a disk tier only its tokens."""

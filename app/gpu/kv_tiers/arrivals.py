@@ -13,8 +13,8 @@ class Arrivals:
         self._cache = cache
         self._block_bytes = block_bytes
 
-    def book(self, sequence: TokenSequence, move: Move, *, arrived: bool) -> bool:
-        """Account for the end of one move whose blocks are still held.
+    def book(self, sequence: TokenSequence, move: Move, *, arrived: bool, computed: int = 0) -> bool:
+        """Account for the end of one move whose blocks are still held. `computed` is what another server has sent.
 
         False if its result is useless: the session's file, or the KV of a move towards the device.
         """
@@ -27,6 +27,9 @@ class Arrivals:
                 return self._on_disk(sequence, move, arrived)
             case MoveKind.FROM_DISK if sequence.incoming is move:
                 return self._from_disk(sequence, move, arrived)
+            case MoveKind.RECEIVE if arrived and move.target:
+                sequence.computed = computed
+                self._keep_on_host(sequence, move)
         return True
 
     def _on_host(self, sequence: TokenSequence, move: Move, arrived: bool) -> None:
@@ -76,14 +79,18 @@ class Arrivals:
     def _from_disk(self, sequence: TokenSequence, move: Move, arrived: bool) -> bool:
         sequence.incoming = None
         if arrived and sequence.moving is Tier.TO_HOST:
-            host = self._cache.host
             sequence.moving = None
             if sequence.sent:
                 sequence.disk_tokens = 0  # the next file says whose KV it is
-            self._cache.hash_blocks(sequence)
-            kept = move.target[: host.blocks_for(sequence.computed)]
-            host.share(kept)
-            sequence.host_blocks = list(kept)
-            for block, block_hash in zip(kept, sequence.hashes, strict=False):
-                host.publish(block, block_hash)
+            self._keep_on_host(sequence, move)
         return arrived
+
+    def _keep_on_host(self, sequence: TokenSequence, move: Move) -> None:
+        """Give the sequence the KV of its computed tokens, which has come from outside this memory."""
+        host = self._cache.host
+        self._cache.hash_blocks(sequence)
+        kept = move.target[: host.blocks_for(sequence.computed)]
+        host.share(kept)
+        sequence.host_blocks = list(kept)
+        for block, block_hash in zip(kept, sequence.hashes, strict=False):
+            host.publish(block, block_hash)

@@ -1,4 +1,6 @@
-"""KV in files: each session's own file in the disk tier, and files that clients export and import."""
+"""KV that leaves memory or comes to it: each session's own file in the disk tier, files that clients export and import,
+sessions that move between servers.
+"""
 
 from app.domain.values import Tier
 from app.gpu.kv.blocks import BlockHash
@@ -81,6 +83,34 @@ class KVFiles:
     def import_file(self, sequence: TokenSequence, path: str, *, max_tokens: int) -> Move:
         """Make a client's file the file of a new session, if it is valid."""
         return self._ledger.order(sequence, MoveKind.IMPORT, path=path, max_tokens=max_tokens)
+
+    def send(self, sequence: TokenSequence, connection: int) -> Move:
+        """Send the history, and the KV of whole passes that the host has, to another server."""
+        host = self._cache.host
+        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
+        blocks = sequence.host_blocks[: host.blocks_for(computed)]
+        host.share(blocks)
+        return self._ledger.order(
+            sequence,
+            MoveKind.SEND,
+            source=tuple(blocks),
+            token_ids=tuple(sequence.tokens),
+            computed=computed,
+            connection=connection,
+        )
+
+    def receive(self, sequence: TokenSequence, connection: int, blocks: int) -> Move:
+        """Receive the KV of a new session from another server: into `blocks` host blocks, which are available, or into
+        the session's file if that is 0.
+        """
+        return self._ledger.order(
+            sequence,
+            MoveKind.RECEIVE,
+            target=tuple(self._cache.host.allocate(blocks)),
+            token_ids=tuple(sequence.tokens),
+            namespace=file_namespace(sequence, len(sequence.tokens)),
+            connection=connection,
+        )
 
     def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int) -> None:
         """Note that the session's file holds the KV of the first `computed` tokens, and that there is no other KV."""

@@ -106,7 +106,7 @@ class LowerTiers:
         clean = sequence.disk_tokens >= sequence.computed
         if not clean and self._clock() < self._writable_at:
             return False
-        if not clean and not self._make_disk_room(len(sequence.host_blocks), sequence, keep):
+        if not clean and not self.make_disk_room(len(sequence.host_blocks), sequence, keep):
             return False
         self.tiers.files.save(sequence)
         self._note_placed(sequence)
@@ -121,7 +121,7 @@ class LowerTiers:
         """
         if not computed:
             self.tiers.files.delete(sequence)
-        elif self._make_disk_room(file_blocks, sequence, ()):
+        elif self.make_disk_room(file_blocks, sequence, ()):
             self.tiers.files.adopt(sequence, computed, file_blocks)
             self._files[sequence.session] = sequence
         else:
@@ -144,7 +144,7 @@ class LowerTiers:
         """Delete files of `blocks` blocks, or all that may go: the disk has no room for them any more."""
         self._delete_files(self.disk_used - blocks, ())
 
-    def _make_disk_room(self, needed: int, for_sequence: TokenSequence, keep: Collection[TokenSequence]) -> bool:
+    def make_disk_room(self, needed: int, for_sequence: TokenSequence, keep: Collection[TokenSequence]) -> bool:
         """Whether a file of `needed` blocks for the sequence fits now, in place of its own."""
         if needed > self.disk_blocks:
             return False

@@ -127,7 +127,7 @@ class KVTiers:
     def complete(self, report: Moved) -> tuple[Move, TokenSequence]:
         """Account for a move that has ended or failed; returns it and its sequence."""
         move, sequence = self.ledger.find(report.number)
-        worth = self._arrivals.book(sequence, move, arrived=report.error is None)
+        worth = self._arrivals.book(sequence, move, arrived=report.error is None, computed=report.computed)
         self.ledger.close(move)
         if not worth and move.kind is MoveKind.TO_DISK:
             self.files.forget(sequence)

@@ -123,14 +123,24 @@ def build_engine(
     to_host = partial(HostTensor.of, streams=loaded.streams)
     checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match, activations)
     inspector = Inspector(scheduler, loaded.text, runner.counts, activations.use)
+    mover = KVMover(host, identity, disk)
+    handler = CommandHandler(
+        scheduler,
+        phases,
+        turns,
+        checkpoints,
+        inspector=inspector,
+        files=_find_files(disk),
+        discard=mover.connections.discard,
+    )
     return Engine(
         _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
         scheduler,
         phases,
         runner,
         turns,
-        CommandHandler(scheduler, phases, turns, checkpoints, inspector=inspector, files=_find_files(disk)),
-        KVMover(host, identity, disk),
+        handler,
+        mover,
         None if borrower is None else KVLoans(borrower, scheduler.placement, scheduler.headroom, pool.copy_blocks),
         grammars,
         progress,

@@ -107,7 +107,13 @@ class PlanningMachine(RuleBasedStateMachine):
         checkpoints = CheckpointHandler(self.placement, nobody_asks, nobody_asks, nobody_asks, activations)
         inspector = Inspector(self.scheduler, lambda: TextUse(0, 0), StepCounts, activations.use)
         self.handler = CommandHandler(
-            self.scheduler, self.phases, self.turns, checkpoints, inspector=inspector, files=FilesFound()
+            self.scheduler,
+            self.phases,
+            self.turns,
+            checkpoints,
+            inspector=inspector,
+            files=FilesFound(),
+            discard=nobody_asks,
         )
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))

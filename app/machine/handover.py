@@ -1,0 +1,74 @@
+"""Connected sockets on their way from one thread or process to another, which finds each by its number."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+WAIT_S = 5.0
+"""How long a socket may come behind the command that names it: the two go different ways."""
+
+
+class SocketTable:
+    """Sockets that nobody has taken yet. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[int, socket.socket] = {}
+        self._unwanted = set[int]()
+        self._came = threading.Condition()
+
+    def put(self, number: int, connection: socket.socket) -> None:
+        """Take in a socket."""
+        with self._came:
+            if number in self._unwanted:
+                self._unwanted.discard(number)
+                connection.close()
+                return
+            self._sockets[number] = connection
+            self._came.notify_all()
+
+    def discard(self, number: int) -> None:
+        """Close the socket, also if it has not come yet: nobody takes it."""
+        with self._came:
+            found = self._sockets.pop(number, None)
+            if found is None:
+                self._unwanted.add(number)
+            else:
+                found.close()
+
+    def take(self, number: int) -> socket.socket:
+        """The socket, which is the caller's from now on; waits for it. Raises `OSError` if it does not come."""
+        deadline = time.monotonic() + WAIT_S
+        with self._came:
+            while number not in self._sockets:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise OSError("the connection to the other server has not come")
+                self._came.wait(left)
+            return self._sockets.pop(number)
+
+    def close(self) -> None:
+        """Close those that nobody has taken."""
+        with self._came:
+            for connection in self._sockets.values():
+                connection.close()
+            self._sockets.clear()
+
+
+def send_socket(way: socket.socket, number: int, connection: socket.socket) -> None:
+    """Send the socket over one end of a pair of `SOCK_SEQPACKET`. The sender's own descriptor stays open.
+
+    Raises `OSError` if the other end is gone, or reads nothing.
+    """
+    socket.send_fds(way, [number.to_bytes(8, "little")], [connection.fileno()])
+
+
+def receive_sockets(way: socket.socket, table: SocketTable) -> None:
+    """Put what `send_socket` sends at the other end into the table, until that end is closed."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(way, 8, 1)
+        if not data:
+            return
+        for descriptor in descriptors:
+            table.put(int.from_bytes(data, "little"), socket.socket(fileno=descriptor))

@@ -1,0 +1,200 @@
+"""A session that one engine sends and another receives: the same tokens, its KV in place, or a reason why not."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
+from app.domain.errors import EngineError, NotFound, PeerFull, PeerMismatch, WrongState
+from app.domain.values import KVPolicy, Phase, Residency, SamplingParams, SessionId, Tier
+from app.messages import (
+    Arm,
+    Close,
+    Open,
+    ReceivedKV,
+    ReceiveKV,
+    Rewind,
+    SendKV,
+    SentKV,
+    SetPhase,
+)
+from app.model_store.resolve import ResolvedModel, resolve
+from tests.gpu.driving import GREEDY, Driver
+from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
+
+__all__ = ["model"]
+
+ID = SessionId("ses_a_1")
+DRAWN = SamplingParams(seed=7, temperature=1.0)
+PROMPT = prompt(3, 3 * BLOCK + 2)
+
+
+def make(model: ResolvedModel, host_blocks: int = 100, kv_dir: Path | None = None) -> Driver:
+    return Driver(make_engine(model, host_blocks=host_blocks, policy=KVPolicy.SIGNAL, kv_dir=kv_dir))
+
+
+def open_with_turn(driver: Driver, sampling: SamplingParams = GREEDY) -> list[int]:
+    """A session with a turn of 6 tokens; returns its history."""
+    driver.do(Open(driver.ticket(), ID, "t"))
+    turn = driver.submit(ID, PROMPT, 6, sampling)
+    driver.finish(turn)
+    return [*PROMPT, *driver.tokens(turn)]
+
+
+def go_on(driver: Driver, sampling: SamplingParams = GREEDY) -> tuple[list[int], int]:
+    """The tokens of the next turn, and how many had their KV."""
+    turn = driver.submit(ID, [9], 8, sampling)
+    driver.finish(turn)
+    return driver.tokens(turn), driver.end(turn).usage.cached_tokens
+
+
+def send(driver: Driver, way: socket.socket) -> SentKV:
+    sent = driver.do(SendKV(driver.ticket(), ID, driver.engine.give(way)))
+    assert isinstance(sent, SentKV)
+    return sent
+
+
+def receive(driver: Driver, way: socket.socket, history: list[int], **asked: object) -> ReceivedKV:
+    fields = {"tenant": "t", "residency": Residency.BEST_EFFORT, "interventions": (), "namespace": None, **asked}
+    command = ReceiveKV(driver.ticket(), ID, driver.engine.give(way), token_ids=tuple(history), **fields)  # type: ignore[arg-type]
+    received = driver.do(command)
+    assert isinstance(received, ReceivedKV)
+    return received
+
+
+def move(here: Driver, there: Driver, history: list[int], **asked: object) -> tuple[SentKV, ReceivedKV]:
+    """The streams of the tests fit into the buffer of a socket."""
+    out, into = tcp_pair()
+    sent = send(here, out)
+    return sent, receive(there, into, history, **asked)
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        out = socket.create_connection(server.getsockname())
+        return out, server.accept()[0]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST, Tier.DISK])
+def test_it_goes_on_as_if_it_had_stayed(
+    model: ResolvedModel, tmp_path: Path, sampling: SamplingParams, tier: Tier
+) -> None:
+    stayed, here, there = make(model), make(model, kv_dir=tmp_path), make(model)
+    open_with_turn(stayed, sampling)
+    history = open_with_turn(here, sampling)
+    if tier is not Tier.DEVICE:
+        here.do(SetPhase(here.ticket(), ID, Phase.IDLE if tier is Tier.DISK else Phase.IO_WAIT))
+        here.move()
+    here.take(here.engine._handler.placed())
+    assert here.places[ID].tier is tier
+    sent, received = move(here, there, history)
+    assert (sent.tokens, sent.computed_tokens) == (len(history), len(history) - 1)
+    assert received.computed_tokens == len(history) - 1
+    tokens, cached = go_on(there, sampling)
+    assert (tokens, cached) == go_on(stayed, sampling)
+    assert cached == len(history) - 1
+    assert go_on(here, sampling) == (tokens, cached), "the one that was sent is as it was"
+
+
+def test_without_room_on_the_host_it_goes_to_disk(model: ResolvedModel, tmp_path: Path) -> None:
+    here, there = make(model), make(model, host_blocks=2, kv_dir=tmp_path)
+    history = open_with_turn(here)
+    _, received = move(here, there, history)
+    assert received.computed_tokens == len(history) - 1
+    assert [path.name for path in tmp_path.iterdir()] == [f"{ID}.safetensors"]
+    there.do(Close(there.ticket(), ID))
+    there.move()
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_room_anywhere_it_is_refused(model: ResolvedModel) -> None:
+    here, there = make(model), make(model, host_blocks=2)
+    history = open_with_turn(here)
+    with pytest.raises(PeerFull, match="neither host memory nor the disk"):
+        move(here, there, history)
+    with pytest.raises(NotFound):
+        there.do(Rewind(there.ticket(), ID, 0))
+    assert go_on(here)[1] == len(history) - 1
+
+
+def test_another_model_is_refused(model: ResolvedModel, tmp_path: Path) -> None:
+    other = resolve("random:tiny-llama", cache_dir=tmp_path, seed=5)
+    here, there = make(model), make(other)
+    with pytest.raises(PeerMismatch, match="of the model"):
+        move(here, there, open_with_turn(here))
+
+
+def test_another_history_than_was_told_of_is_refused(model: ResolvedModel) -> None:
+    here, there = make(model), make(model)
+    history = open_with_turn(here)
+    with pytest.raises(EngineError, match="its history is not"):
+        move(here, there, [*history[:-1], history[-1] ^ 1])
+
+
+def test_what_does_not_come_whole_leaves_nothing(model: ResolvedModel) -> None:
+    here, there = make(model), make(model)
+    history = open_with_turn(here)
+    out, into = tcp_pair()
+    send(here, out)
+    with into:
+        whole = into.recv(1 << 20, socket.MSG_WAITALL)
+    free = there.placement.tiers.cache.host.available
+    for count in (0, 1, 8, 100, len(whole) - 1):
+        out, into = tcp_pair()
+        with out:
+            out.sendall(whole[:count])
+        with pytest.raises(EngineError, match="has not come"):
+            receive(there, into, history)
+        assert there.placement.tiers.cache.host.available == free
+    out, into = tcp_pair()
+    with out:
+        out.sendall(whole)
+    assert receive(there, into, history).computed_tokens == len(history) - 1
+
+
+def test_captures_stay_so_the_session_does(model: ResolvedModel) -> None:
+    here = make(model)
+    here.do(Open(here.ticket(), ID, "t"))
+    here.do(Arm(here.ticket(), ID, Breakpoint("bp_0", (0,), Action.CAPTURE, When())))
+    here.finish(here.submit(ID, PROMPT, 1))
+    out, into = tcp_pair()
+    with into:
+        with pytest.raises(WrongState, match="has captures"):
+            send(here, out)
+        assert into.recv(1) == b"", "the connection is closed"
+
+
+def test_steered_kv_stays_apart_where_it_goes(model: ResolvedModel) -> None:
+    here, there = make(model), make(model)
+    here.do(Open(here.ticket(), ID, "t"))
+    edit = Edit(EditOp.SCALE, factor=2.0)
+    here.do(Arm(here.ticket(), ID, Breakpoint("bp_0", (0,), Action.EDIT, When(), edits=(edit,))))
+    turn = here.submit(ID, PROMPT, 6)
+    here.finish(turn)
+    made = here.end(turn).interventions
+    assert made
+    move(here, there, [*PROMPT, *here.tokens(turn)], interventions=made)
+    plain = SessionId("plain")
+    for tenant, cached in (("t", 0), ("other", 0)):
+        there.do(Open(there.ticket(), plain, tenant))
+        asked = there.submit(plain, [*PROMPT, 1], 1)
+        there.finish(asked)
+        assert there.end(asked).usage.cached_tokens == cached
+        there.do(Close(there.ticket(), plain))
+
+
+def test_its_prefix_serves_others_of_its_tenant_only(model: ResolvedModel) -> None:
+    here, there = make(model), make(model)
+    move(here, there, open_with_turn(here))
+    found = []
+    for name in ("t", "other"):
+        session = SessionId(name)
+        there.do(Open(there.ticket(), session, name))
+        asked = there.submit(session, [*PROMPT, 1], 1)
+        there.finish(asked)
+        found.append(there.end(asked).usage.cached_tokens)
+    assert found == [3 * BLOCK, 0]
