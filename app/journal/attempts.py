@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from app.domain.breakpoints import Edit, TensorData
-from app.journal.records import Change, Entry, Key, ResponseRecord, WriteBatch
+from app.journal.records import Change, Departed, Entry, Key, ResponseRecord, WriteBatch
 from app.journal.store import SMALL_BYTES, JournalStore
 
 COPIES = 2
@@ -90,7 +90,7 @@ def bytes_of(entry: Entry) -> int:
             return len(entry.data)
         case ResponseRecord():
             return len(entry.body)
-        case None:
+        case Departed() | None:
             return 0
 
 

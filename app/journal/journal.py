@@ -13,6 +13,7 @@ from pathlib import Path
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import NotDurable
+from app.domain.homes import Home
 from app.domain.journal_state import JournalState
 from app.domain.values import ModelInfo, SessionId
 from app.journal.attempts import Outcome, attempt
@@ -81,6 +82,10 @@ class Journal:
     def load_responses(self) -> list[ResponseRecord]:
         """Every response. Call after `load`, before `start`. Raises like `load`."""
         return self._store.load_responses()
+
+    def load_homes(self) -> dict[SessionId, Home]:
+        """Sessions that have moved between servers. Call after `load`, before `start`. Raises like `load`."""
+        return self._store.load_homes()
 
     def start(self) -> None:
         """Start to write."""

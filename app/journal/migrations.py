@@ -21,6 +21,11 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "UPDATE session SET usage = json_set(usage, '$.last', NULL)",
     ),
     ("ALTER TABLE session ADD COLUMN namespace TEXT",),
+    (
+        "CREATE TABLE home (session TEXT PRIMARY KEY, state TEXT NOT NULL, epoch INTEGER NOT NULL, "
+        "seq INTEGER NOT NULL, peer TEXT NOT NULL, peer_seq INTEGER NOT NULL, owner TEXT) STRICT, WITHOUT ROWID",
+        "CREATE INDEX home_seq ON home (seq)",
+    ),
 )
 """The first makes format `OLDEST` one newer, and so on. A step never changes once it has been released."""
 FORMAT = OLDEST + len(STEPS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.domain.breakpoints import Breakpoint, TensorData
+from app.domain.homes import Home
 from app.domain.values import Phase, Residency, SessionId
 from app.journal.steering import InterventionChange
 
@@ -39,7 +40,7 @@ class SessionRecord:
 class Change:
     """The session is `record` now, and its history from `position` on is `token_ids`, whatever stood there before.
 
-    `breakpoints` and `interventions` are None if they are as they were.
+    `breakpoints` and `interventions` are None if they are as they were. `home` is None unless it moves.
     """
 
     record: SessionRecord
@@ -47,6 +48,7 @@ class Change:
     token_ids: bytes
     breakpoints: tuple[Breakpoint, ...] | None = None
     interventions: InterventionChange | None = None
+    home: Home | None = None
 
     def then(self, later: Change) -> Change:
         """This change and a later one of the same session, as one."""
@@ -58,7 +60,14 @@ class Change:
         if position > self.position:
             token_ids = self.token_ids[: (position - self.position) * TOKEN_BYTES] + token_ids
             position = self.position
-        return Change(later.record, position, token_ids, breakpoints, interventions)
+        return Change(later.record, position, token_ids, breakpoints, interventions, later.home or self.home)
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """The session is at home elsewhere: nothing of it is left here but this, or not even this."""
+
+    home: Home | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,7 @@ class ResponseRecord:
 
 
 Key = SessionId | VectorKey | ResponseKey
-Entry = Change | TensorData | ResponseRecord | None
+Entry = Change | Departed | TensorData | ResponseRecord | None
 """What is new about a session, a vector or a response; None: it is gone."""
 WriteBatch = dict[Key, Entry]
 """What is to be written."""
@@ -101,6 +110,11 @@ def describe(key: Key) -> str:
             return f"response {key.id}"
         case _:
             return f"session {key}"
+
+
+def moves(entry: Entry) -> bool:
+    """Whether it is about a session that goes to another server, or comes from one."""
+    return isinstance(entry, Departed) or (isinstance(entry, Change) and entry.home is not None)
 
 
 def add_to(batch: WriteBatch, key: Key, entry: Entry) -> None:

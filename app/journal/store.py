@@ -11,10 +11,11 @@ from typing import Any
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
+from app.domain.homes import Home
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
-from app.journal import breakpoint_tables, refusals, response_table
+from app.journal import breakpoint_tables, home_table, refusals, response_table
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
-from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, VectorKey, WriteBatch
+from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, VectorKey, WriteBatch, moves
 from app.journal.steering import Steering
 from app.journal.writing import COLUMNS, Refused, write_batch
 from app.machine.files import make_private
@@ -33,6 +34,7 @@ CREATE TABLE tokens (
 ) STRICT, WITHOUT ROWID;
 {breakpoint_tables.TABLES}
 {response_table.TABLE}
+{home_table.TABLE}
 CREATE TABLE proof (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
 PRAGMA user_version = {FORMAT};
 """
@@ -48,7 +50,8 @@ larger change may be the only one that does not fit.
 class JournalStore:
     """The file at `path`, which is made if it is not there. Used by one thread at a time.
 
-    Commits are written, not flushed (`synchronous=NORMAL` in WAL mode): the death of the process loses none of them.
+    Commits are written, not flushed (`synchronous=NORMAL` in WAL mode), but for those about sessions that move. The
+    death of the process loses none of them.
     After a power cut the last ones, which the system had not flushed yet, may be missing; what is there is whole.
     """
 
@@ -116,9 +119,24 @@ class JournalStore:
         except sqlite3.DatabaseError as error:
             raise refusals.unusable(self._path, error) from error
 
+    def load_homes(self) -> dict[SessionId, Home]:
+        """Sessions that have moved. Raises `FieldOutOfRange` if the file is damaged."""
+        try:
+            return home_table.load_homes(self._connection)
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise refusals.unusable(self._path, error) from error
+
     def apply(self, batch: WriteBatch) -> Refused:
-        """`write_batch` to the file."""
-        return write_batch(self._connection, batch)
+        """`write_batch` to the file. Where sessions move, another server relies on it: then it is flushed too, and what
+        was written before it with it.
+        """
+        if not any(map(moves, batch.values())):
+            return write_batch(self._connection, batch)
+        self._connection.execute("PRAGMA synchronous = FULL")
+        try:
+            return write_batch(self._connection, batch)
+        finally:
+            self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def prove_writable(self) -> None:
         """Write `SMALL_BYTES` that mean nothing. Raises `sqlite3.Error` if that cannot be done."""

@@ -5,10 +5,11 @@ from dataclasses import astuple, fields
 
 from app.domain.breakpoints import TensorData
 from app.domain.values import SessionId
-from app.journal import breakpoint_tables, response_table
+from app.journal import breakpoint_tables, home_table, response_table
 from app.journal.records import (
     TOKEN_BYTES,
     Change,
+    Departed,
     Entry,
     Key,
     ResponseKey,
@@ -53,6 +54,10 @@ def _is_the_files(error: Exception) -> bool:
 def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None:
     if isinstance(entry, Change):
         _write_session(connection, entry)
+    elif isinstance(entry, Departed):
+        assert not isinstance(key, VectorKey | ResponseKey)
+        _delete_session(connection, key)
+        home_table.put_home(connection, key, entry.home)
     elif isinstance(key, VectorKey):
         assert not isinstance(entry, ResponseRecord)
         breakpoint_tables.put_vector(connection, key, entry)
@@ -68,6 +73,7 @@ def _delete_session(connection: sqlite3.Connection, session: SessionId) -> None:
     connection.execute("DELETE FROM tokens WHERE session = ?", (session,))
     breakpoint_tables.delete_steering(connection, session)
     response_table.delete_responses(connection, session)
+    home_table.close_home(connection, session)
 
 
 def _write_session(connection: sqlite3.Connection, change: Change) -> None:
@@ -86,3 +92,5 @@ def _write_session(connection: sqlite3.Connection, change: Change) -> None:
         breakpoint_tables.put_breakpoints(connection, session, change.breakpoints)
     if change.interventions is not None:
         breakpoint_tables.put_interventions(connection, session, change.interventions)
+    if change.home is not None:
+        home_table.put_home(connection, session, change.home)

@@ -9,10 +9,11 @@ from typing import Any
 
 from app.domain.breakpoints import Breakpoint
 from app.domain.histories import common_prefix
+from app.domain.homes import Home, Homes, HomeState
 from app.domain.journal_state import NO_JOURNAL, JournalState
 from app.domain.values import ForkPoint, ModelInfo, SessionId, SessionState, TurnUsage
 from app.journal.journal import Journal
-from app.journal.records import Change, SessionRecord
+from app.journal.records import Change, Departed, SessionRecord
 from app.journal.steering import NO_STEERING, InterventionChange, Steering
 from app.machine.disk import DiskRoom
 from app.sessions.guards.journal_room import JournalRoom
@@ -38,16 +39,26 @@ class SessionKeeper:
         """
         self._steering: dict[SessionId, Steering] = {}
         """Each session's steering as the journal has it, if it has any."""
+        self.homes = Homes()
+        """Of sessions that have moved between servers."""
 
     def load(self, model: ModelInfo) -> list[Session]:
         """The sessions in the journal, all idle, oldest first. Raises what `JournalStore.load` raises."""
         found = [] if self._journal is None else self._journal.load(model)
         self._journaled = {record.id: (history, len(history)) for record, history in found}
         self._steering = {} if self._journal is None else self._journal.load_steering()
-        return [_session(record, history, self._steering.get(record.id, NO_STEERING)) for record, history in found]
+        self.homes = Homes(None if self._journal is None else self._journal.load_homes())
+        sessions = [
+            session_of(record, history, self._steering.get(record.id, NO_STEERING)) for record, history in found
+        ]
+        for session in sessions:
+            home = self.homes.of(session.id)
+            session.leaving = home is not None and home.state is HomeState.LEAVING
+        return sessions
 
-    def note(self, session: Session) -> None:
-        """Journal the session as it is now, without waiting. The history is read only as far as it may have changed.
+    def note(self, session: Session, home: Home | None = None) -> None:
+        """Journal the session as it is now, without waiting, and its `home` if it moves. The history is read only as
+        far as it may have changed.
 
         Of a turn that is in it, nothing is journaled before it is over; what has been closed stays forgotten.
         """
@@ -59,9 +70,8 @@ class SessionKeeper:
         noted, length = self._journaled.get(session.id, (NOTHING, 0))
         position = min(length, len(history) if noted is history else common_prefix(noted, history))
         token_ids = history[position:].tobytes()
-        self._journal.append(
-            session.id, Change(_record(session), position, token_ids, *self._changed_steering(session))
-        )
+        steering = self._changed_steering(session)
+        self._journal.append(session.id, Change(record_of(session), position, token_ids, *steering, home))
         self._journaled[session.id] = history, len(history)
 
     def forget(self, session: Session) -> None:
@@ -69,13 +79,25 @@ class SessionKeeper:
         self.room.release(session.id)
         if self._journal is not None and not session.ephemeral:
             self._journal.append(session.id, None)
-            self._journaled.pop(session.id, None)
-            self._steering.pop(session.id, None)
+            self._let_go(session.id)
+            self.homes.close(session.id)
+
+    def depart(self, session: Session, home: Home | None) -> None:
+        """Journal that the session is at home elsewhere, without waiting. None: it has never moved."""
+        self.room.release(session.id)
+        if self._journal is not None:
+            self._journal.append(session.id, Departed(home))
+            self._let_go(session.id)
 
     async def settled(self, session: Session) -> None:
         """Return when all that was noted of the session is durable. Raises `NotDurable` if it could not be written."""
-        if self._journal is not None and not session.ephemeral:
-            await self._journal.settled(session.id)
+        if not session.ephemeral:
+            await self.settled_id(session.id)
+
+    async def settled_id(self, session: SessionId) -> None:
+        """`settled` of a session that may be here no more, or not yet."""
+        if self._journal is not None:
+            await self._journal.settled(session)
 
     @property
     def is_durable(self) -> bool:
@@ -86,6 +108,10 @@ class SessionKeeper:
     def state(self) -> JournalState:
         """What is to be told of the journal."""
         return NO_JOURNAL if self._journal is None else self._journal.state
+
+    def _let_go(self, session: SessionId) -> None:
+        self._journaled.pop(session, None)
+        self._steering.pop(session, None)
 
     def _changed_steering(self, session: Session) -> tuple[tuple[Breakpoint, ...] | None, InterventionChange | None]:
         """The session's breakpoints, and its interventions as far as they differ; None: the journal has them."""
@@ -98,7 +124,8 @@ class SessionKeeper:
         return None if armed == had.breakpoints else armed, changed
 
 
-def _record(session: Session) -> SessionRecord:
+def record_of(session: Session) -> SessionRecord:
+    """The session without its history and its steering."""
     origin = session.forked_from
     return SessionRecord(
         id=session.id,
@@ -117,7 +144,8 @@ def _record(session: Session) -> SessionRecord:
     )
 
 
-def _session(record: SessionRecord, history: array[int], steering: Steering) -> Session:
+def session_of(record: SessionRecord, history: array[int], steering: Steering) -> Session:
+    """The session again, idle."""
     return Session(
         id=record.id,
         owner=record.owner,

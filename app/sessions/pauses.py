@@ -65,16 +65,30 @@ class Pauses:
 
     def wait(self, session: Session, info: CheckpointInfo) -> None:
         """Start the timeout of the session's pause, as long as `Session.pause_limit` says."""
+        self._begin(session, info, time.time() + session.pause_limit.timeout_s)
+
+    def hold(self, session: Session) -> None:
+        """Stop the timeout, if the session is paused."""
+        if session.pause is not None:
+            session.pause.timer.cancel()
+
+    def go_on(self, session: Session, expires_at: float | None = None) -> None:
+        """Go on with a timeout that `hold` has stopped; with `expires_at` it ends then."""
+        if session.pause is not None:
+            session.pause.timer.cancel()
+            self._begin(session, session.pause.info, session.pause.expires_at if expires_at is None else expires_at)
+
+    def _begin(self, session: Session, info: CheckpointInfo, expires_at: float) -> None:
         if session.state is not SessionState.PAUSED:  # a cancel is on its way
             return
         assert session.turn is not None
         if self._table.draining:  # resume refuses from now on
             self._ends.cancel(session, session.turn)
             return
-        timeout_s = session.pause_limit.timeout_s
         # No request asks for what the timer does, also if one has brought the paused turn.
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._time_out, session, context=Context())
-        session.pause = Pause(info, time.time() + timeout_s, timer)
+        left_s = max(0.0, expires_at - time.time())
+        timer = asyncio.get_running_loop().call_later(left_s, self._time_out, session, context=Context())
+        session.pause = Pause(info, expires_at, timer)
 
     def _time_out(self, session: Session) -> None:
         assert session.turn is not None

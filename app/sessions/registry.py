@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from app.bridge.executor import EngineExecutor
 from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavailable, NotDurable
+from app.domain.homes import Home
 from app.domain.limits import Quotas
 from app.domain.memory_map import MemoryMap
 from app.domain.session_ids import new_session_id
@@ -238,6 +239,13 @@ class SessionRegistry:
     def drop(self, session: Session) -> None:
         """Close the session without waiting for the engine; one that has died holds nothing to free."""
         self._forget(session)
+        self._close_in_engine(session)
+
+    def depart(self, session: Session, home: Home) -> None:
+        """Let go of a session that another server has taken, without waiting."""
+        session.move(SessionState.CLOSED)
+        self.table.remove(session)
+        self.keeper.depart(session, home)
         self._close_in_engine(session)
 
     def abandon(self, session: Session) -> None:

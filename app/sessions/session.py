@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from app.bridge.turn import Turn
 from app.domain.breakpoints import Action, Breakpoint, Intervention
-from app.domain.errors import WrongState
+from app.domain.errors import Moving, WrongState
 from app.domain.memory_map import SessionMemory
 from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState
 from app.messages import Failed, Paused, Started, Token, TurnEvent, TurnFinished
@@ -91,6 +91,8 @@ class Session:
     """Most that `turn` generates."""
     uncounted: int = 0
     """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
+    leaving: bool = False
+    """Whether another server has it soon, or may have it: nobody reaches it here."""
     watcher: Watcher[Session] = NOBODY
     """Told of what happens to it, once it is found."""
     on_move: Callable[[Session], None] = lambda session: None
@@ -139,13 +141,17 @@ class Session:
 
     @property
     def expires_at(self) -> float | None:
-        """When the session closes by itself; None while a turn is in it, or without a `ttl_s`."""
-        if self.ttl_s is None or self.busy:
+        """When the session closes by itself; None while a turn is in it, while it leaves, or without a `ttl_s`."""
+        if self.ttl_s is None or self.busy or self.leaving:
             return None
         return self.used_at + self.ttl_s
 
     def require(self, *allowed: SessionState, to: str) -> None:
-        """Raise `WrongState` unless the session is in one of the `allowed` states. `to` says what was asked for."""
+        """Raise `WrongState` unless the session is in one of the `allowed` states, `Moving` while it leaves. `to` says
+        what was asked for.
+        """
+        if self.leaving:
+            raise Moving(f"cannot {to}: session {self.id} is on its way to another server")
         if self.state not in allowed:
             states = " or ".join(allowed)
             raise WrongState(f"cannot {to}: session {self.id} is {self.state}, it must be {states}")

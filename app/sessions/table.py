@@ -3,17 +3,20 @@
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from app.bridge.turn import Turn
-from app.domain.errors import Draining, FieldOutOfRange, NotFound, TenantLimit
+from app.domain.errors import Draining, FieldOutOfRange, Moving, NotFound, TenantLimit
 from app.domain.limits import Quotas
 from app.domain.values import Residency, SessionId, SessionState, Tier
 from app.sessions.busy import BusySessions
 from app.sessions.places import RETRY_AFTER_S, SessionPlaces
 from app.sessions.session import Session
 from app.sessions.watcher import NOBODY, Watcher
+
+RequireHome = Callable[[SessionId, str | None, bool], None]
+"""Takes an id, who asks for it, and whether it may be anybody's. Raises `Moved` if the session is on another server."""
 
 
 class SessionTable:
@@ -24,6 +27,8 @@ class SessionTable:
         """Told of every session that is found."""
         self.draining = False
         """Whether the server shuts down: no sessions or turns are taken any more."""
+        self.require_home: RequireHome = lambda session, owner, or_any: None
+        """Asked for each session that is not found."""
         self._quotas = quotas
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}
@@ -105,8 +110,14 @@ class SessionTable:
         self.add(session)
 
     def get(self, session_id: str, owner: str | None = None, *, or_any: bool = False) -> Session:
-        """The owner's session of that id, or with `or_any` anybody's. Raises `NotFound`, also for another owner's."""
+        """The owner's session of that id, or with `or_any` anybody's. Raises `NotFound`, also for another owner's,
+        `Moved` if it is on another server, `Moving` if it is on its way to one.
+        """
         session = self._open.get(SessionId(session_id))
+        if session is None:
+            self.require_home(SessionId(session_id), owner, or_any)
+        elif session.leaving and (or_any or session.owner == owner):
+            raise Moving(f"session {session_id} is on its way to another server")
         if session is None or not (or_any or session.owner == owner) or has_expired(session):
             raise NotFound(f"no session {session_id[:100]}", param="session_id")
         return session

@@ -1,0 +1,116 @@
+"""Where sessions are at home that have moved between servers: what each server knows, and what it says when asked.
+
+Each move of a session has a number, its epoch, one more than all before. The old home writes down that the session is
+leaving before the new home may take it, and asks whether it did if it does not hear of it. So there is one home, or for
+a while a session that nobody serves. `docs/cluster.md` has the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from app.domain.values import SessionId
+
+MOST_KEPT = 1 << 16
+"""Changes after which a server forgets a session that is not here any more."""
+
+
+class HomeState(StrEnum):
+    """What a server knows of a session that has moved, or was about to."""
+
+    HERE = "here"
+    LEAVING = "leaving"
+    """The other server may have it."""
+    GONE = "gone"
+    CLOSED = "closed"
+    """It was here at its end."""
+
+
+class Taken(StrEnum):
+    """The answer to whether a session has been taken."""
+
+    YES = "yes"
+    NO = "no"
+    FORGOTTEN = "forgotten"
+    """It may have been, and have gone again: that was too long ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What one server knows of one session, by the session's last move from it or to it."""
+
+    state: HomeState
+    epoch: int
+    seq: int
+    """The server's own count of all such changes."""
+    peer: str = ""
+    """The server that it goes to, or has gone to; or has come from."""
+    peer_seq: int = 0
+    """That server's count when the session began to leave: it has taken it only if its count for that is higher."""
+    owner: str | None = None
+    """Whose session it is: nobody else learns where it is."""
+
+
+class Homes:
+    """What one server knows, in memory; whoever changes it writes the result down. Without a move it is empty."""
+
+    def __init__(self, known: Mapping[SessionId, Home] | None = None) -> None:
+        self._known = dict(known or {})
+        self.seq = max((home.seq for home in self._known.values()), default=0)
+
+    def of(self, session: SessionId) -> Home | None:
+        """What is known of the session."""
+        return self._known.get(session)
+
+    def epoch(self, session: SessionId) -> int:
+        """The number of the session's last move; 0 before the first."""
+        known = self._known.get(session)
+        return 0 if known is None else known.epoch
+
+    def leave(self, session: SessionId, owner: str | None, peer: str, peer_seq: int) -> Home:
+        """It may be taken from now on."""
+        return self._put(session, Home(HomeState.LEAVING, self.epoch(session) + 1, 0, peer, peer_seq, owner))
+
+    def stay(self, session: SessionId) -> Home:
+        """It has not been taken, and will not be with this epoch."""
+        return self._put(session, replace(self._known[session], state=HomeState.HERE))
+
+    def go(self, session: SessionId) -> Home:
+        """It has been taken."""
+        return self._put(session, replace(self._known[session], state=HomeState.GONE))
+
+    def arrive(self, session: SessionId, owner: str | None, peer: str, epoch: int) -> Home:
+        """It is taken here."""
+        return self._put(session, Home(HomeState.HERE, epoch, 0, peer, 0, owner))
+
+    def undo(self, session: SessionId, before: Home | None) -> None:
+        """It has not been taken after all: what was known `before` holds."""
+        if before is None:
+            self._known.pop(session, None)
+        else:
+            self._known[session] = before
+
+    def close(self, session: SessionId) -> None:
+        """It has come to its end here."""
+        known = self._known.get(session)
+        if known is not None and known.state is not HomeState.GONE:
+            self._known[session] = replace(known, state=HomeState.CLOSED)
+
+    def has_taken(self, session: SessionId, epoch: int, seq: int) -> Taken:
+        """Whether this server has taken the session with the move of that number, which began when its count was
+        `seq`.
+        """
+        if self.epoch(session) >= epoch:
+            return Taken.YES
+        return Taken.FORGOTTEN if self.seq - MOST_KEPT > seq else Taken.NO
+
+    def _put(self, session: SessionId, home: Home) -> Home:
+        self.seq += 1
+        home = self._known[session] = replace(home, seq=self.seq)
+        old = self.seq - MOST_KEPT
+        if old > 0 and self.seq % 1024 == 0:
+            gone = (HomeState.GONE, HomeState.CLOSED)
+            self._known = {each: it for each, it in self._known.items() if it.seq > old or it.state not in gone}
+        return home
