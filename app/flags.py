@@ -24,6 +24,8 @@ METAVARS = {
     "audit_log": "FILE",
     "otlp_endpoint": "URL",
     "replica": "NAME",
+    "peers": "FILE",
+    "cluster_key_file": "FILE",
     "allowed_hosts": "NAME[,NAME...]",
     "cors_origins": "ORIGIN[,ORIGIN...]",
     "model": "MODEL",

@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from app.bridge.executor import Engine, EngineExecutor
+from app.cluster.cluster import Cluster, Membership
 from app.domain.values import KVPolicy
 from app.engine_process.engine import EngineProcess
 from app.engine_process.frames import Load
@@ -61,6 +62,7 @@ def load_app(
         traces = open_traces(settings.otlp_endpoint) if settings.is_traced else None
         if traces is not None:
             undo.callback(traces.close)
+        member = Membership.read(settings)
         model = find_model(load)
         # Before the engine: it locks the folder, where the engine keeps files too.
         journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser())
@@ -71,7 +73,7 @@ def load_app(
             process.begin(load)
         tokens = load_tokens(model)
         engine = process.loaded() if process is not None else _load_here(model, load, room, undo)
-        app = create_app(settings, engine, tokens, tenancy, journal, room, traces)
+        app = create_app(settings, engine, tokens, tenancy, journal, room, traces, member)
         undo.pop_all()
     return app
 
@@ -99,9 +101,10 @@ def create_app(
     journal: Journal | None = None,
     room: DiskRoom | None = None,
     traces: Traces | None = None,
+    member: Membership | None = None,
 ) -> FastAPI:
     """The application. Its lifespan runs the engine thread, the journal and the sweep of expired sessions. `room` is
-    that of files beside the journal, if the engine has it already.
+    that of files beside the journal, if the engine has it already. `member` is None on a server without others.
 
     Raises `FieldOutOfRange` if the journal's sessions are another model's.
     """
@@ -127,6 +130,7 @@ def create_app(
     most_kept, most_bytes = settings.max_responses, int(settings.max_responses_bytes)
     kept_responses = ResponseStore(registry, journal, limit=most_kept, max_bytes=most_bytes)
     kept_responses.restore(restored)
+    cluster = None if member is None else Cluster(registry, tenancy.directory, member)
     lifespan = Lifespan(
         settings=settings,
         executor=executor,
@@ -136,8 +140,9 @@ def create_app(
         traces=traces,
         room=room,
         restored=restored,
+        cluster=cluster,
     )
-    app = _described(lifespan, middleware(settings, tenancy, is_traced=traces is not None))
+    app = _described(lifespan, middleware(settings, tenancy, cluster, is_traced=traces is not None))
     app.state.services = Services(
         settings=settings,
         info=engine.info,
@@ -152,6 +157,7 @@ def create_app(
         side_work=registry.side_work,
         vectors=Vectors(journal, keeper.room),
         tenancy=tenancy,
+        cluster=cluster,
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
     )

@@ -8,7 +8,7 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -45,7 +45,13 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _serve(output: str, flags: Sequence[str], descriptors: tuple[int, int] | None, own_engine: bool) -> None:
+def _serve(
+    output: str,
+    flags: Sequence[str],
+    descriptors: tuple[int, int] | None,
+    own_engine: bool,
+    prepare: Callable[[], None] | None,
+) -> None:
     """In the new process: what `djinn serve` does, with stdout and stderr in the file `output`."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that `nohup` runs would have it ignored
     if not own_engine:
@@ -55,6 +61,8 @@ def _serve(output: str, flags: Sequence[str], descriptors: tuple[int, int] | Non
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    if prepare is not None:
+        prepare()
     from app.cli import main
 
     raise SystemExit(main(["serve", *flags]))
@@ -92,16 +100,20 @@ class ServerProcess:
 
 @contextmanager
 def serve_process(
-    folder: Path, *flags: str, descriptors: tuple[int, int] | None = None, own_engine: bool = False
+    folder: Path,
+    *flags: str,
+    descriptors: tuple[int, int] | None = None,
+    own_engine: bool = False,
+    prepare: Callable[[], None] | None = None,
 ) -> Iterator[ServerProcess]:
     """A server of a tiny model that keeps its sessions in `folder`; it is killed at the end of the block.
 
     `descriptors` are the soft and the hard limit of its open files; None for those of the tests. Its engine has an
-    `own_engine` process, which takes seconds to start, or a thread.
+    `own_engine` process, which takes seconds to start, or a thread. `prepare` is called in the process first.
     """
     output = folder.with_name(f"{folder.name}.out")
     output.unlink(missing_ok=True)
-    arguments = (str(output), [*TINY, "--state-dir", str(folder), *flags], descriptors, own_engine)
+    arguments = (str(output), [*TINY, "--state-dir", str(folder), *flags], descriptors, own_engine, prepare)
     process = forking().Process(target=_serve, args=arguments)
     process.start()
     try:

@@ -131,14 +131,14 @@ class PausedTurnLabel(_FailsFast, WireModel):
             self.interventions,
         )
 
-    def to_place(self, history: array[int]) -> PausedPlace:
-        """The event loop's part. If the turn fails here, its context stays: what was before it is not known."""
+    def to_place(self, history: array[int], before: array[int] | None = None) -> PausedPlace:
+        """The event loop's part. If the turn fails here, its context stays, unless it is known what was `before` it."""
         fields = self.fields
         return PausedPlace(
             info=self.checkpoint,
             limit=PauseLimit(self.timeout_s, self.on_timeout),
             rule=fields.to_text_rule(logprobs=fields.logprobs),
-            before=history[: self.prompt_tokens],
+            before=history[: self.prompt_tokens] if before is None else before,
             prompt_tokens=self.prompt_tokens,
             max_tokens=fields.max_tokens or 0,
             logprobs=tuple(TokenLogprobs(found.token_id, found.logprob, found.top) for found in self.logprobs),

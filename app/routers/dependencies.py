@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from app.cluster.cluster import Cluster
+from app.domain.errors import WrongRole
 from app.domain.values import ModelInfo
 from app.events.streams import EventStreams
 from app.exports.spool import Spool
@@ -43,6 +45,8 @@ class Services:
     side_work: SideWork
     vectors: Vectors
     tenancy: Tenancy
+    cluster: Cluster | None
+    """None: the server knows of no others."""
     events: EventStreams
     started_at: int
     """Unix seconds."""
@@ -63,11 +67,20 @@ async def _is_operator(request: Request) -> bool:
     return tenant is not None and tenant.role is Role.OPERATOR
 
 
+async def _only_operator(request: Request) -> None:
+    tenant: Tenant | None = request.state.tenant
+    if tenant is not None and tenant.role is not Role.OPERATOR:
+        raise WrongRole(f"the role {tenant.role} may not do this: only the role operator may")
+
+
 ServicesDep = Annotated[Services, Depends(_services)]
 OwnerDep = Annotated[str | None, Depends(_owner)]
 """Who calls: the tenant's name, or None on a server without keys."""
 OperatorDep = Annotated[bool, Depends(_is_operator)]
 """Whether the caller may see what other tenants have, but never their texts."""
+
+OperatorOnlyDep = Depends(_only_operator)
+"""Refuses callers of other roles. On a server without keys everybody is an operator."""
 
 
 async def _session(session_id: str, services: ServicesDep, owner: OwnerDep) -> AsyncIterator[Session]:

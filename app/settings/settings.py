@@ -59,6 +59,14 @@ class Settings(BaseSettings):
         description="name of this server among others of a cluster, at most 16 of a-z and 0-9, a letter first: ids of "
         "its sessions have it (default: none)",
     )
+    peers: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None,
+        description="YAML or JSON file with the name and the URL of each server of the cluster; SIGHUP reads it again "
+        "(default: none)",
+    )
+    cluster_key_file: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None, description="file with the secret that the servers of the cluster share, at least 32 characters"
+    )
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
@@ -244,6 +252,17 @@ class Settings(BaseSettings):
     def _only_collectors(cls, value: str | None) -> str | None:
         check_endpoint(value)
         return value
+
+    @model_validator(mode="after")
+    def _a_cluster_is_whole(self) -> Self:
+        if (self.peers is None) != (self.cluster_key_file is None):
+            there, missing = ("peers", "cluster_key_file") if self.peers else ("cluster_key_file", "peers")
+            raise ValueError(f"{there}: needs {missing} beside it")
+        if self.peers is not None and self.replica is None:
+            raise ValueError("peers: the server itself needs a name, replica")
+        if self.peers is not None and self.state_dir is None:
+            raise ValueError("peers: sessions that move must survive a restart, and state_dir is none")
+        return self
 
     @model_validator(mode="after")
     def _every_session_gets_its_token(self) -> Self:

@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
         """Read files again at each, where there are any; else end at the first."""
         if self._hangups is None:
             return
-        if self._services.tenancy.has_files:
+        if self._services.tenancy.has_files or self._services.cluster is not None:
             self._hangups.hand_to(partial(self._reload_on, asyncio.get_running_loop()))
         elif not self._hangups.were_ignored:
             self._hangups.hand_to(self._begin_to_end)
@@ -115,6 +115,8 @@ class Server(uvicorn.Server):
     def _reload_on(self, loop: asyncio.AbstractEventLoop) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._services.tenancy.reload)
+            if self._services.cluster is not None:
+                loop.call_soon_threadsafe(self._services.cluster.reload)
 
     def _begin_to_end(self) -> None:
         # A terminal that closes may say so twice: by its shell, and by the kernel. Neither is in a hurry.

@@ -9,6 +9,7 @@ from functools import partial
 from fastapi import FastAPI
 
 from app.bridge.executor import EngineExecutor, GrammarCompiler
+from app.cluster.cluster import Cluster
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
 from app.sessions.guards.disk import guard_disk
@@ -39,6 +40,7 @@ class Lifespan:
     traces: Traces | None
     room: DiskRoom
     restored: Sequence[Session]
+    cluster: Cluster | None
 
     @asynccontextmanager
     async def run(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -54,6 +56,9 @@ class Lifespan:
             self.executor.start()
             ends.push_async_callback(self.executor.stop)
             await restore(self.registry, self.restored)
+            if self.cluster is not None:
+                self.cluster.start()
+                ends.push_async_callback(self.cluster.close)
             table = self.registry.table
             endless = [
                 sweep(self.registry),

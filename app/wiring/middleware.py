@@ -3,6 +3,8 @@
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
+from app.cluster.cluster import Cluster
+from app.cluster.doors import ClusterDoors
 from app.routers.export import IMPORT_PATH
 from app.settings import Settings
 from app.tenants.audit import AuditMiddleware
@@ -17,7 +19,7 @@ from app.web.request_id import RequestIdMiddleware
 from app.web.trace_response import TraceResponseMiddleware
 
 
-def middleware(settings: Settings, tenancy: Tenancy, *, is_traced: bool) -> list[Middleware]:
+def middleware(settings: Settings, tenancy: Tenancy, cluster: Cluster | None, *, is_traced: bool) -> list[Middleware]:
     """All of it, outermost first. `is_traced`: answers name the trace of their turn."""
 
     def most_imported(scope: Scope) -> int:
@@ -27,11 +29,13 @@ def middleware(settings: Settings, tenancy: Tenancy, *, is_traced: bool) -> list
     audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
     access = [Middleware(AccessLogMiddleware)] if settings.access_log else []
     spans = [Middleware(TraceResponseMiddleware)] if is_traced else []
+    doors = [] if cluster is None else [_doors(cluster)]
     return [
         Middleware(RequestIdMiddleware),
         *spans,
         *access,
         *audit,
+        *doors,
         *cross_origin(settings.cors_origins),
         Middleware(HostMiddleware, hosts=settings.answered_hosts, origins=settings.cors_origins),
         Middleware(TenantMiddleware, directory=tenancy.directory, quotas=tenancy.quotas),
@@ -42,3 +46,9 @@ def middleware(settings: Settings, tenancy: Tenancy, *, is_traced: bool) -> list
             budget=BodyBudget(int(settings.max_bodies_bytes)),
         ),
     ]
+
+
+def _doors(cluster: Cluster) -> Middleware:
+    """Before the gates for clients: other servers have no key of a tenant."""
+    member = cluster.member
+    return Middleware(ClusterDoors, here=member.here, key=member.key, arrivals=cluster.arrivals)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,7 @@ class HttpProtocol(H11Protocol):
     def __init__(self, connection: Connection, table: ConnectionTable, **uvicorn: Any) -> None:
         """`uvicorn` is what uvicorn's own protocol takes."""
         super().__init__(**uvicorn)
+        self.app_state = {**self.app_state, "hand_over": self.hand_over}  # each request's scope has a copy
         self.conn: HttpWire = HttpWire()
         self._connection = connection
         self._table = table
@@ -71,6 +74,21 @@ class HttpProtocol(H11Protocol):
         super().on_response_complete()
         self._follow()
         self._since = self.loop.time()
+
+    def hand_over(self) -> socket.socket:
+        """The socket, in place of an answer: whoever has it speaks with the client from now on, and closes it.
+
+        Raises `OSError` if the client has gone, or has sent more than its request.
+        """
+        if self.transport.is_closing() or self.conn.trailing_data[0]:
+            raise ConnectionError("the client has gone, or has not waited for the answer")
+        own = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+        self.cycle.disconnected = True
+        self._connection.abort()  # closes this descriptor alone; nobody may linger, and read what is not theirs
+        return own
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: to ask for another protocol is no error, and the route may know it."""
 
     def resume_writing(self) -> None:
         """Go on: the client has read everything."""

@@ -1,0 +1,1 @@
+"""Several servers as one: sessions that move between them."""

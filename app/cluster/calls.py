@@ -1,0 +1,135 @@
+"""Requests to another server of the cluster, each on a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import h11
+import msgspec
+
+from app.cluster.key import ClusterKey
+from app.cluster.peers import Peer
+from app.cluster.signatures import SIGNATURE, is_answer, sign_request
+from app.cluster.wire import OFFER, Answer, Offer, Question, Step, encode
+from app.domain.errors import PeerAway, PeerStranger
+
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+"""The other server may have to wait for its disk."""
+READ_BYTES = 1 << 16
+MAX_ANSWER_BYTES = 1 << 16
+SWITCHED = 101
+OK = 200
+
+
+class PeerCalls:
+    """Speaks with the other servers. Used on the event loop."""
+
+    def __init__(self, key: ClusterKey) -> None:
+        self._key = key
+
+    async def ask(self, peer: Peer, path: str, message: Step | Question) -> Answer:
+        """Take the next step of a move. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
+        body = encode(message)
+        headers = sign_request(self._key, peer.name, path, body)
+        connection = await _connect(peer)
+        with connection:
+            status, answer, signature = await _exchange(peer, connection, path, headers, body)
+        self._check(peer, headers, status, answer, signature)
+        if status != OK:
+            raise PeerAway(f"{peer.name} answers with status {status}")
+        return msgspec.msgpack.decode(answer, type=Answer)
+
+    async def offer(self, peer: Peer, offer: Offer) -> tuple[socket.socket, int]:
+        """Offer a session. Returns the connection, on which the other engine waits for the session, and the other
+        server's count of moves. Raises what it refuses with, `PeerAway`, `PeerStranger`.
+        """
+        body = encode(offer)
+        headers = sign_request(self._key, peer.name, OFFER, body)
+        connection = await _connect(peer)
+        try:
+            status, answer, signature = await _exchange(peer, connection, OFFER, headers, body)
+            self._check(peer, headers, status, answer, signature)
+            if status != SWITCHED:
+                refused = msgspec.msgpack.decode(answer, type=Answer)
+                raise refused.error or PeerAway(f"{peer.name} answers with status {status}")
+            return connection, int(answer)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _check(self, peer: Peer, request: dict[str, str], status: int, body: bytes, signature: str) -> None:
+        if not is_answer(self._key, request, status, body, signature):
+            raise PeerStranger(
+                f"{peer.name} at {peer.url} has not the key of this cluster, or another name: it answers with status "
+                f"{status}, and not as one that has"
+            )
+
+
+async def _connect(peer: Peer) -> socket.socket:
+    """A connection to the server. Raises `PeerAway`."""
+    loop, (host, port) = asyncio.get_running_loop(), peer.address
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, address = found[0]
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await loop.sock_connect(connection, address)
+            except BaseException:
+                connection.close()
+                raise
+    except (OSError, TimeoutError) as error:
+        raise PeerAway(f"{peer.name} at {peer.url} cannot be reached: {error or 'it takes too long'}") from error
+    return connection
+
+
+async def _exchange(
+    peer: Peer, connection: socket.socket, path: str, headers: dict[str, str], body: bytes
+) -> tuple[int, bytes, str]:
+    """The status, the body and the signature of the answer; that of 101 has its content in a header. After it nothing
+    is read. Raises `PeerAway`.
+    """
+    loop, host = asyncio.get_running_loop(), ":".join(map(str, peer.address))
+    h11_side = h11.Connection(h11.CLIENT)
+    fields = {"host": host, "connection": "close", "content-length": str(len(body)), **headers}
+    if path == OFFER:
+        fields |= {"connection": "upgrade", "upgrade": "djinn-kv"}
+    request = h11.Request(method="POST", target=path, headers=list(fields.items()))
+    out = [h11_side.send(request), h11_side.send(h11.Data(data=body)), h11_side.send(h11.EndOfMessage())]
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await loop.sock_sendall(connection, b"".join(part or b"" for part in out))
+            return await _read(loop, connection, h11_side)
+    except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
+        raise PeerAway(f"{peer.name} at {peer.url} has not answered: {error or 'it takes too long'}") from error
+
+
+async def _read(
+    loop: asyncio.AbstractEventLoop, connection: socket.socket, h11_side: h11.Connection
+) -> tuple[int, bytes, str]:
+    status, signature, body = 0, "", b""
+    while True:
+        event = h11_side.next_event()
+        match event:
+            case h11.NEED_DATA:
+                h11_side.receive_data(await loop.sock_recv(connection, READ_BYTES))
+            case h11.InformationalResponse(status_code=101):
+                found = dict(event.headers)
+                return SWITCHED, found.get(b"djinn-seq", b""), found.get(SIGNATURE.encode(), b"").decode("latin-1")
+            case h11.Response():
+                status = event.status_code
+                signature = dict(event.headers).get(SIGNATURE.encode(), b"").decode("latin-1")
+            case h11.Data():
+                body += event.data
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise OSError("its answer is too long")
+            case h11.EndOfMessage():
+                return status, body, signature
+            case h11.ConnectionClosed():
+                raise OSError("it has closed the connection")
+            case _:
+                continue

@@ -1,0 +1,56 @@
+"""One server as a part of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.cluster.arrivals import Arrivals
+from app.cluster.calls import PeerCalls
+from app.cluster.departures import Departures
+from app.cluster.key import ClusterKey
+from app.cluster.peers import Peers
+from app.sessions.registry import SessionRegistry
+from app.settings import Settings
+from app.tenants.directory import Directory
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What makes a server one of a cluster: its own name, the others, and the key that they share."""
+
+    here: str
+    peers: Peers
+    key: ClusterKey
+
+    @classmethod
+    def read(cls, settings: Settings) -> Membership | None:
+        """That of the settings' files; None: the server is in no cluster. Raises `FieldOutOfRange` for a file that
+        cannot be used.
+        """
+        if settings.replica is None or settings.peers is None or settings.cluster_key_file is None:
+            return None
+        key = ClusterKey.read(settings.cluster_key_file.expanduser())
+        return cls(settings.replica, Peers(settings.peers.expanduser()), key)
+
+
+class Cluster:
+    """Sends sessions to other servers, and takes those that they send. Used on the event loop only."""
+
+    def __init__(self, registry: SessionRegistry, directory: Directory, member: Membership) -> None:
+        self.member = member
+        self.arrivals = Arrivals(registry, directory)
+        self.departures = Departures(registry, member.here, member.peers, PeerCalls(member.key))
+        registry.table.require_home = self.departures.require_home
+
+    def start(self) -> None:
+        """Ask after sessions that were leaving when the server ended. Call when all sessions are open."""
+        self.departures.settle_all()
+
+    def reload(self) -> None:
+        """Read the peers again."""
+        self.member.peers.reload()
+
+    async def close(self) -> None:
+        """Stop what is under way."""
+        await self.departures.close()
+        await self.arrivals.close()

@@ -1,0 +1,154 @@
+"""What other servers of the cluster ask of this one, before any gate for clients: their signature is their key."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.cluster import wire
+from app.cluster.arrivals import Arrivals
+from app.cluster.key import ClusterKey
+from app.cluster.signatures import SIGNATURE, is_body, is_request, sign_answer
+from app.cluster.wire import ABORT, COMMIT, OFFER, PREFIX, SETTLE, Answer, Offer, Question, Step, encode
+from app.domain.errors import (
+    DjinnError,
+    MalformedRequest,
+    NotDurable,
+    NotFound,
+    PeerMismatch,
+    TooLarge,
+    Unauthenticated,
+)
+from app.domain.limits import MAX_LABEL_BYTES
+from app.web.error_handlers import error_response
+
+logger = logging.getLogger(__name__)
+
+MAX_STEP_BYTES = 1 << 16
+MAX_OFFER_BYTES = MAX_LABEL_BYTES + (256 << 20)
+"""A label, and histories of `MAX_TOKENS`."""
+SWITCHED = 101
+
+HandOver = Callable[[], socket.socket]
+
+
+class ClusterDoors:
+    """Answers requests of other servers, and passes on all others."""
+
+    def __init__(
+        self, app: ASGIApp, here: str | None, key: ClusterKey | None, arrivals: Callable[[], Arrivals]
+    ) -> None:
+        """`here` is the server's own name. Without a `key` there are no other servers."""
+        self.app = app
+        self._here = here or ""
+        self._key = key
+        self._arrivals = arrivals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            await self.app(scope, receive, send)
+            return
+        try:
+            headers, body = await self._admit(scope, receive)
+        except DjinnError as error:
+            await error_response(error, scope)(scope, receive, send)
+            return
+        if scope["path"] == OFFER:
+            answer = await self._offer(scope, headers, body, send)
+        else:
+            answer = await self._step(scope["path"], headers, body)
+        if answer is not None:
+            await answer(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive) -> tuple[Mapping[str, str], bytes]:
+        """The headers and the body of a request that a server of the cluster has signed. Raises `Unauthenticated`,
+        `NotFound`, `TooLarge`, `MalformedRequest`. A stranger's body is not read.
+        """
+        path, headers = scope["path"], Headers(scope=scope)
+        if path not in (OFFER, COMMIT, ABORT, SETTLE) or scope["method"] != "POST":
+            raise NotFound(f"{scope['method']} {path}: Not Found")
+        if not is_request(self._key, self._here, path, headers):
+            raise Unauthenticated(f"only servers of the cluster, with its key, ask {self._here} for this")
+        most, body = MAX_OFFER_BYTES if path == OFFER else MAX_STEP_BYTES, bytearray()
+        while True:
+            part = await receive()
+            if part["type"] != "http.request":
+                raise MalformedRequest("the request did not come whole")
+            body += part.get("body", b"")
+            if len(body) > most:
+                raise TooLarge(f"the body must be at most {most} bytes")
+            if not part.get("more_body", False):
+                break
+        if not is_body(bytes(body), headers):
+            raise Unauthenticated("the body is not the one that was signed")
+        return headers, bytes(body)
+
+    async def _offer(self, scope: Scope, headers: Mapping[str, str], body: bytes, send: Send) -> Response | None:
+        """None: the connection has been handed over."""
+        hand_over: HandOver | None = scope["state"].get("hand_over")
+        try:
+            if hand_over is None:
+                raise PeerMismatch("this server cannot hand connections over")
+            arrival = await self._arrivals.offer(_read(body, Offer))
+        except DjinnError as error:
+            return self._answer(headers, 409, encode(Answer.refusing(error)))
+        try:
+            connection = hand_over()
+            connection.send(self._switch(headers))
+        except OSError as error:
+            logger.warning("a connection of another server was lost: %s", error)
+            await self._arrivals.lose(arrival)
+            return None
+        self._arrivals.begin(arrival, connection)
+        await send({"type": "http.response.start", "status": SWITCHED, "headers": []})  # for the logs: it goes nowhere
+        return None
+
+    async def _step(self, path: str, headers: Mapping[str, str], body: bytes) -> Response:
+        arrivals = self._arrivals
+        try:
+            match path:
+                case wire.COMMIT:
+                    answer = await arrivals.commit(_read(body, Step).token)
+                case wire.ABORT:
+                    answer = await arrivals.abort(_read(body, Step).token)
+                case _:
+                    answer = await arrivals.settle(_read(body, Question))
+        except NotDurable as error:
+            return self._answer(headers, 503, encode(Answer.refusing(error)))
+        except DjinnError as error:
+            return self._answer(headers, 409, encode(Answer.refusing(error)))
+        return self._answer(headers, 200, encode(answer))
+
+    def _answer(self, headers: Mapping[str, str], status: int, body: bytes) -> Response:
+        signed = {SIGNATURE: self._sign(headers, status, body)}
+        return Response(body, status, signed, "application/vnd.msgpack")
+
+    def _switch(self, headers: Mapping[str, str]) -> bytes:
+        """The answer to an offer that is taken note of. After it comes nothing."""
+        count = str(self._arrivals.count).encode()
+        lines = [
+            b"HTTP/1.1 101 Switching Protocols",
+            b"connection: upgrade",
+            b"upgrade: djinn-kv",
+            b"djinn-seq: " + count,
+            f"{SIGNATURE}: {self._sign(headers, SWITCHED, count)}".encode(),
+        ]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _sign(self, headers: Mapping[str, str], status: int, body: bytes) -> str:
+        return sign_answer(self._key, headers, status, body)
+
+
+def _read(body: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise PeerMismatch(f"the other server speaks another version: {error}") from error

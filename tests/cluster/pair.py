@@ -1,0 +1,127 @@
+"""Two servers of a cluster, each a process of its own, and what the tests ask of them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.cluster.traps import set_trap
+from tests.processes import ServerProcess, serve_process
+
+KEY = "a secret that is long enough to be one"
+PROMPT = list(range(5, 45))
+GREEDY = {"temperature": 0, "ignore_eos": True}
+DRAWN = {"temperature": 1.0, "seed": 7, "ignore_eos": True}
+SOON_S = 60
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Pair:
+    """Servers `a` and `b`, which can be killed and started again."""
+
+    def __init__(
+        self, folder: Path, *, own_engine: bool = False, flags: dict[str, tuple[str, ...]] | None = None
+    ) -> None:
+        self._folder = folder
+        self._own_engine = own_engine
+        self._flags = flags or {}
+        self.ports = {name: free_port() for name in ("a", "b")}
+        self.processes: dict[str, ServerProcess] = {}
+        self._ends = {name: ExitStack() for name in self.ports}
+        self.clients: dict[str, httpx.Client] = {}
+        self.headers: dict[str, str] = {}
+        (folder / "key").write_text(KEY)
+        (folder / "peers.json").write_text(json.dumps(self.urls))
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
+
+    def start(self, name: str, *more: str, trap: str | None = None) -> httpx.Client:
+        """Start it. It dies at the `trap`."""
+        folder = self._folder
+        flags = ["--replica", name, "--peers", str(folder / "peers.json"), "--cluster-key-file", str(folder / "key")]
+        flags += ["--port", str(self.ports[name]), *self._flags.get(name, ()), *more]
+        ends = self._ends[name]
+        prepare = None if trap is None else partial(set_trap, trap)
+        serving = serve_process(folder / name, *flags, own_engine=self._own_engine, prepare=prepare)
+        self.processes[name] = ends.enter_context(serving)
+        client = ends.enter_context(httpx.Client(base_url=self.urls[name], timeout=SOON_S, headers=self.headers))
+        self.clients[name] = client
+        return client
+
+    def end(self, name: str) -> None:
+        """`kill -9`."""
+        self._ends[name].close()
+
+    def close(self) -> None:
+        for ends in self._ends.values():
+            ends.close()
+
+    def move(self, session: str, here: str = "a", there: str = "b") -> httpx.Response:
+        return self.clients[here].post(f"/v1/sessions/{session}/move", json={"replica": there})
+
+    def moved(self, session: str, here: str = "a", there: str = "b") -> Any:
+        """Move it, which must go well."""
+        answer = self.move(session, here, there)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def owners(self, session: str) -> list[str]:
+        """The servers that serve the session now."""
+        found = {name: client.get(f"/v1/sessions/{session}").status_code for name, client in self.clients.items()}
+        return [name for name, status in found.items() if status == 200]
+
+    def settled(self, session: str) -> str:
+        """Wait until both servers know who has the session; there must never be two that do."""
+        deadline = time.monotonic() + SOON_S
+        while time.monotonic() < deadline:
+            found = {name: client.get(f"/v1/sessions/{session}").status_code for name, client in self.clients.items()}
+            owners = [name for name, status in found.items() if status == 200]
+            assert len(owners) <= 1, owners
+            if owners and 409 not in found.values():
+                return owners[0]
+            time.sleep(0.05)
+        raise AssertionError("nobody has the session")
+
+
+@contextmanager
+def pair(folder: Path, *, start: bool = True, **options: Any) -> Iterator[Pair]:
+    """Both servers, running unless told otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = Pair(folder, **options)
+    try:
+        for name in found.ports if start else ():
+            found.start(name)
+        yield found
+    finally:
+        found.close()
+
+
+def open_session(http: httpx.Client, **body: Any) -> str:
+    session: str = http.post("/v1/sessions", json=body).raise_for_status().json()["id"]
+    return session
+
+
+def generate(http: httpx.Client, session: str, token_ids: list[int], max_tokens: int = 8, **asked: Any) -> Any:
+    body = {"token_ids": token_ids, "max_tokens": max_tokens, **GREEDY, **asked}
+    answer = http.post(f"/v1/sessions/{session}/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]

@@ -1,0 +1,105 @@
+"""The files that make a server one of a cluster: what is in them, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.cluster.key import ClusterKey
+from app.cluster.peers import Peers
+from app.domain.errors import FieldOutOfRange
+from app.machine.handover import SocketTable, receive_sockets, send_socket
+from app.settings import Settings
+
+FILES = {"peers": "peers.yaml", "cluster_key_file": "key"}
+
+
+def test_the_peers_are_yaml_or_json(tmp_path: Path) -> None:
+    path = tmp_path / "peers"
+    for text in ("a: http://10.0.0.1:8000/\nb: http://host\n", '{"a": "http://10.0.0.1:8000", "b": "http://host"}'):
+        path.write_text(text)
+        peers = Peers(path)
+        assert peers.urls == {"a": "http://10.0.0.1:8000", "b": "http://host"}
+        found = peers.find("a"), peers.find("b"), peers.find("c")
+        assert [each and each.address for each in found] == [("10.0.0.1", 8000), ("host", 80), None]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "names of servers"),
+        ("- a", "names of servers"),
+        ("a: [", "invalid YAML"),
+        ("A: http://host", "no name of a server"),
+        ("a: host", "must be a URL"),
+        ("a: https://host", "must be a URL"),
+        ("a: http://host/path", "must be a URL"),
+        ("a: http://host:port", "must be a URL"),
+        ("a: 5", "must be a URL"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_and_leaves_the_peers(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "peers"
+    path.write_text("b: http://host")
+    peers = Peers(path)
+    path.write_text(text)
+    with pytest.raises(FieldOutOfRange, match=problem):
+        Peers(path)
+    peers.reload()
+    assert peers.urls == {"b": "http://host"}
+    path.write_text("c: http://host")
+    peers.reload()
+    assert peers.urls == {"c": "http://host"}
+
+
+def test_a_key_is_long_enough_and_never_shown(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("short secret")
+    with pytest.raises(FieldOutOfRange, match="from 32 to 4096") as refused:
+        ClusterKey.read(path)
+    assert "secret" not in refused.value.message.replace(str(path), "")
+    with pytest.raises(FieldOutOfRange, match="cannot be read"):
+        ClusterKey.read(tmp_path / "nothing")
+    path.write_text(f"  {'x' * 32}\n")
+    key = ClusterKey.read(path)
+    signature = key.sign(b"a", b"bc")
+    assert key.has_signed(signature, b"a", b"bc")
+    assert ClusterKey(b"x" * 32).has_signed(signature, b"a", b"bc")
+    for other in ((b"ab", b"c"), (b"a", b"bc", b""), (b"a",)):
+        assert not key.has_signed(signature, *other)
+    assert not ClusterKey(b"y" * 32).has_signed(signature, b"a", b"bc")
+
+
+@pytest.mark.parametrize("missing", [*FILES, "replica"])
+def test_one_setting_of_a_cluster_needs_the_others(missing: str) -> None:
+    whole = {**FILES, "replica": "a"}
+    assert Settings(**whole).peers == Path("peers.yaml")
+    with pytest.raises(ValidationError, match="needs"):
+        Settings(**{name: value for name, value in whole.items() if name != missing})
+
+
+def test_a_cluster_needs_a_journal() -> None:
+    with pytest.raises(ValidationError, match="must survive a restart"):
+        Settings(**FILES, replica="a", state_dir=None)
+
+
+def test_a_socket_goes_to_whoever_knows_its_number() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    table = SocketTable()
+    ours, theirs = socket.socketpair()
+    unwanted, other_end = socket.socketpair()
+    with here, there, theirs, other_end:
+        table.discard(4)
+        with ours, unwanted:
+            send_socket(here, 3, ours)
+            send_socket(here, 4, unwanted)
+        here.shutdown(socket.SHUT_WR)
+        receive_sockets(there, table)
+        with table.take(3) as found:
+            found.sendall(b"it is I")
+        assert theirs.recv(100) == b"it is I"
+        assert other_end.recv(1) == b"", "nobody wants it: it is closed"
+    table.close()

@@ -1,0 +1,144 @@
+"""A session that moves to another server and back is the same session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.pair import DRAWN, GREEDY, PROMPT, Pair, code, generate, open_session, pair
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with pair(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+def view(http: httpx.Client, session: str) -> dict[str, Any]:
+    found: dict[str, Any] = http.get(f"/v1/sessions/{session}").raise_for_status().json()
+    return found
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+@pytest.mark.parametrize("phase", [None, "io_wait", "idle"])
+def test_it_says_what_it_would_have_said(servers: Pair, sampling: dict[str, Any], phase: str | None) -> None:
+    a, b = servers.clients["a"], servers.clients["b"]
+    stays, moves = open_session(a), open_session(a, metadata={"who": "me"}, ttl_s=1000)
+    said: dict[str, list[Any]] = {stays: [], moves: []}
+    for session in said:
+        said[session].append(generate(a, session, PROMPT, **sampling)["token_ids"])
+    before = view(a, moves)
+    if phase is not None:
+        a.post(f"/v1/sessions/{moves}/phase", json={"phase": phase}).raise_for_status()
+    gone = servers.moved(moves)
+    tokens = len(PROMPT) + 8
+    assert (gone["id"], gone["replica"], gone["url"]) == (moves, "b", servers.urls["b"])
+    assert (gone["tokens"], gone["tokens_with_kv"]) == (tokens, tokens - 1)
+    assert gone["bytes"] > 0
+    there = view(b, moves)
+    kept = ("metadata", "created_at", "tokens", "state", "forked_from")
+    assert {name: there[name] for name in kept} == {name: before[name] for name in kept}
+    assert there["kv"]["tier"] in ("host", "to_disk", "disk")
+    turn = generate(b, moves, [9], **sampling)
+    assert turn["usage"]["cached_tokens"] == tokens - 1
+    said[moves].append(turn["token_ids"])
+    servers.moved(moves, "b", "a")
+    said[moves].append(generate(a, moves, [11], **sampling)["token_ids"])
+    for token in (9, 11):
+        said[stays].append(generate(a, stays, [token], **sampling)["token_ids"])
+    assert said[moves] == said[stays]
+    assert view(a, moves)["usage"]["completion_tokens"] == 24
+    assert view(a, moves)["usage"]["tokens_recomputed"] == 0
+
+
+def test_the_old_home_names_the_new_one(servers: Pair) -> None:
+    a = servers.clients["a"]
+    session = open_session(a)
+    generate(a, session, PROMPT)
+    servers.moved(session)
+    for answer in (
+        a.get(f"/v1/sessions/{session}"),
+        a.post(f"/v1/sessions/{session}/generate", json={"token_ids": [1], "max_tokens": 1}),
+        a.delete(f"/v1/sessions/{session}"),
+        servers.move(session),
+        a.post("/v1/completions", json={"model": "tiny-llama", "prompt": "x"}, headers={"X-Session-ID": session}),
+    ):
+        assert code(answer) == (421, "moved")
+        assert answer.headers["Djinn-Home"] == f"b {servers.urls['b']}"
+    assert session not in [each["id"] for each in a.get("/v1/sessions").json()["data"]]
+
+
+def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
+    a, b = servers.clients["a"], servers.clients["b"]
+    ends = []
+    for moves in (False, True):
+        session = open_session(a)
+        steer = {"layer": 0, "action": "edit", "edits": [{"op": "scale", "factor": 1.5}]}
+        a.post(f"/v1/sessions/{session}/breakpoints", json=steer).raise_for_status()
+        stop = {"layer": 2, "action": "pause", "when": {"pass": "decode", "position": 44}, "timeout_s": 500}
+        a.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
+        turn = generate(a, session, PROMPT, max_tokens=12, **DRAWN)
+        assert turn["status"] == "paused"
+        edits = [{"op": "add", "factor": 0.5, "vector": [0.25] * 64}]
+        home = a
+        if moves:
+            before = a.get(f"/v1/sessions/{session}").json()["checkpoint"]
+            gone = servers.moved(session)
+            assert gone["tokens_with_kv"] >= len(PROMPT)
+            home = b
+            after = b.get(f"/v1/sessions/{session}").json()["checkpoint"]
+            for name in ("layer", "positions", "shape", "expires_at"):
+                assert after.get(name) == before.get(name), name
+        resumed = home.post(f"/v1/sessions/{session}/resume", json={"edits": edits}).raise_for_status().json()
+        assert resumed["status"] == "finished"
+        ends.append((turn["token_ids"], resumed["token_ids"], generate(home, session, [9])["token_ids"]))
+    assert ends[0] == ends[1]
+
+
+def test_what_cannot_move_stays(servers: Pair) -> None:
+    a = servers.clients["a"]
+    for each in a.get("/v1/sessions").json()["data"]:
+        a.delete(f"/v1/sessions/{each['id']}").raise_for_status()
+    session = open_session(a)
+    generate(a, session, PROMPT)
+    assert code(servers.move(session, "a", "a")) == (409, "already_there")
+    assert code(servers.move(session, "a", "nobody")) == (422, "unknown_replica")
+    assert code(servers.move("ses_nothing")) == (404, "not_found")
+    capture = {"layer": 0, "action": "capture"}
+    a.post(f"/v1/sessions/{session}/breakpoints", json=capture).raise_for_status()
+    generate(a, session, [4], max_tokens=1)
+    assert code(servers.move(session)) == (409, "wrong_state")
+    a.delete(f"/v1/sessions/{session}/captures").raise_for_status()
+    call = {"model": "tiny-llama", "prompt": "x", "max_tokens": 1}
+    a.post("/v1/completions", json=call, headers={"X-Session-ID": "mine"}).raise_for_status()
+    (named,) = {each["id"] for each in a.get("/v1/sessions").json()["data"]} - {session}
+    assert code(servers.move(named)) == (409, "wrong_state")
+    a.delete(f"/v1/sessions/{named}").raise_for_status()
+    servers.moved(session)
+
+
+def test_an_empty_session_moves(servers: Pair) -> None:
+    session = open_session(servers.clients["a"], metadata={"who": "me"})
+    gone = servers.moved(session)
+    assert (gone["tokens"], gone["tokens_with_kv"]) == (0, 0)
+    assert generate(servers.clients["b"], session, PROMPT)["status"] == "finished"
+
+
+def test_a_move_and_a_turn_that_begin_together_leave_one_winner(servers: Pair) -> None:
+    a = servers.clients["a"]
+    for _ in range(6):
+        session = open_session(a)
+        generate(a, session, PROMPT)
+        with ThreadPoolExecutor(2) as both:
+            turn = both.submit(a.post, f"/v1/sessions/{session}/generate", json={"token_ids": [3], "max_tokens": 4})
+            moved = both.submit(servers.move, session)
+        outcomes = turn.result().status_code, moved.result().status_code
+        home = servers.settled(session)
+        assert outcomes in [(200, 409), (409, 200), (421, 200), (200, 200)], outcomes
+        assert home == ("b" if outcomes[1] == 200 else "a")
+        tokens = view(servers.clients[home], session)["tokens"]
+        assert tokens == len(PROMPT) + 8 + (5 if outcomes[0] == 200 else 0)

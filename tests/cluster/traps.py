@@ -1,0 +1,57 @@
+"""Places in the protocol where a server of the tests kills itself, as `kill -9` would."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from app.cluster.arrivals import Arrivals
+from app.cluster.calls import PeerCalls
+from app.cluster.departures import Departures
+from app.cluster.opening import Opening
+from app.gpu.kv_pools.mover import KVMover
+from app.sessions.registry import SessionRegistry
+
+PLACES: dict[str, tuple[type[Any], str, bool]] = {
+    "a has offered": (PeerCalls, "offer", True),
+    "a has sent, and written that it leaves": (Departures, "_commit", False),
+    "a hears that it is taken": (Departures, "_follow", False),
+    "a has let it go": (SessionRegistry, "depart", True),
+    "b has been offered it": (Arrivals, "offer", True),
+    "b begins to receive it": (KVMover, "_receive", False),
+    "b has received it": (KVMover, "_receive", True),
+    "b is to take it": (Arrivals, "commit", False),
+    "b is about to write that it has it": (Opening, "_keep", False),
+    "b has written that it has it": (Opening, "_keep", True),
+}
+"""The class and the method, and whether it dies after it, not before."""
+
+
+def set_trap(place: str) -> None:
+    """Die there the first time. For a server process, before it starts."""
+    kind, name, after = PLACES[place]
+    original: Callable[..., Any] = getattr(kind, name)
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if name in ("_receive", "_follow", "depart"):
+
+        def trapped(*args: Any, **named: Any) -> Any:
+            if not after:
+                die()
+            original(*args, **named)
+            die()
+
+        setattr(kind, name, trapped)
+        return
+
+    async def trapped_coroutine(*args: Any, **named: Any) -> Any:
+        if not after:
+            die()
+        await original(*args, **named)
+        die()
+
+    setattr(kind, name, trapped_coroutine)
