@@ -1,0 +1,156 @@
+"""What a session's move to another server costs: `python -m benchmarks.move`. Both servers are on this machine.
+
+A move is compared with a plain copy of as many bytes over a TCP connection between two processes, in turn. The first
+token after it is compared with that of a server which has to compute the history. The session waits for a tool when it
+moves: its KV is in host memory.
+"""
+
+import argparse
+import json
+import multiprocessing
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+
+import httpx
+
+from benchmarks.command import bind_to_cores
+from benchmarks.figures import Figure, Target, figure_table
+from benchmarks.spread import middle_half, ratio_of_medians
+from loadgen.peers.djinn import djinn_launch
+from loadgen.processes.process import free_port, running_server
+from loadgen.results.tables import to_markdown
+
+LENGTHS = (64, 128, 256, 512, 1024)
+NAMES = ("a", "b")
+MOST = Target(1.5)
+KEY = "a key of servers that live for some minutes"
+CHUNK_BYTES = 1 << 20
+WAIT_S = 600
+
+
+@contextmanager
+def cluster(model: str) -> Iterator[dict[str, httpx.Client]]:
+    """Two servers that know each other, by name."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ports = {name: free_port() for name in NAMES}
+        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+        (folder / "peers.json").write_text(json.dumps(urls))
+        (folder / "key").write_text(KEY)
+        clients = {}
+        for name in NAMES:
+            flags = {
+                "--model": model,
+                "--port": str(ports[name]),
+                "--replica": name,
+                "--peers": str(folder / "peers.json"),
+                "--cluster-key-file": str(folder / "key"),
+                "--state-dir": str(folder / name),
+            }
+            launch = djinn_launch(flags)
+            stack.enter_context(running_server(launch.command, launch.environment, urls[name]))
+            clients[name] = stack.enter_context(httpx.Client(base_url=urls[name], timeout=WAIT_S))
+        yield clients
+
+
+def open_session(http: httpx.Client, tokens: int, random: Random) -> str:
+    """A session with that much history, whose KV is in host memory."""
+    session: str = http.post("/v1/sessions", json={}).raise_for_status().json()["id"]
+    first_token_s(http, session, [random.randrange(16, 250) for _ in range(tokens - 1)])
+    http.post(f"/v1/sessions/{session}/phase", json={"phase": "io_wait"}).raise_for_status()
+    while http.get(f"/v1/sessions/{session}").json()["kv"]["tier"] != "host":
+        time.sleep(0.01)
+    return session
+
+
+def first_token_s(http: httpx.Client, session: str, token_ids: list[int]) -> float:
+    """Seconds of a turn of one token."""
+    body = {"token_ids": token_ids, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    began = time.perf_counter()
+    http.post(f"/v1/sessions/{session}/generate", json=body).raise_for_status()
+    return time.perf_counter() - began
+
+
+def move(http: httpx.Client, session: str, there: str) -> tuple[float, int]:
+    """Seconds of a move, as its caller sees it, and the bytes that were sent."""
+    began = time.perf_counter()
+    answer = http.post(f"/v1/sessions/{session}/move", json={"replica": there}).raise_for_status().json()
+    return time.perf_counter() - began, answer["bytes"]
+
+
+def _receive(port: int, count: int) -> None:
+    """In another process: the other end of a copy, which says when all has come."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        target = memoryview(bytearray(count))
+        connection.sendall(b"r")
+        rest = target
+        while rest:
+            rest = rest[connection.recv_into(rest) :]
+        connection.sendall(b"d")
+
+
+def copy_s(count: int) -> float:
+    """Seconds of a plain copy of so many bytes from one process to another, both memories touched before."""
+    source = bytes(count)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        process = multiprocessing.get_context("fork").Process(target=_receive, args=(port, count))
+        process.start()
+        with server.accept()[0] as connection:
+            connection.recv(1)
+            began = time.perf_counter()
+            connection.sendall(source)
+            connection.recv(1)
+            seconds = time.perf_counter() - began
+        process.join()
+    return seconds
+
+
+def measure(clients: dict[str, httpx.Client], tokens: int, rounds: int) -> list[Figure]:
+    """The lines of one length."""
+    moves, copies, warm, cold = list[float](), list[float](), list[float](), list[float]()
+    random = Random(tokens)
+    for number in range(-1, rounds):  # the first touches memory
+        session = open_session(clients["a"], tokens, random)
+        seconds, count = move(clients["a"], session, "b")
+        copied = copy_s(count)
+        again = first_token_s(clients["b"], session, [5])
+        fresh: str = clients["b"].post("/v1/sessions", json={}).raise_for_status().json()["id"]
+        computed = first_token_s(clients["b"], fresh, [random.randrange(16, 250) for _ in range(tokens)])
+        for each in (session, fresh):
+            clients["b"].delete(f"/v1/sessions/{each}").raise_for_status()
+        if number >= 0:
+            for values, value in zip((moves, copies, warm, cold), (seconds, copied, again, computed), strict=True):
+                values.append(value)
+    label = f"{tokens} tokens, {count / 2**20:.1f} MiB"
+    together = [first + second for first, second in zip(moves, warm, strict=True)]
+    return [
+        Figure(f"{label}: move", "ms", middle_half([1e3 * value for value in moves])),
+        Figure(f"{label}: plain copy", "ms", middle_half([1e3 * value for value in copies])),
+        Figure(f"{label}: move / copy", "×", ratio_of_medians(moves, copies), MOST if tokens == max(LENGTHS) else None),
+        Figure(f"{label}: move and first token / computed", "×", ratio_of_medians(together, cold)),
+        Figure(f"{label}: computed", "ms", middle_half([1e3 * value for value in cold])),
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser("python -m benchmarks.move", description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="default smollm2-135m-instruct")
+    parser.add_argument("--rounds", type=int, default=20, help="of each length; default 20")
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS), help="lengths of histories")
+    parser.add_argument("--cores", type=int, default=2, help="default 2")
+    options = parser.parse_args()
+    bind_to_cores(options.cores)
+    with cluster(options.model) as clients:
+        figures = [figure for tokens in options.tokens for figure in measure(clients, tokens, options.rounds)]
+    print(to_markdown(figure_table(f"A move: {options.model}", figures)))
+
+
+if __name__ == "__main__":
+    main()
