@@ -42,12 +42,10 @@ HandOver = Callable[[], socket.socket]
 class ClusterDoors:
     """Answers requests of other servers, and passes on all others."""
 
-    def __init__(
-        self, app: ASGIApp, here: str | None, key: ClusterKey | None, arrivals: Callable[[], Arrivals]
-    ) -> None:
-        """`here` is the server's own name. Without a `key` there are no other servers."""
+    def __init__(self, app: ASGIApp, here: str, key: ClusterKey, arrivals: Arrivals) -> None:
+        """`here` is the server's own name."""
         self.app = app
-        self._here = here or ""
+        self._here = here
         self._key = key
         self._arrivals = arrivals
 

@@ -18,8 +18,8 @@ from tests.processes import ServerProcess, serve_process
 
 KEY = "a secret that is long enough to be one"
 PROMPT = list(range(5, 45))
-GREEDY = {"temperature": 0, "ignore_eos": True}
-DRAWN = {"temperature": 1.0, "seed": 7, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7, "ignore_eos": True}
 SOON_S = 60
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from app.domain.errors import FieldOutOfRange
 from app.machine.handover import SocketTable, receive_sockets, send_socket
 from app.settings import Settings
 
-FILES = {"peers": "peers.yaml", "cluster_key_file": "key"}
+FILES: dict[str, Any] = {"peers": "peers.yaml", "cluster_key_file": "key"}
 
 
 def test_the_peers_are_yaml_or_json(tmp_path: Path) -> None:
