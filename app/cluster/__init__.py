@@ -1,1 +1,1 @@
-"""Several servers as one: sessions that move between them."""
+"""Several servers as one: which there are, which session is where, sessions that move, and the front door."""

@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from app.cluster import load as load_header
 from app.domain.errors import EngineError, EngineRestarting, JournalUnavailable
 from app.domain.values import KVPolicy
 from app.metrics.tenants import TenantUse
-from app.routers.dependencies import OperatorDep, OwnerDep, ServicesDep, errors
+from app.routers.dependencies import OperatorDep, OwnerDep, Services, ServicesDep, errors
 from app.wire.errors import ErrorBody
 from app.wire.memory import EstimateQuery, MemoryEstimate, MemoryView, TenantUseView
 from app.wire.system import Status, Version
@@ -19,6 +20,8 @@ router = APIRouter(tags=["system"])
 
 PATIENCE_S = 5.0
 """How long metrics wait for the engine: half of the time that Prometheus waits for them."""
+LOAD_PATIENCE_S = 0.25
+"""How long the front door's look waits for the engine: it looks every second."""
 
 
 @router.head("/health", include_in_schema=False)
@@ -29,16 +32,30 @@ async def get_health() -> Status:
 
 
 @router.get("/ready", operation_id="getReady", responses=errors(503))
-async def get_ready(services: ServicesDep) -> Status:
+async def get_ready(response: Response, services: ServicesDep) -> Status:
     """Whether new work is taken: 503 while the server shuts down, while its engine is started again, and while its
-    journal cannot be written; 500 if the engine has failed for good. Needs no API key.
+    journal cannot be written; 500 if the engine has failed for good. Needs no API key. A replica of a cluster tells the
+    front door how busy it is.
     """
     services.sessions.table.require_no_drain()
     services.sessions.executor.check()
     failure = services.sessions.keeper.state.failure
     if failure is not None:
         raise JournalUnavailable(f"the journal cannot be written: {failure}")
+    if services.settings.replica is not None and (load := await _load(services)) is not None:
+        response.headers[load_header.HEADER] = str(load)
     return Status(status="ready")
+
+
+async def _load(services: Services) -> load_header.Load | None:
+    """How busy this replica is; None: the engine does not say it in time."""
+    try:
+        async with asyncio.timeout(LOAD_PATIENCE_S):
+            memory = await services.sessions.memory()
+    except TimeoutError:
+        return None
+    free = 1 - memory.kv_owned_bytes / max(1, memory.kv_total_bytes)
+    return load_header.Load(free, memory.running + memory.waiting)
 
 
 @router.get(

@@ -9,6 +9,7 @@ from itertools import chain
 from app.bridge.turn import Turn
 from app.domain.errors import Draining, FieldOutOfRange, Moving, NotFound, TenantLimit
 from app.domain.limits import Quotas
+from app.domain.session_ids import home_of
 from app.domain.values import Residency, SessionId, SessionState, Tier
 from app.sessions.busy import BusySessions
 from app.sessions.places import RETRY_AFTER_S, SessionPlaces
@@ -141,9 +142,10 @@ class SessionTable:
     ) -> list[Session]:
         """Up to `limit` of the owner's sessions, or of everybody's, that are younger than `after`, oldest first.
 
-        Raises `FieldOutOfRange` unless `after` is None, or one of them: a session that is open or has closed lately.
+        Raises `FieldOutOfRange` unless `after` is None, or one of them: a session that is open or has closed lately. An
+        id that names a server of a cluster is a place too: the list of all of them has others' sessions.
         """
-        if after is not None and not (everybody and self._is_place_of_any(after)):
+        if after is not None and home_of(after) is None and not (everybody and self._is_place_of_any(after)):
             self._check_place(after, owner)
         found = sorted(
             session.id

@@ -134,7 +134,7 @@ def without_logprobs(item: AnyItem) -> AnyItem:
     return item.model_copy(update={"content": bare})
 
 
-IdPrefix = Literal["resp", "msg", "fc", "fco"]
+IdPrefix = Literal["msg", "fc", "fco"]
 
 
 def new_id(prefix: IdPrefix) -> str:

@@ -5,12 +5,13 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 
 from app.domain.errors import DjinnError, FieldOutOfRange, MalformedRequest
+from app.domain.session_ids import new_response_id
 from app.domain.values import StopRule
 from app.openai.chat_prompt import chat_prompt
 from app.openai.responses.body import ResponseBody
 from app.openai.responses.conversation import Conversation, StoredResponse
 from app.openai.responses.events import ResponseWriter
-from app.openai.responses.items import AnyItem, new_id
+from app.openai.responses.items import AnyItem
 from app.openai.responses.memory import UnstoredConversation
 from app.openai.responses.messages import check_calls, to_messages
 from app.openai.responses.response import ResponseObject
@@ -52,7 +53,8 @@ class ResponseCall:
         use, support = body.to_tool_use(), services.tool_support
         token_ids = await services.side_work.run(self._owner, self._prompt, body, [*before, *new], use)
         request = await self._request(body, token_ids, use, cleanup)
-        response = ResponseObject.begin(body, new_id("resp"), int(time.time()))
+        response_id = new_response_id(services.settings.replica)
+        response = ResponseObject.begin(body, response_id, int(time.time()))
         # From here on nothing waits, so no other call takes the session. A refused call closes none.
         (charge,) = services.sessions.turns.reserve(self._owner, [request], cleanup)
         with ExitStack() as undo:
