@@ -36,7 +36,7 @@ class TenantMiddleware:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        tenant = self._authenticate(headers)
+        tenant = authenticate(self._directory, headers)
         state = scope.setdefault("state", {})
         state["tenant"], state["owner"] = tenant, tenant and tenant.name
         state["admit"] = lambda: self._admit_again(state["owner"], headers, scope["path"])
@@ -64,22 +64,13 @@ class TenantMiddleware:
 
     def _admit_again(self, owner: str | None, headers: Headers, path: str) -> None:
         """Like `_admit`, for the next request of a connection that is `owner`'s: its key may be another's by now."""
-        tenant = self._authenticate(headers)
+        tenant = authenticate(self._directory, headers)
         self._admit(tenant if tenant is not None and tenant.name == owner else None, path)
 
     def _is_same(self, tenant: Tenant | None, headers: Headers) -> bool:
         """Whether the key is still valid, and its tenant may see as much as before."""
-        found = self._authenticate(headers)
+        found = authenticate(self._directory, headers)
         return (found and (found.name, found.role)) == (tenant and (tenant.name, tenant.role))
-
-    def _authenticate(self, headers: Headers) -> Tenant | None:
-        """Whose key the headers have, byte by byte as they came; None: nobody's, or nobody needs one."""
-        if not self._directory:
-            return None
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = (token if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
-        keys = (each.encode("latin-1").strip() for each in given)
-        return next((found for key in keys if key and (found := self._directory.find(key))), None)
 
     def _with_headers(self, tenant: Tenant, send: Send) -> Send:
         """Tells the tenant with each answer how it stands."""
@@ -91,6 +82,16 @@ class TenantMiddleware:
             await send(message)
 
         return send_with_headers
+
+
+def authenticate(directory: Directory, headers: Headers) -> Tenant | None:
+    """Whose key the headers have, byte by byte as they came; None: nobody's, or nobody needs one."""
+    if not directory:
+        return None
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = (token if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
+    keys = (each.encode("latin-1").strip() for each in given)
+    return next((found for key in keys if key and (found := directory.find(key))), None)
 
 
 def import_limit(scope: Scope) -> int | None:

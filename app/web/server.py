@@ -8,27 +8,17 @@ import gc
 import logging
 import socket
 from functools import partial
-from types import FrameType
 
-import uvicorn
 from fastapi import FastAPI
 
 from app.domain.errors import FieldOutOfRange
 from app.sessions.lifecycle import drain
 from app.web.connections.caps import Caps
-from app.web.connections.listener import Listener
-from app.web.connections.protocol import Deadlines, HttpProtocol
-from app.web.connections.quiet import ONCE_PER_MINUTE
-from app.web.connections.table import Connection, ConnectionTable
-from app.web.connections.watch import watch
-from app.web.connections.websocket import WebSocketProtocol
 from app.web.ending import ANSWERS_S, longest_end_s
 from app.web.hangups import Hangups
+from app.web.listening import ListeningServer
 
 logger = logging.getLogger(__name__)
-
-KEEP_ALIVE_TIMEOUT_S = 75
-"""Agents come back after a tool has run: uvicorn's 5 s would close their pooled connections under them."""
 
 ENDED, ENGINE_LOST, NOT_DURABLE = 0, 4, 5
 """Exit statuses: the server was told to end; its engine has failed for good; the journal lacks changes."""
@@ -54,54 +44,27 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-class Server(uvicorn.Server):
+class Server(ListeningServer):
     """Serves `app`; prints one line to stdout when it takes requests."""
 
     def __init__(self, app: FastAPI, caps: Caps, hangups: Hangups | None = None) -> None:
         """`hangups` are heard from its start on; None: as if there were none."""
         services = app.state.services
-        super().__init__(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                log_config=None,  # its lines have the form of all others
-                log_level="warning",
-                access_log=False,
-                timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
-                timeout_graceful_shutdown=ANSWERS_S,
-                ws=WebSocketProtocol,
-                ws_max_size=int(services.settings.max_request_bytes),
-                # A message of 8 kB would come to one of 8 MiB.
-                ws_per_message_deflate=False,
-            )
-        )
-        logging.getLogger("uvicorn.error").addFilter(ONCE_PER_MINUTE)
+        super().__init__(app, services.settings, services.metrics.connections, caps)
         self._services = services
-        self._table = ConnectionTable(caps, services.metrics.connections)
         self._hangups = hangups
-        self._listener: Listener | None = None
         self.status = ENDED
         """With what the process should end, once it has."""
-        self._watching: asyncio.Task[None] | None = None
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, on the one of `sockets`."""
-        assert sockets is not None
-        (bound,) = sockets
-        # Connections inherit it: without it those of a server that was killed keep the port for a minute.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        await super().startup([])
-        if self.started:
-            self._listen(bound)
-            # A full collection goes through each object and stops every turn meanwhile: 0.3 s with those of the
-            # modules and the model, which are never garbage.
-            gc.collect()
-            gc.freeze()
-            host, port = bound.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            self._hear_hangups()
-            if not self.should_exit:  # a terminal that has closed takes no line
-                print(f"Djinn serves {self._services.info.name} on http://{shown}:{port}", flush=True)
+    def has_started(self, url: str) -> None:
+        """Say so, and hear hangups."""
+        # A full collection goes through each object and stops every turn meanwhile: 0.3 s with those of the
+        # modules and the model, which are never garbage.
+        gc.collect()
+        gc.freeze()
+        self._hear_hangups()
+        if not self.should_exit:  # a terminal that has closed takes no line
+            print(f"Djinn serves {self._services.info.name} on {url}", flush=True)
 
     def _hear_hangups(self) -> None:
         """Read files again at each, where there are any; else end at the first."""
@@ -121,22 +84,6 @@ class Server(uvicorn.Server):
     def _begin_to_end(self) -> None:
         # A terminal that closes may say so twice: by its shell, and by the kernel. Neither is in a hurry.
         self.should_exit = True
-
-    def _listen(self, bound: socket.socket) -> None:
-        metrics = self._services.metrics.connections
-        self._listener = Listener(bound, self._table, metrics, self._speak)
-        self._listener.start(self.config.backlog)
-        deadlines = Deadlines.of(self._services.settings)
-        self._watching = asyncio.create_task(watch(self._table, deadlines, metrics))
-
-    def _speak(self, connection: Connection) -> HttpProtocol:
-        return HttpProtocol(
-            connection,
-            self._table,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second. Whether to end: only another process can have another engine."""
@@ -158,13 +105,10 @@ class Server(uvicorn.Server):
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
         draining.cancel()
-        if self._listener is not None:
-            self._listener.close()
+        self.close_port()
         if not self.force_exit:
             logger.info("drain: the port is closed; answers under way have %d s", ANSWERS_S)
         await super().shutdown(sockets)
-        if self._watching is not None:
-            self._watching.cancel()
         if not self.force_exit:
             self._log_end()
 
@@ -174,11 +118,3 @@ class Server(uvicorn.Server):
         logger.log(level, "drain: over; changes that the journal lacks: %d", waiting)
         if waiting:
             self.status = NOT_DURABLE
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, leave at the second. Unlike uvicorn's own, the process ends with `status`."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-        if self.force_exit:
-            # Every request that ends here would be a traceback.
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
