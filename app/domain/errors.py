@@ -238,6 +238,28 @@ class BodiesFull(DjinnError, status=503, code="bodies_full"):
     retry_after_s = 1
 
 
+class ReplicaAway(DjinnError, status=503, code="replica_away"):
+    """Not done: the replica that has what the request is about does not answer; carries Retry-After."""
+
+    retry_after_s = 2
+
+
+class ReplicaLost(DjinnError, status=502, code="replica_lost"):
+    """The replica went away in the middle: whether the request was done is not known."""
+
+
+class ReplicaMoving(DjinnError, status=503, code="moving_on"):
+    """Not done: the session has moved, and the request could not be sent after it; carries Retry-After."""
+
+    retry_after_s = 1
+
+
+class DirectoryAway(DjinnError, status=503, code="directory_away"):
+    """Not done: only the cluster's directory knows whom the request is for, and it is away; carries Retry-After."""
+
+    retry_after_s = 2
+
+
 class NotDurable(DjinnError, code="not_durable"):
     """Done, but not written down: a restart would undo it, unless the journal can be written before. To repeat it would
     do it twice.

@@ -1,0 +1,189 @@
+"""The front door as an application: finds whom each request is for, and has it piped there and back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from app.cluster.directory import session_key
+from app.cluster.fleet import Fleet, Replica
+from app.cluster.front.body import Body, Gone
+from app.cluster.front.heads import moved_to
+from app.cluster.front.merged import Merged
+from app.cluster.front.named import field_of, previous_response
+from app.cluster.front.owners import Owner, Owners
+from app.cluster.front.pipe import Answer, Pipe, passed_headers
+from app.cluster.front.pool import Pool
+from app.cluster.front.routes import SESSIONS, About, Target, target_of
+from app.cluster.front.sockets import Sockets
+from app.domain.errors import DjinnError, NotFound, ReplicaAway, ReplicaMoving
+from app.web.error_bodies import BUG_MESSAGE
+from app.web.error_handlers import error_response
+from app.web.request_id import SESSION_HEADER
+
+logger = logging.getLogger(__name__)
+
+MOVED = 421
+"""What a replica answers for a session that it has handed on."""
+
+
+class FrontDoor:
+    """The ASGI application. Used on the event loop only."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        owners: Owners,
+        pool: Pool,
+        merged: Merged,
+        tenant_of: Callable[[Headers], str | None],
+        max_message_bytes: int,
+    ) -> None:
+        """`tenant_of` tells whose key a request has: the tenant's name, None for nobody's. `max_message_bytes` is for
+        those of WebSockets.
+        """
+        self._fleet = fleet
+        self._owners = owners
+        self._pool = pool
+        self._merged = merged
+        self._tenant_of = tenant_of
+        self._sockets = Sockets(self._named, owners, fleet, max_message_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or one WebSocket."""
+        began = False
+
+        async def send_noted(message: Any) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            if scope["type"] == "websocket":
+                await self._sockets.serve(scope, send_noted)
+            else:
+                await self._serve(scope, Body(receive), send_noted)
+        except DjinnError as error:
+            if not began:
+                await error_response(error, scope)(scope, receive, send)
+        except Gone:
+            pass
+        except Exception:
+            logger.exception("a request failed at the front door")
+            if not began:
+                await error_response(DjinnError(BUG_MESSAGE), scope)(scope, receive, send)
+
+    async def _serve(self, scope: Scope, body: Body, send: Send) -> None:
+        target = target_of(scope["method"], scope["path"])
+        try:
+            if target.about is About.NOBODY:
+                raise NotFound(f"{scope['method']} {scope['path'][:100]}: only servers of the cluster have this")
+            if target.about is About.MERGED:
+                await self._merged.serve(scope, body.next_message, send)
+            elif target.about is About.EVERY:
+                await self._ask_all(scope, body, send)
+            else:
+                owner = await self._owner(scope, target, body)
+                await self._ask_owner(scope, owner, body, send)
+        except Gone:
+            if body.refusal is None:
+                raise
+            raise body.refusal from None
+
+    async def _owner(self, scope: Scope, target: Target, body: Body) -> Owner:
+        match target.about:
+            case About.SESSION:
+                return await self._owners.of_session(target.id)
+            case About.RESPONSE:
+                return await self._owners.of_response(target.id)
+            case About.NEW:
+                return Owner(self._fleet.place())
+            case About.CREATE_RESPONSE:
+                previous = previous_response(await body.whole())
+                if previous is not None:
+                    return await self._owners.of_response(previous)
+                return await self._named(scope)
+            case About.CALL:
+                return await self._named(scope)
+            case _:
+                return Owner(self._fleet.any())
+
+    async def _named(self, scope: Scope) -> Owner:
+        """Whom a call is for by its header. One without is placed where there is room."""
+        headers = Headers(scope=scope)
+        names = headers.getlist(SESSION_HEADER)
+        if not names or not names[0]:
+            return Owner(self._fleet.place())
+        return await self._owners.of_name(self._tenant_of(headers), names[0])
+
+    async def _ask_owner(self, scope: Scope, owner: Owner, body: Body, send: Send) -> None:
+        """Have the owner answer, and nobody else. What has no owner yet finds another replica if its first is away."""
+        while True:
+            try:
+                await self._ask(scope, owner, body, send)
+                return
+            except ReplicaAway:  # nothing was sent
+                if owner.key is not None or not body.can_repeat:
+                    raise
+            owner = Owner(self._fleet.place())
+
+    async def _ask(self, scope: Scope, owner: Owner, body: Body, send: Send) -> None:
+        """A session that has moved is followed once."""
+        pipe = Pipe(scope, body, self._pool)
+        async with pipe.asking(owner.replica) as answer:
+            if answer.head.status_code != MOVED or (moved := self._moved_to(answer)) is None:
+                if _is_move(scope) and answer.head.status_code == 200:
+                    await self._note_move(scope, answer, send)
+                else:
+                    await pipe.pass_answer(answer, send)
+                return
+        if owner.key is not None:
+            await self._owners.moved(owner.key, moved.name)
+        if not body.can_repeat:
+            raise ReplicaMoving(f"the session has moved to replica {moved.name}: repeat the request")
+        async with pipe.asking(self._fleet.reachable(moved.name)) as answer:
+            if answer.head.status_code == MOVED and (further := self._moved_to(answer)) is not None:
+                if owner.key is not None:
+                    await self._owners.moved(owner.key, further.name)
+                raise ReplicaMoving(f"the session moves on, now to replica {further.name}: repeat the request")
+            await pipe.pass_answer(answer, send)
+
+    def _moved_to(self, answer: Answer) -> Replica | None:
+        """Where the replica says that the session is; None if it says nothing that is known here."""
+        return self._fleet.find(moved_to(answer.head.headers))
+
+    async def _note_move(self, scope: Scope, answer: Answer, send: Send) -> None:
+        """Remember where a session has been moved to: its home may not be there to say so."""
+        content = b""
+        async for part in answer.upstream.body():
+            content += part
+        session_id = target_of(scope["method"], scope["path"]).id
+        name = field_of(content, "replica")
+        if name is not None and self._fleet.find(name) is not None:
+            await self._owners.moved(session_key(session_id), name)
+        await send({"type": "http.response.start", "status": 200, "headers": passed_headers(answer)})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _ask_all(self, scope: Scope, body: Body, send: Send) -> None:
+        """Have every replica do it, one after the other. What the last one answers, or the first that refuses, is the
+        answer: what is done twice comes to the same.
+        """
+        await body.whole()
+        replicas = [self._fleet.reachable(each.name) for each in self._fleet]
+        if not replicas:
+            self._fleet.any()
+        pipe = Pipe(scope, body, self._pool)
+        for replica in replicas:
+            async with pipe.asking(replica) as answer:
+                if replica is replicas[-1] or answer.head.status_code >= 400:
+                    await pipe.pass_answer(answer, send)
+                    return
+
+
+def _is_move(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return scope["method"] == "POST" and path.startswith(f"{SESSIONS}/") and path.endswith("/move")

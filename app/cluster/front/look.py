@@ -1,0 +1,56 @@
+"""Looks at every replica, again and again: does it answer, does it take new work, how much room has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from app.cluster import load
+from app.cluster.fleet import OWN_NAME, Fleet, Replica, State
+from app.cluster.front.fetch import fetch
+from app.cluster.front.pool import Pool
+from app.domain.errors import ReplicaAway
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+PATIENCE_S = 3.0
+"""How long a replica may take. It answers without its engine."""
+MISSES = 2
+"""Looks without an answer before a replica that was there is taken to be away: one may be busy for a moment."""
+
+
+class Lookout:
+    """Used on the event loop only."""
+
+    def __init__(self, fleet: Fleet, pool: Pool) -> None:
+        self._fleet = fleet
+        self._pool = pool
+        self._missed: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def look(self) -> None:
+        """Look at all of them once."""
+        await asyncio.gather(*(self._look_at(each) for each in self._fleet))
+
+    async def _look_at(self, replica: Replica) -> None:
+        before = replica.state
+        headers = [(b"host", f"{replica.host}:{replica.port}".encode()), (b"user-agent", OWN_NAME.encode())]
+        try:
+            found = await fetch(self._pool, replica, b"/ready", headers, PATIENCE_S)
+        except ReplicaAway:
+            missed = self._missed[replica.name] = self._missed.get(replica.name, 0) + 1
+            if missed >= MISSES or before is State.AWAY:
+                replica.told(State.AWAY, None)
+        else:
+            self._missed[replica.name] = 0
+            told = dict(found.headers).get(load.HEADER.lower().encode())
+            state = State.READY if found.status == 200 else State.REFUSES
+            replica.told(state, None if told is None else load.Load.of(told.decode("latin-1")))
+        if replica.state is not before:
+            logger.info("replica %s at %s: %s, was %s", replica.name, replica.url, replica.state.value, before.value)

@@ -1,0 +1,168 @@
+"""The front door as a server: its parts put together, its start and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.cluster.directory import Directory
+from app.cluster.fleet import Fleet
+from app.cluster.front.door import FrontDoor
+from app.cluster.front.look import Lookout
+from app.cluster.front.merged import Merged
+from app.cluster.front.owners import Owners
+from app.cluster.front.pool import Pool
+from app.cluster.front.protocol import FrontProtocol
+from app.metrics.connections import ConnectionMetrics
+from app.settings import Settings
+from app.tenants.gate import authenticate
+from app.tenants.tenancy import Tenancy
+from app.web.body_limit import BodyLimitMiddleware
+from app.web.connections.body_budget import BodyBudget
+from app.web.connections.caps import Caps
+from app.web.connections.table import Connection
+from app.web.ending import ANSWERS_S
+from app.web.hosts import HostMiddleware
+from app.web.listening import ListeningServer
+from app.web.request_id import RequestIdMiddleware
+
+logger = logging.getLogger(__name__)
+
+IMPORT = ("POST", "/v1/sessions/import")
+
+
+class Front:
+    """The front door's parts: an ASGI application, and what runs beside it."""
+
+    def __init__(self, settings: Settings, fleet: Fleet, directory: Directory) -> None:
+        """`settings` are those of the replicas: who may call, and what a request may be."""
+        self.settings = settings
+        self.fleet = fleet
+        self.registry = CollectorRegistry()
+        self.metrics = ConnectionMetrics(self.registry)
+        self.tenancy = Tenancy(settings.model_copy(update={"audit_log": None}), time.time)
+        self.pool = Pool()
+        self.lookout = Lookout(fleet, self.pool)
+        door = FrontDoor(
+            fleet,
+            Owners(fleet, directory),
+            self.pool,
+            Merged(fleet, self.pool, self.registry),
+            self._tenant_of,
+            int(settings.max_request_bytes),
+        )
+        self.app = _guarded(door, settings, self.living)
+
+    def _tenant_of(self, headers: Headers) -> str | None:
+        tenant = authenticate(self.tenancy.directory, headers)
+        return None if tenant is None else tenant.name
+
+    @asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        """What runs while the front door serves: it has looked at every replica before the first request."""
+        await self.lookout.look()
+        looking = asyncio.create_task(self.lookout.run())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+            self.pool.close()
+            self.tenancy.close()
+
+
+def _guarded(door: ASGIApp, settings: Settings, living: Callable[[], Any]) -> ASGIApp:
+    """The door behind what each request passes, as replicas have it, and with a life of its own."""
+    most = int(settings.max_import_bytes)
+    app: ASGIApp = BodyLimitMiddleware(
+        door,
+        max_bytes=min(int(settings.max_request_bytes), int(settings.max_bodies_bytes)),
+        routes={IMPORT: lambda scope: most},
+        budget=BodyBudget(int(settings.max_bodies_bytes)),
+    )
+    app = HostMiddleware(app, hosts=settings.answered_hosts, origins=settings.cors_origins)
+    app = RequestIdMiddleware(app)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        await receive()
+        async with living():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    return serve
+
+
+class FrontServer(ListeningServer):
+    """Serves a front door; prints one line to stdout when it takes requests."""
+
+    def __init__(self, front: Front, caps: Caps, says: Callable[[str], None] | None = None) -> None:
+        """`says` gets the line in place of stdout."""
+        super().__init__(front.app, front.settings, front.metrics, caps)
+        # Answers that pass are turns of replicas, which have as long.
+        self.config.timeout_graceful_shutdown = int(front.settings.drain_timeout_s) + ANSWERS_S
+        self.front = front
+        self._says = says or partial(print, flush=True)
+
+    def has_started(self, url: str) -> None:
+        """Say so."""
+        names = ", ".join(each.name for each in self.front.fleet)
+        self._says(f"Djinn's front door is {url}, before replicas {names}")
+
+    def speak(self, connection: Connection) -> FrontProtocol:
+        """The protocol of a new connection."""
+        return FrontProtocol(
+            connection,
+            self.table,
+            self._upgrade,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+
+    def _upgrade(self, client: FrontProtocol, scope: dict[str, Any]) -> None:
+        """Serve a connection that asks for a WebSocket."""
+
+        async def serve() -> None:
+            await self.config.loaded_app(scope, _nothing, _Denial(client).send)
+
+        task = asyncio.create_task(serve())
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+
+
+async def _nothing() -> Message:
+    """A WebSocket passes as bytes: the application gets no messages of it."""
+    return {"type": "websocket.connect"}
+
+
+class _Denial:
+    """Writes the answer that a client gets in place of a WebSocket."""
+
+    def __init__(self, client: FrontProtocol) -> None:
+        self._client = client
+
+    async def send(self, message: Message) -> None:
+        transport = self._client.transport
+        if message["type"] == "websocket.http.response.start":
+            status = HTTPStatus(message["status"])
+            lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), b"connection: close"]
+            lines += [name + b": " + value for name, value in message.get("headers", [])]
+            transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
+        elif message["type"] == "websocket.http.response.body":
+            transport.write(message.get("body", b""))
+            if not message.get("more_body", False):
+                transport.close()

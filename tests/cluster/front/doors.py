@@ -1,0 +1,99 @@
+"""Front doors on threads, and replicas that do as a test says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app.cluster.directory import Directory
+from app.cluster.fleet import Fleet
+from app.cluster.front.server import Front, FrontServer
+from app.cluster.table import Table
+from app.domain.errors import DirectoryAway
+from app.web.connections.caps import Caps
+from app.web.server import bind
+from tests.serving import START_TIMEOUT_S, tiny_settings
+
+PATIENCE_S = 30.0
+"""How long a test waits for what must come."""
+
+
+@dataclass
+class Door:
+    """A running front door."""
+
+    url: str
+    fleet: Fleet
+    server: FrontServer
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """For plain sockets."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return host, int(port)
+
+
+@contextmanager
+def serving_door(urls: Mapping[str, str], directory: Directory | None = None, **changed: Any) -> Iterator[Door]:
+    """A front door before these replicas, with the settings of tiny ones."""
+    settings, fleet = tiny_settings(**changed), Fleet(urls)
+    front = Front(settings, fleet, Table(None) if directory is None else directory)
+    said: list[str] = []
+    server = FrontServer(front, Caps.of(settings, descriptors=4096), said.append)
+    with bind("127.0.0.1", 0) as bound:
+        host, port = bound.getsockname()
+        thread = threading.Thread(target=server.run, args=([bound],), name="front-door")
+        thread.start()
+        try:
+            wait_until(lambda: bool(said) or not thread.is_alive())
+            assert said
+            yield Door(f"http://{host}:{port}", fleet, server)
+        finally:
+            server.should_exit = True
+            thread.join(START_TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def serving_stub(app: ASGIApp) -> Iterator[str]:
+    """A replica that is only `app`; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off", access_log=False))
+    thread = threading.Thread(target=server.run, name="stub")
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(START_TIMEOUT_S)
+
+
+class AwayDirectory:
+    """A directory that does not answer."""
+
+    async def find(self, key: str) -> str | None:
+        """See `Directory.find`."""
+        raise DirectoryAway("the directory does not answer")
+
+    async def bind(self, key: str, replica: str) -> str:
+        """See `Directory.bind`."""
+        raise DirectoryAway("the directory does not answer")
+
+    async def put(self, key: str, replica: str) -> None:
+        """See `Directory.put`."""
+        raise DirectoryAway("the directory does not answer")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for what must come. Fails if it does not."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.02)

@@ -1,0 +1,110 @@
+"""What the front door refuses, as servers do, and that nothing of it reaches a replica as something else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tests.cluster.front.doors import PATIENCE_S, Door, serving_door, serving_stub
+
+HEAD = b"Host: localhost\r\n"
+SESSION = b"/v1/sessions/ses_a_" + b"0" * 36
+
+
+class Stub:
+    """Notes each request."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, int]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request = Request(scope, receive)
+        content = await request.body()
+        if scope["path"] != "/ready":
+            self.seen.append((request.method, scope["path"], len(content)))
+        await Response(b"fine")(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def stub() -> Stub:
+    return Stub()
+
+
+@pytest.fixture(scope="module")
+def small_door(stub: Stub) -> Iterator[Door]:
+    limits: dict[str, Any] = {"max_request_bytes": 1000, "header_timeout_s": 1.0, "body_timeout_s": 1.0}
+    with serving_stub(stub) as url, serving_door({"a": url}, **limits) as door:
+        yield door
+
+
+def _answer(door: Door, sent: bytes) -> bytes:
+    with socket.create_connection(door.address, PATIENCE_S) as connection:
+        connection.sendall(sent)
+        received = b""
+        while part := connection.recv(4096):
+            received += part
+    return received
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", 403),
+        (b"GET /\x00 HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: a\x00b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"X : a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HEAD + b"X: " + b"a" * 100_000 + b"\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", 415),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 1001\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n400\r\n" + b"x" * 1024, 413),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HEAD + b"Content-Length: 9\r\n\r\nlate", 408),
+        (b"GET / HTTP/1.1\r\nHost: loc", 408),
+    ],
+)
+def test_what_no_server_here_takes_is_refused_at_the_front_door(
+    small_door: Door, stub: Stub, sent: bytes, status: int
+) -> None:
+    before = len(stub.seen)
+    received = _answer(small_door, sent.replace(b"\r\n" + HEAD, b"\r\nConnection: close\r\n" + HEAD, 1))
+    assert received.startswith(b"HTTP/1.1 %d" % status), received[:200]
+    assert b'"error"' in received
+    assert len(stub.seen) == before
+
+
+def test_a_second_request_in_a_body_stays_a_body(small_door: Door, stub: Stub) -> None:
+    hidden = b"DELETE " + SESSION + b" HTTP/1.1\r\n" + HEAD + b"\r\n"
+    stub.seen.clear()
+    length = b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(hidden)
+    assert _answer(small_door, b"POST /x HTTP/1.1\r\n" + HEAD + length + hidden).startswith(b"HTTP/1.1 200")
+    chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(hidden), hidden)
+    assert _answer(small_door, b"POST /x HTTP/1.1\r\n" + HEAD + chunked).startswith(b"HTTP/1.1 200")
+    assert stub.seen == [("POST", "/x", len(hidden))] * 2
+
+
+def test_requests_behind_each_other_are_answered_in_order(small_door: Door, stub: Stub) -> None:
+    stub.seen.clear()
+    first = b"POST /1 HTTP/1.1\r\n" + HEAD + b"Content-Length: 2\r\n\r\nab"
+    last = b"GET /2 HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n"
+    assert _answer(small_door, first + last).count(b"HTTP/1.1 200") == 2
+    assert stub.seen == [("POST", "/1", 2), ("GET", "/2", 0)]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 900, b'{"previous_response_id": 7}', b"\xff\xfe"])
+def test_a_call_that_cannot_be_read_is_the_replicas_to_refuse(small_door: Door, content: bytes) -> None:
+    assert httpx.post(f"{small_door.url}/v1/responses", content=content).status_code == 200

@@ -1,0 +1,136 @@
+"""Answers about the whole cluster are made of those of all replicas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.cluster.front.event_ids import joined_id, split_id
+from app.cluster.front.merging import merged_memory
+from tests.cluster.front.doors import Door, serving_door
+from tests.serving import serve
+
+
+@pytest.fixture
+def sessions(client: httpx.Client) -> Iterator[list[str]]:
+    """Seven sessions at both replicas, in the order of their ids."""
+    found = sorted(client.post("/v1/sessions", json={}).json()["id"] for _ in range(7))
+    yield found
+    for session in found:
+        client.delete(f"/v1/sessions/{session}")
+
+
+def test_the_list_has_every_session_once_and_in_order(client: httpx.Client, sessions: list[str]) -> None:
+    listed: list[str] = []
+    while True:
+        after = {"after": listed[-1]} if listed else {}
+        page = client.get("/v1/sessions", params={"limit": 2, **after}).json()
+        listed += [session["id"] for session in page["data"]]
+        if not page["has_more"]:
+            break
+        assert len(page["data"]) == 2
+    assert listed == sorted(listed)
+    assert [session for session in listed if session in sessions] == sessions
+    assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "after=nonsense", "state=odd", "what=1"])
+def test_a_list_that_no_replica_gives_is_refused(client: httpx.Client, query: str) -> None:
+    assert client.get(f"/v1/sessions?{query}").status_code == 422
+
+
+def test_models_memory_and_metrics_are_those_of_all(client: httpx.Client, replica_urls: dict[str, str]) -> None:
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny-llama"]
+    parts = [httpx.get(f"{url}/v1/memory").json() for url in replica_urls.values()]
+    whole = client.get("/v1/memory").json()
+    total = sum(part["data"]["device"]["total_bytes"] for part in parts)
+    assert whole["data"]["device"]["total_bytes"] == total
+    assert whole["data"]["block_tokens"] == parts[0]["data"]["block_tokens"]
+    text = client.get("/metrics").text
+    samples = {
+        (sample.name, sample.labels["replica"])
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert {("djinn_turns_running", "a"), ("djinn_turns_running", "b"), ("djinn_connections", "front")} <= samples
+    assert {("djinn_replica_up", "a"), ("djinn_replica_up", "b")} <= samples
+
+
+def test_sums_leave_out_what_is_unknown() -> None:
+    moved = {"bytes": 10, "seconds": 2.0, "bytes_per_s": 5.0}
+    never = {"bytes": 0, "seconds": 0.0, "bytes_per_s": None}
+    views = [
+        {"moves": {"out": moved}, "block_bytes": 4, "counts": None, "tenants": {"x": {"sessions": 1}}},
+        {"moves": {"out": never, "in": never}, "block_bytes": 4, "counts": None, "tenants": {"y": {"sessions": 2}}},
+    ]
+    assert merged_memory(views) == {
+        "moves": {"out": moved, "in": never},
+        "block_bytes": 4,
+        "counts": None,
+        "tenants": {"x": {"sessions": 1}, "y": {"sessions": 2}},
+    }
+
+
+def test_who_may_not_ask_a_replica_gets_its_answer() -> None:
+    with serve(replica="a", api_keys=("k" * 32,)) as url, serving_door({"a": url}, api_keys=("k" * 32,)) as door:
+        for path in ("/v1/sessions", "/v1/models", "/v1/memory", "/v1/events", "/metrics"):
+            assert httpx.get(f"{door.url}{path}").status_code == 401
+            if path != "/v1/events":
+                key = {"Authorization": f"Bearer {'k' * 32}"}
+                assert httpx.get(f"{door.url}{path}", headers=key).status_code == 200
+        assert httpx.get(f"{door.url}/ready").status_code == 200
+
+
+def _events(door: Door, last_id: str | None = None) -> Generator[tuple[str, dict[str, Any], str | None], None, None]:
+    headers = {} if last_id is None else {"Last-Event-ID": last_id}
+    with httpx.stream("GET", f"{door.url}/v1/events", headers=headers, timeout=60) as answer:
+        assert answer.status_code == 200
+        fields: dict[str, str] = {}
+        for line in answer.iter_lines():
+            if line:
+                name, _, value = line.partition(": ")
+                fields[name] = value
+            elif "data" in fields:
+                yield fields["event"], json.loads(fields["data"]), fields.get("id")
+                fields = {}
+
+
+def test_the_live_stream_is_that_of_all_and_goes_on_where_it_ended(
+    door: Door, client: httpx.Client, sessions: list[str]
+) -> None:
+    stream = _events(door)
+    name, data, last_id = next(stream)
+    seen = {session["id"] for session in data["sessions"]}
+    while data["has_more"]:
+        name, data, last_id = next(stream)
+        assert name == "snapshot"
+        seen |= {session["id"] for session in data["sessions"]}
+    assert set(sessions) <= seen
+    assert last_id is not None
+    stream.close()
+    while (created := client.post("/v1/sessions", json={}).json()["id"])[4] == "a":
+        sessions.append(created)
+    sessions.append(created)
+    again = _events(door, last_id)
+    told = set()
+    for name, data, _ in again:
+        assert name != "snapshot"
+        if name == "session" and data["change"] == "opened":
+            told.add(data["session"]["id"])
+            if created in told:
+                break
+    again.close()
+
+
+def test_an_id_of_other_replicas_is_none() -> None:
+    ids = {"b": "00ff-1", "a": "12-34"}
+    assert split_id(joined_id(ids), ["a", "b"]) == ids
+    for names in (["a"], ["a", "b", "c"]):
+        assert split_id(joined_id(ids), names) == {}
+    assert split_id("a=12-34,b=x", ["a", "b"]) == {}
+    assert split_id("", ["a"]) == {}

@@ -1,0 +1,133 @@
+"""A session that has moved is followed once, and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from app.cluster.table import Table
+from tests.cluster.front.doors import Door, serving_door, serving_stub, wait_until
+
+MOVED = "ses_a_" + "1" * 36
+WANDERER = "ses_a_" + "2" * 36
+LARGE = bytes(3 << 20)
+
+
+class Stub:
+    """A replica that has handed on some sessions, and says of each request that it came."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.moved: dict[str, str] = {}
+        """Where sessions have gone, as `Djinn-Home` names it."""
+        self.asked = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request = Request(scope, receive)
+        if scope["path"] == "/ready":
+            answer: Response = JSONResponse({"status": "ready"})
+        elif home := self.moved.get(scope["path"].split("/")[3]):
+            self.asked += 1
+            answer = JSONResponse({"error": {"code": "moved"}}, 421, {"Djinn-Home": home})
+        else:
+            self.asked += 1
+            found = {"at": self.name, "method": request.method, "bytes": len(await request.body())}
+            answer = JSONResponse({**found, "replica": "b"})
+        await answer(scope, receive, send)
+
+
+@pytest.fixture
+def stubs() -> Iterator[tuple[Stub, Stub, dict[str, str]]]:
+    a, b = Stub("a"), Stub("b")
+    with serving_stub(a) as url_a, serving_stub(b) as url_b:
+        a.moved = {MOVED: f"b {url_b}", WANDERER: f"b {url_b}"}
+        b.moved = {WANDERER: f"a {url_a}"}
+        yield a, b, {"a": url_a, "b": url_b}
+
+
+def test_a_moved_session_is_followed_and_then_found_at_once(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    a, b, urls = stubs
+    with serving_door(urls) as door:
+        for _ in range(3):
+            answer = httpx.post(f"{door.url}/v1/sessions/{MOVED}/generate", json={"token_ids": [1, 2]})
+            assert answer.json() == {"at": "b", "method": "POST", "bytes": 19, "replica": "b"}
+        assert (a.asked, b.asked) == (1, 3)
+
+
+def test_a_session_that_moves_on_and_on_is_not_chased(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    a, b, urls = stubs
+    with serving_door(urls) as door:
+        answer = httpx.get(f"{door.url}/v1/sessions/{WANDERER}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "moving_on")
+        assert answer.headers["Retry-After"] == "1"
+        assert (a.asked, b.asked) == (1, 1)
+
+
+def test_a_large_body_is_not_kept_for_a_second_replica(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    _, b, urls = stubs
+    with serving_door(urls) as door:
+        url = f"{door.url}/v1/sessions/{MOVED}/checkpoint/activation"
+        answer = httpx.put(url, content=LARGE)
+        assert answer.status_code in (200, 503)  # a replica may answer before the whole body has come
+        again = httpx.put(url, content=LARGE)
+        assert (again.status_code, again.json()["bytes"]) == (200, len(LARGE))
+        assert b.asked >= 1
+
+
+def test_a_move_through_the_front_door_is_known_when_the_home_is_away(tmp_path: Path) -> None:
+    a, b = Stub("a"), Stub("b")
+    session = "ses_a_" + "3" * 36
+    with serving_stub(b) as url_b:
+        with ExitStack() as life_of_a:
+            urls = {"a": life_of_a.enter_context(serving_stub(a)), "b": url_b}
+            first = Table(tmp_path)
+            with serving_door(urls, first) as door:
+                moved = httpx.post(f"{door.url}/v1/sessions/{session}/move", json={"replica": "b"})
+                assert moved.json()["replica"] == "b"
+            first.close()
+        # Another front door, from the same journal, and without the home.
+        with serving_door(urls, Table(tmp_path)) as door:
+            assert httpx.get(f"{door.url}/v1/sessions/{session}").json()["at"] == "b"
+            answer = httpx.get(f"{door.url}/v1/sessions/ses_a_{'4' * 36}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_away")
+
+
+def test_only_what_a_replica_had_waits_for_it(replica_urls: dict[str, str]) -> None:
+    a = Stub("c")
+    with ExitStack() as life:
+        urls = {**replica_urls, "c": life.enter_context(serving_stub(a))}
+        with serving_door(urls) as door, httpx.Client(base_url=door.url, timeout=60) as http:
+            lost = "ses_c_" + "5" * 36
+            assert http.get(f"/v1/sessions/{lost}").json()["at"] == "c"
+            session = _at(http, "a")
+            life.close()
+            answer = http.get(f"/v1/sessions/{lost}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_away")
+            assert int(answer.headers["Retry-After"]) > 0
+            turn = {"token_ids": [1], "max_tokens": 1}
+            assert http.post(f"/v1/sessions/{session}/generate", json=turn).status_code == 200
+            # What has no owner yet goes to those that are there.
+            assert all(http.post("/v1/sessions", json={}).status_code == 201 for _ in range(3))
+            # A list without some would be a wrong one.
+            assert http.get("/v1/sessions").status_code == 503
+            wait_until(lambda: _states(door)["c"] == "away")
+            assert http.get("/ready").json()["replicas"] == {"a": "ready", "b": "ready", "c": "away"}
+
+
+def _at(http: httpx.Client, name: str) -> str:
+    while True:
+        session: str = http.post("/v1/sessions", json={}).json()["id"]
+        if session.startswith(f"ses_{name}_"):
+            return session
+
+
+def _states(door: Door) -> dict[str, str]:
+    return {each.name: each.state.value for each in door.fleet}

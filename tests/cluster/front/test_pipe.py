@@ -1,0 +1,195 @@
+"""What passes the front door passes whole, as it comes, and ends where either side ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from tests.cluster.front.doors import PATIENCE_S, Door, serving_door, serving_stub, wait_until
+
+SESSION = "ses_a_" + "0" * 36
+MIB = 1 << 20
+
+
+class Stub:
+    """A replica that does as the path of a request says."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        """Bytes of endless answers."""
+        self.disconnects = 0
+        self.seen: list[dict[str, str]] = []
+        """Headers of requests."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request = Request(scope, receive)
+        if scope["path"] == "/ready":
+            await Response(b"{}")(scope, receive, send)
+            return
+        self.seen.append(dict(request.headers))
+        match scope["path"].rpartition("/")[2]:
+            case "echo":
+                answer: Response = StreamingResponse(_parts(await request.body()))
+            case "headers":
+                answer = Response(b"x", headers={"Keep-Alive": "timeout=5", "X-Own": "kept"})
+            case "endless":
+                answer = StreamingResponse(self._endless())
+            case "silent":
+                await self._silent(receive)
+                return
+            case "cut":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+                raise RuntimeError("the stub ends in the middle")
+            case "refuse":
+                answer = Response(b"no", 413)
+            case _:
+                answer = Response(b"fine")
+        await answer(scope, receive, send)
+
+    async def _endless(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                self.sent += MIB
+                yield bytes(MIB)
+                await asyncio.sleep(0)
+        finally:
+            self.disconnects += 1
+
+    async def _silent(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.disconnects += 1
+
+
+async def _parts(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), 100_000):
+        yield content[start : start + 100_000]
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def stub() -> Stub:
+    return Stub()
+
+
+@pytest.fixture(scope="module")
+def stub_door(stub: Stub) -> Iterator[Door]:
+    with serving_stub(stub) as url, serving_door({"a": url}) as door:
+        yield door
+
+
+def _url(door: Door, what: str) -> str:
+    return f"{door.url}/v1/sessions/{SESSION}/{what}"
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 3_000_001])
+def test_bodies_pass_whole_both_ways(stub_door: Door, size: int) -> None:
+    content = bytes(i * 7 % 251 for i in range(min(size, 5000))) * (size // min(size, 5000) if size else 0)
+    with httpx.Client() as http:
+        for _ in range(2):  # the second time on the same connections
+            assert http.post(_url(stub_door, "echo"), content=content).content == content
+        assert http.post(_url(stub_door, "echo"), content=iter([content, b"end"])).content == content + b"end"
+
+
+def test_an_old_client_gets_an_answer_without_chunks(stub_door: Door) -> None:
+    with socket.create_connection(stub_door.address, PATIENCE_S) as connection:
+        path = f"/v1/sessions/{SESSION}/echo".encode()
+        connection.sendall(b"POST " + path + b" HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello")
+        received = b""
+        while part := connection.recv(4096):
+            received += part
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert (b"chunked" in head.lower(), body) == (False, b"hello")
+
+
+def test_headers_of_one_connection_do_not_pass(stub_door: Door, stub: Stub) -> None:
+    given = {
+        "Connection": "keep-alive, X-Mine",
+        "X-Mine": "of this connection",
+        "X-Kept": "kept",
+        "TE": "trailers",
+        "X-Forwarded-For": "192.0.2.1",
+        "X-Request-Id": "my-request",
+        "Djinn-Load": "kv_free=1 turns=0",
+    }
+    answer = httpx.get(_url(stub_door, "headers"), headers=given)
+    assert answer.headers["X-Own"] == "kept"
+    assert answer.headers["X-Request-Id"] == "my-request"
+    assert "Keep-Alive" not in answer.headers
+    assert len(answer.headers.get_list("date")) == 1
+    seen = stub.seen[-1]
+    assert {"x-mine", "te", "djinn-load"}.isdisjoint(seen)
+    assert (seen["x-kept"], seen["x-request-id"]) == ("kept", "my-request")
+    assert seen["x-forwarded-for"] == "192.0.2.1, 127.0.0.1"
+
+
+def test_a_replica_waits_for_a_slow_reader(stub_door: Door, stub: Stub) -> None:
+    stub.sent, before = 0, stub.disconnects
+    with socket.socket() as connection:
+        connection.settimeout(PATIENCE_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(stub_door.address)
+        connection.sendall(f"GET /v1/sessions/{SESSION}/endless HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        connection.recv(100)
+        last = -1
+        while stub.sent != last:  # until nothing more passes
+            last = stub.sent
+            threading.Event().wait(0.5)
+        assert stub.sent <= 32 * MIB  # what the kernel's buffers hold, not all that memory has
+        while stub.sent == last:
+            assert connection.recv(MIB)
+    wait_until(lambda: stub.disconnects > before)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_client_that_goes_away_is_gone_at_the_replica(stub_door: Door, stub: Stub, method: str) -> None:
+    before, seen = stub.disconnects, len(stub.seen)
+    with socket.create_connection(stub_door.address, PATIENCE_S) as connection:
+        path = f"/v1/sessions/{SESSION}/silent"
+        connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        wait_until(lambda: len(stub.seen) > seen)
+    wait_until(lambda: stub.disconnects == before + 1)
+
+
+def test_an_answer_that_ends_in_the_middle_is_not_taken_for_a_whole_one(stub_door: Door) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(_url(stub_door, "cut"))
+    assert httpx.get(_url(stub_door, "fine")).text == "fine"
+
+
+def test_an_answer_that_does_not_wait_for_the_body_reaches_the_client(stub_door: Door) -> None:
+    with socket.create_connection(stub_door.address, PATIENCE_S) as connection:
+        path = f"/v1/sessions/{SESSION}/refuse"
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\nbegun".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+    assert httpx.get(_url(stub_door, "fine")).text == "fine"
+
+
+def test_streams_of_the_sdk_pass(door: Door) -> None:
+    with OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as openai:
+        asked: Any = {"model": "tiny-llama", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+        whole = openai.chat.completions.create(**asked, max_tokens=20)
+        parts = openai.chat.completions.create(**asked, max_tokens=20, stream=True)
+        text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+        assert text == whole.choices[0].message.content
+
+
+def test_a_client_that_goes_away_cancels_its_turn(door: Door, client: httpx.Client) -> None:
+    session = client.post("/v1/sessions", json={}).json()["id"]
+    body = {"token_ids": [1], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with client.stream("POST", f"/v1/sessions/{session}/generate", json=body) as answer:
+        next(answer.iter_raw())
+    wait_until(lambda: client.get(f"/v1/sessions/{session}").json()["state"] == "idle")
+    assert client.get(f"/v1/sessions/{session}").json()["tokens"] < 1000
