@@ -1,4 +1,4 @@
-"""The command line of `djinn`: `serve`, `demo`, `bench`, `ps`, `top`, `chat`, `backup`, `doctor` and others."""
+"""The command line: one function for each command of `djinn`, `serve` first."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ from app.web.problems import describe_problem
 
 SHELLS = ("bash", "zsh", "fish")
 """Those that `djinn completion` writes a script for."""
+CONTROLS = ("auto", "ray", "processes")
+"""Who may start the replicas of a cluster."""
+MOST_REPLICAS = 64
 INTERRUPTED = 130
 """What a shell reports of a process that Ctrl-C has ended."""
 SPIN_COUNT = "4000"
@@ -43,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.parser.refuse(unknown)
         if arguments.command == "serve":
             return _serve(settings_of(arguments))
+        if arguments.command == "cluster":
+            return _cluster(arguments)
         if arguments.command == "doctor":
             return _doctor(arguments)
         if arguments.command == "demo":
@@ -88,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = _add_command(commands, "serve", "load a model and serve it over HTTP")
     serve.epilog = "DJINN_<NAME> sets the same from the environment, for example DJINN_PORT; a flag wins."
     add_flags(serve)
+    _add_cluster(_add_command(commands, "cluster", "several servers behind one front door"))
     showing = _add_command(commands, "demo", "serve a model to a dozen agents, and show them in the browser")
     showing.add_argument(
         "--model",
@@ -150,6 +156,64 @@ def _add_settings(command: OneLineParser, *settings: tuple[str, str]) -> None:
     """Flags of some settings, and their metavars."""
     for setting, metavar in settings:
         command.add_argument(f"--{setting}", metavar=metavar, default=argparse.SUPPRESS, help="as `djinn serve` has it")
+
+
+def _add_cluster(parser: OneLineParser) -> None:
+    actions: argparse._SubParsersAction[OneLineParser] = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True
+    )
+    serve = _add_command(actions, "serve", "start replicas and a front door before them")
+    serve.add_argument("--replicas", type=_count, default=2, metavar="COUNT", help="servers, 1 to 64 (default: 2)")
+    serve.add_argument(
+        "--control",
+        choices=CONTROLS,
+        default="auto",
+        metavar=f"{{{','.join(CONTROLS)}}}",
+        help="who starts replicas: ray (pip install 'djinn[cluster]'), processes of this one, or auto: ray where it is "
+        "installed (default: auto)",
+    )
+    serve.add_argument(
+        "--ray-address", metavar="ADDRESS", help="a cluster of Ray's that runs (default: started on this machine)"
+    )
+    serve.add_argument(
+        "--replica-gpus", type=float, default=0.0, metavar="COUNT", help="GPUs of Ray's for each (default: 0)"
+    )
+    add_flags(serve)
+    front = _add_command(actions, "front", "a front door before replicas that run already")
+    front.add_argument(
+        "--target",
+        action="append",
+        required=True,
+        metavar="NAME=URL",
+        help="a replica, by its --replica; once for each",
+    )
+    add_flags(front)
+
+
+def _count(text: str) -> int:
+    count = int(text) if text.isdecimal() else 0
+    if not 1 <= count <= MOST_REPLICAS:
+        raise argparse.ArgumentTypeError(f"1 to {MOST_REPLICAS} replicas, not {text}")
+    return count
+
+
+def _cluster(arguments: argparse.Namespace) -> int:
+    from app.cluster import command
+
+    settings = settings_of(arguments)
+    if settings.replica is not None:
+        raise FieldOutOfRange("replica: the cluster names its replicas itself", param="replica")
+    if settings.bind_by_prefix:
+        message = (
+            "bind_by_prefix: histories are at one replica each, and the front door cannot tell whose a call continues"
+        )
+        raise FieldOutOfRange(message, param="bind_by_prefix")
+    if arguments.action == "front":
+        pairs = (target.partition("=") for target in arguments.target)
+        return command.front(settings, {name: url for name, _, url in pairs})
+    given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    plan = command.Plan(arguments.replicas, arguments.control, arguments.ray_address, arguments.replica_gpus)
+    return command.serve(settings, given, plan)
 
 
 def _serve(settings: Settings) -> int:

@@ -22,7 +22,7 @@ from tests.processes import ServerProcess, serve_process
 from tests.serving import serve
 
 READY = re.compile(r"Djinn serves (\S+) on (http://\S+:\d+)\n")
-COMMANDS = "serve, demo, bench, ps, top, chat, backup, doctor, keys, models, completion"
+COMMANDS = "serve, cluster, demo, bench, ps, top, chat, backup, doctor, keys, models, completion"
 TINY = ("--model", "random:tiny-llama", "--kv-device", "4MiB", "--state-dir", "none", "--port", "0")
 
 

@@ -28,6 +28,13 @@ WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
 """What the settings are lists of."""
 
 
+def variables() -> dict[str, str]:
+    """The settings that the environment gives, by the names of variables without `DJINN_`, in small letters."""
+    prefix, of_clients = "DJINN_", "DJINN_URL"
+    given = {name: value for name, value in os.environ.items() if name.startswith(prefix) and name != of_clients}
+    return {name.removeprefix(prefix).lower(): value for name, value in given.items()}
+
+
 class Settings(BaseSettings):
     """Each has a flag of `djinn serve`, and `DJINN_<NAME>` sets the same from the environment; a flag wins."""
 

@@ -1,0 +1,168 @@
+"""`djinn cluster serve` and `djinn cluster front`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import socket
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.cluster.fleet import Fleet
+from app.cluster.front.server import Front, FrontServer
+from app.cluster.hosts import Host, LocalHost, NeverStarted
+from app.cluster.keeper import ReplicaSpec
+from app.cluster.table import Table
+from app.domain.errors import FieldOutOfRange
+from app.logs.formats import configure
+from app.machine.descriptors import raise_descriptor_limit
+from app.settings import Settings, variables
+from app.web.connections.caps import Caps
+from app.web.server import bind
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+LOOK_S, START_LOOK_S = 1.0, 0.1
+"""Between two looks at where the replicas listen."""
+OF_EACH = frozenset({"host", "port", "replica", "state_dir"})
+"""Settings that each replica has of its own."""
+FOLDER = "cluster"
+"""Below `--state-dir`: the directory's file, and a folder for each replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many replicas there are to be, and who starts them: `ray`, `processes` of this one, or `auto`. `address` is
+    Ray's, None to start it here; each replica has `gpus` of Ray's.
+    """
+
+    replicas: int
+    control: str
+    address: str | None
+    gpus: float
+
+
+class ClusterServer(FrontServer):
+    """A front door whose replicas end with it: they drain while it still answers."""
+
+    def __init__(self, front: Front, caps: Caps, host: Host) -> None:
+        super().__init__(front, caps)
+        self._cluster_host = host
+        self._following: asyncio.Task[None] | None = None
+        self.failure: str | None = None
+        """Why there is nothing to serve any more."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the replicas, then listen."""
+        await self._cluster_host.start()
+        if await self._wait_for_replicas():
+            await super().startup(sockets)
+            self._following = asyncio.create_task(self._follow())
+
+    async def _wait_for_replicas(self) -> bool:
+        """Whether all of them listen: False if that was not waited for."""
+        while not self.should_exit:
+            try:
+                urls = await self._cluster_host.urls()
+            except NeverStarted as error:
+                self.failure, self.should_exit = error.message, True
+                return False
+            self.front.fleet.replace(urls)
+            if len(urls) == self._cluster_host.size:
+                return True
+            await asyncio.sleep(START_LOOK_S)
+        return False
+
+    async def _follow(self) -> None:
+        """Learn where replicas listen that were started again. One that is away keeps its place."""
+        fleet = self.front.fleet
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                urls = await self._cluster_host.urls()
+            except NeverStarted:
+                continue  # only a first start can fail for good
+            fleet.replace({each.name: each.url for each in fleet} | urls)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain the replicas, then close."""
+        if self._following is not None:
+            self._following.cancel()
+        draining = asyncio.create_task(self._cluster_host.stop())
+        while not draining.done() and not self.force_exit:
+            await asyncio.wait({draining}, timeout=0.1)
+        if not draining.done():
+            self._cluster_host.kill()
+            draining.cancel()
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
+    """Start replicas and a front door before them, and serve until told to end. Returns the exit status.
+
+    `given` are the settings that flags have given. Those of the environment are the replicas' too, on any machine.
+    """
+    settings.require_safe_access()
+    configure(logging.INFO, settings.log_format)
+    folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
+    flags = {name: _variable(value) for name, value in given.items()}
+    shared = {name: value for name, value in {**variables(), **flags}.items() if name not in OF_EACH}
+    # Replicas listen on loopback, and must answer to the names that clients call the front door by.
+    shared["allowed_hosts"] = ",".join(settings.answered_hosts)
+    specs = [
+        ReplicaSpec(name, LOOPBACK, None if folder is None else folder / name, shared) for name in _names(plan.replicas)
+    ]
+    with bind(settings.host, settings.port) as bound:
+        host = _host(specs, folder, plan)
+        try:
+            server = ClusterServer(Front(settings, Fleet({}), host.directory), _caps(settings), host)
+            server.run([bound])
+        finally:
+            host.kill()
+    if server.failure is not None:
+        raise FieldOutOfRange(server.failure)
+    return 0
+
+
+def front(settings: Settings, urls: Mapping[str, str]) -> int:
+    """A front door before replicas that are started elsewhere, at these URLs by name. Returns the exit status."""
+    settings.require_safe_access()
+    configure(logging.INFO, settings.log_format)
+    fleet = Fleet(urls)
+    folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
+    with bind(settings.host, settings.port) as bound:
+        FrontServer(Front(settings, fleet, Table(folder)), _caps(settings)).run([bound])
+    return 0
+
+
+def _caps(settings: Settings) -> Caps:
+    return Caps.of(settings, raise_descriptor_limit())
+
+
+def _names(count: int) -> list[str]:
+    """a, b, ... z, a1, b1, ..."""
+    letters = string.ascii_lowercase
+    return [letters[i % len(letters)] + (str(i // len(letters)) if i >= len(letters) else "") for i in range(count)]
+
+
+def _variable(value: object) -> str:
+    """A flag's value as `DJINN_*` has it."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _host(specs: list[ReplicaSpec], folder: Path | None, plan: Plan) -> Host:
+    has_ray = importlib.util.find_spec("ray") is not None
+    if plan.control == "processes" or (plan.control == "auto" and not has_ray):
+        logger.info("%d replicas as processes of this one, without Ray", len(specs))
+        return LocalHost(specs, folder)
+    if not has_ray:
+        raise FieldOutOfRange("control: ray is not installed; pip install 'djinn[cluster]'", param="control")
+    from app.cluster.ray_host import RayHost
+
+    return RayHost(specs, folder, plan.address, plan.gpus)
