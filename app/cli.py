@@ -201,8 +201,9 @@ def _cluster(arguments: argparse.Namespace) -> int:
     from app.cluster import command
 
     settings = settings_of(arguments)
-    if settings.replica is not None:
-        raise FieldOutOfRange("replica: the cluster names its replicas itself", param="replica")
+    for name in command.OF_CLUSTER:
+        if getattr(settings, name) is not None:
+            raise FieldOutOfRange(f"{name}: a cluster names and knows its replicas itself", param=name)
     if settings.bind_by_prefix:
         message = (
             "bind_by_prefix: histories are at one replica each, and the front door cannot tell whose a call continues"

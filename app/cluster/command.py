@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.cluster.acquainting import acquaint, free_ports, urls_of
 from app.cluster.fleet import Fleet
 from app.cluster.front.server import Front, FrontServer
 from app.cluster.hosts import Host, LocalHost, NeverStarted
@@ -19,6 +20,7 @@ from app.cluster.table import Table
 from app.domain.errors import FieldOutOfRange
 from app.logs.formats import configure
 from app.machine.descriptors import raise_descriptor_limit
+from app.machine.files import explain
 from app.settings import Settings, variables
 from app.web.connections.caps import Caps
 from app.web.server import bind
@@ -30,6 +32,8 @@ LOOK_S, START_LOOK_S = 1.0, 0.1
 """Between two looks at where the replicas listen."""
 OF_EACH = frozenset({"host", "port", "replica", "state_dir"})
 """Settings that each replica has of its own."""
+OF_CLUSTER = ("replica", "peers", "cluster_key_file")
+"""Settings that nobody gives to a cluster: it knows its replicas."""
 FOLDER = "cluster"
 """Below `--state-dir`: the directory's file, and a folder for each replica."""
 
@@ -113,8 +117,13 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     shared = {name: value for name, value in {**variables(), **flags}.items() if name not in OF_EACH}
     # Replicas listen on loopback, and must answer to the names that clients call the front door by.
     shared["allowed_hosts"] = ",".join(settings.answered_hosts)
+    names = _names(plan.replicas)
+    ports = free_ports(LOOPBACK, len(names))
+    if folder is not None:  # without one no session can move: nobody would know who has it
+        shared |= _acquaint(folder, urls_of(LOOPBACK, names, ports))
     specs = [
-        ReplicaSpec(name, LOOPBACK, None if folder is None else folder / name, shared) for name in _names(plan.replicas)
+        ReplicaSpec(name, LOOPBACK, port, None if folder is None else folder / name, shared)
+        for name, port in zip(names, ports, strict=True)
     ]
     with bind(settings.host, settings.port) as bound:
         host = _host(specs, folder, plan)
@@ -137,6 +146,14 @@ def front(settings: Settings, urls: Mapping[str, str]) -> int:
     with bind(settings.host, settings.port) as bound:
         FrontServer(Front(settings, fleet, Table(folder)), _caps(settings)).run([bound])
     return 0
+
+
+def _acquaint(folder: Path, urls: Mapping[str, str]) -> dict[str, str]:
+    """Raises `FieldOutOfRange`."""
+    try:
+        return acquaint(folder, urls)
+    except OSError as error:
+        raise FieldOutOfRange(f"state_dir: {folder} cannot be written: {explain(error)}", param="state_dir") from error
 
 
 def _caps(settings: Settings) -> Caps:

@@ -34,6 +34,7 @@ class ReplicaSpec:
     name: str
     host: str
     """The address that it listens on, which the front door must reach."""
+    port: int
     state_dir: Path | None
     settings: Mapping[str, str]
 
@@ -42,7 +43,7 @@ class ReplicaSpec:
         # -P: a folder that somebody works in may have an `app` of its own.
         program = [*ENDS_WITH_PARENT, sys.executable, "-P", "-m", "app", "serve"]
         folder = "none" if self.state_dir is None else str(self.state_dir)
-        flags = {"--replica": self.name, "--host": self.host, "--port": "0", "--state-dir": folder}
+        flags = {"--replica": self.name, "--host": self.host, "--port": str(self.port), "--state-dir": folder}
         return [*program, *(word for flag in flags.items() for word in flag)]
 
     def environment(self) -> dict[str, str]:

@@ -47,7 +47,7 @@ class FakeSpec(ReplicaSpec):
 
 
 def _specs(folder: Path, **settings: str) -> list[ReplicaSpec]:
-    return [FakeSpec(name, "127.0.0.1", folder / name, settings) for name in ("a", "b")]
+    return [FakeSpec(name, "127.0.0.1", 0, folder / name, settings) for name in ("a", "b")]
 
 
 async def _found(host: LocalHost, **urls: str) -> None:
@@ -85,7 +85,7 @@ async def test_settings_that_no_replica_takes_end_the_start(tmp_path: Path) -> N
 
 def test_keys_are_not_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DJINN_PORT", "1")
-    spec = ReplicaSpec("a", "127.0.0.1", tmp_path, {"api_keys": "secret"})
+    spec = ReplicaSpec("a", "127.0.0.1", 0, tmp_path, {"api_keys": "secret"})
     assert not any("secret" in word for word in spec.command())
     environment = spec.environment()
     assert environment["DJINN_API_KEYS"] == "secret"

@@ -1,0 +1,81 @@
+"""`djinn cluster serve`: two replicas that know each other, behind one address."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.domain.session_ids import home_of
+from tests.cluster.pair import PROMPT, free_port, generate, open_session
+
+TINY = ("--model", "random:tiny-llama", "--device", "cpu", "--kv-device", "8MiB", "--kv-host", "8MiB")
+START_S = 120
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[httpx.Client]:
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "app", "cluster", "serve", "--control", "processes", *TINY]
+    log = (tmp_path / "log").open("w+")
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--state-dir", str(tmp_path)], stdout=log, stderr=subprocess.STDOUT
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+            _wait(http, process, tmp_path)
+            yield http
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(60) == 0, (tmp_path / "log").read_text()
+        finally:
+            process.kill()
+
+
+def _wait(http: httpx.Client, process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if http.get("/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError((folder / "log").read_text())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_session_moves_between_replicas_and_nobody_behind_the_front_door_sees_it(
+    cluster: httpx.Client, tmp_path: Path
+) -> None:
+    one = open_session(cluster)
+    home = home_of(one)
+    assert home in ("a", "b")
+    other = "b" if home == "a" else "a"
+    before = generate(cluster, one, PROMPT)
+    moved = cluster.post(f"/v1/sessions/{one}/move", json={"replica": other})
+    assert moved.status_code == 200, moved.text
+    assert moved.json()["replica"] == other
+    after = generate(cluster, one, [7, 8])
+    assert after["usage"]["cached_tokens"] >= len(PROMPT)
+    twin = open_session(cluster)
+    assert generate(cluster, twin, PROMPT)["token_ids"] == before["token_ids"]
+    assert generate(cluster, twin, [7, 8])["token_ids"] == after["token_ids"]
+    assert (tmp_path / "cluster" / "cluster.key").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("flag", ["--replica=a", "--peers=x", "--cluster-key-file=x"])
+def test_what_a_cluster_knows_itself_is_refused(flag: str) -> None:
+    command = [sys.executable, "-P", "-m", "app", "cluster", "serve", flag]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 2
+    assert re.search(r"replica|peers|cluster_key_file", told.stderr)
