@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -34,6 +35,9 @@ class DyingEngine:
 
     def send(self, command: Command) -> None:
         pass
+
+    def give(self, connection: socket.socket) -> int:
+        raise OSError("it takes no connections")
 
     def run(self, deliver: Deliver) -> None:
         self.die.wait(10)
