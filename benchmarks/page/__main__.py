@@ -1,7 +1,8 @@
 """What the open page costs agents: `python -m benchmarks.page`, half an hour.
 
-Eighty agents run on a device for twenty. Every quarter of a minute somebody else looks: nobody, a reader of the page's
-stream, or the page in Chromium. So the three are compared within a run, which drifts less than runs do from each other.
+Eighty agents run on a device for twenty. Every quarter of a minute somebody else may look: nobody, a reader of the
+page's stream, or the page in Chromium, in random order. So the three are compared within a run, which drifts less than
+runs do from each other, and agents that come back together do not always meet the same one.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from statistics import median
 
 from rich.console import Console
@@ -96,14 +98,16 @@ def run_once(model: Path, agents: tuple[str, ...], slice_s: float, number: int) 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     launch = DjinnPeer("djinn", "signal").launch(ServerSettings(model, AUTO, kv_tokens=KV_TOKENS), port)
-    slices: list[Slice] = []
+    slices, random = list[Slice](), Random(number)
     with (
         running_server(launch.command, launch.environment, url),
         lookers(url) as look,
         running_agents(url, agents) as running,
     ):
+        order = list[str]()
         while running.are_running:
-            slices.append(_look_for(slice_s, WHO[(len(slices) + number) % len(WHO)], look))
+            order = order or random.sample(WHO, len(WHO))
+            slices.append(_look_for(slice_s, order.pop(), look))
         return running.resumed(), slices
 
 
