@@ -24,10 +24,10 @@ START_S = 120
 def cluster(tmp_path: Path) -> Iterator[httpx.Client]:
     port = free_port()
     command = [sys.executable, "-P", "-m", "app", "cluster", "serve", "--control", "processes", *TINY]
-    log = (tmp_path / "log").open("w+")
-    process = subprocess.Popen(
-        [*command, "--port", str(port), "--state-dir", str(tmp_path)], stdout=log, stderr=subprocess.STDOUT
-    )
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--port", str(port), "--state-dir", str(tmp_path)], stdout=log, stderr=subprocess.STDOUT
+        )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             _wait(http, process, tmp_path)
