@@ -69,11 +69,12 @@ def test_a_step_whose_layers_get_on_is_not_taken_for_one_that_hangs(
     tiny_llama: TinyModel, channels: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "BEAT_S", 0.02)
-    (ours, theirs), (nobody, _other) = channels, socket.socketpair()
+    ours, theirs = channels
     stack = SlowStack(tiny_llama.stack)
     engine = replace(tiny_llama, stack=stack).engine(max_step_tokens=TOKENS)
     stack.is_slow = True
-    served = _Host(theirs, nobody, engine)
+    with socket.socket() as nobody:
+        served = _Host(theirs, nobody, engine)
     threading.Thread(target=served._beat, daemon=True).start()
     running = threading.Thread(target=engine.run, args=(served.deliver,))
     running.start()
