@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+
+class RoundingCache(DynamicCache):
+    """Keys and values as a cache of `dtype` gives them back, from the moment that they are stored."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        key, value = (states.to(self._dtype).to(states.dtype) for states in (key_states, value_states))
+        return super().update(key, value, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class RoundingModel:
+    """A Transformers model whose caches round."""
+
+    model: Any
+    dtype: torch.dtype
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.generate(*args, past_key_values=RoundingCache(self.dtype), **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, past_key_values=RoundingCache(self.dtype), **kwargs)
 
 
 def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:

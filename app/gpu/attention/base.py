@@ -31,6 +31,8 @@ class Attention(Protocol):
 
         query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`;
         kv: one layer of the pool, `[blocks, 2, kv_heads, block_size, head_dim]`, any strides with the last two dense.
+        Its dtype is that of the queries, or a half type under float32. Keys and values are rounded to it, to nearest
+        even, and what a query sees is what the pool holds: of its own token and its batch too.
         `heads` is a multiple of `kv_heads`; query head h reads key head `h // (heads // kv_heads)`.
         Returns `[tokens, heads, head_dim]`, contiguous.
         """

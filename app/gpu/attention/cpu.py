@@ -23,8 +23,9 @@ NO_WINDOW = 1 << 40
 
 
 class PagedCpuAttention:
-    """See `Attention`. The pool may hold float32, bfloat16 or float16, whatever the dtype of the model: queries attend
-    over keys and values as the pool has rounded them. The paged kernel computes in float32.
+    """See `Attention`. Under queries of float32 the pool may hold float32, bfloat16 or float16; both kernels compute in
+    float32, over keys and values as the pool has rounded them, those of the batch included. Under queries of a half
+    type it holds that type.
 
     `batch_invariant`: prompts attend in the paged kernel too, which is slower. The result of a token is then the same
     to the bit in any batch, and however a prompt is cut into chunks.
@@ -36,7 +37,8 @@ class PagedCpuAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
-        key, value = key.to(kv.dtype), value.to(kv.dtype)
+        if query.dtype is not torch.float32:
+            key, value = key.to(kv.dtype), value.to(kv.dtype)
         store(_dense_heads(key), _dense_heads(value), kv, batch.slot_blocks, batch.slot_offsets)
         short = self._count_short(batch)
         if short == len(batch.rows):

@@ -10,7 +10,7 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from app.gpu.cpu.compile import ELEMENTS, c_function
-from app.gpu.cpu.intrinsics import fetch_add, pointer
+from app.gpu.cpu.intrinsics import convert, fetch_add, pointer
 from app.gpu.cpu.openmp import run_on_torch_threads
 
 
@@ -34,9 +34,11 @@ _CHUNK_ELEMENTS = 8192
 
 def store(key: Tensor, value: Tensor, kv: Tensor, blocks: Tensor, offsets: Tensor) -> None:
     """Write token `i` of `key` and `value`, `[tokens, kv_heads, head_dim]` each with dense heads, to place `offsets[i]`
-    of block `blocks[i]`, `[tokens]` int64 each, of `kv`: one layer's `[blocks, 2, kv_heads, block_size, head_dim]`. All
-    have the pool's dtype. No two tokens have the same place.
+    of block `blocks[i]`, `[tokens]` int64 each, of `kv`: one layer's `[blocks, 2, kv_heads, block_size, head_dim]`.
+    `key` and `value` have one dtype, and are rounded to that of the pool, to nearest even. No two tokens have the same
+    place.
     """
+    assert key.dtype == value.dtype  # the kernel trusts the addresses
     tokens, kv_heads, head_dim = key.shape
     block_stride, value_offset, head_stride, *_ = kv.stride()
     arguments = _Arguments(
@@ -55,19 +57,20 @@ def store(key: Tensor, value: Tensor, kv: Tensor, blocks: Tensor, offsets: Tenso
         blocks=blocks.data_ptr(),
         offsets=offsets.data_ptr(),
     )
-    run_on_torch_threads(_compiled(kv.dtype).address, arguments)
+    run_on_torch_threads(_compiled(key.dtype, kv.dtype).address, arguments)
 
 
 @functools.cache
-def _compiled(dtype: torch.dtype) -> Any:
-    """The kernel for a pool of `dtype`, as a C function of the address of an `_Arguments`."""
+def _compiled(dtype: torch.dtype, pool_dtype: torch.dtype) -> Any:
+    """The kernel for keys and values of `dtype`, as a C function of the address of an `_Arguments`."""
     element: Any = ELEMENTS[dtype]
+    kept: Any = ELEMENTS[pool_dtype]
 
     def kernel(address: int) -> None:
         a = carray(pointer(address), 1, _ARGUMENTS)[0]
         keys = carray(pointer(a.key), _UNBOUNDED, element)
         values = carray(pointer(a.value), _UNBOUNDED, element)
-        pool = carray(pointer(a.pool), _UNBOUNDED, element)
+        pool = carray(pointer(a.pool), _UNBOUNDED, kept)
         blocks = carray(pointer(a.blocks), _UNBOUNDED, np.int64)
         offsets = carray(pointer(a.offsets), _UNBOUNDED, np.int64)
         while True:
@@ -79,7 +82,9 @@ def _compiled(dtype: torch.dtype) -> Any:
                 for head in range(a.kv_heads):
                     to = slot + head * a.head_stride
                     for i in range(a.head_dim):
-                        pool[to + i] = keys[token * a.key_stride + head * a.head_dim + i]
-                        pool[to + a.value_offset + i] = values[token * a.value_stride + head * a.head_dim + i]
+                        key = keys[token * a.key_stride + head * a.head_dim + i]
+                        value = values[token * a.value_stride + head * a.head_dim + i]
+                        pool[to + i] = convert(key, pool[to + i])
+                        pool[to + a.value_offset + i] = convert(value, pool[to + a.value_offset + i])
 
     return c_function(kernel)

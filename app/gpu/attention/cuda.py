@@ -25,7 +25,8 @@ run at a time on Hopper. Not tuned on a device either."""
 
 class CudaAttention:
     """See `Attention`. Takes CUDA tensors of compute capability 8.0 or newer, and CPU tensors in Triton's interpreter.
-    The pool has the dtype of the queries.
+    The pool has the dtype of the queries, or a half type under float32, whose keys and values are widened as they are
+    read.
 
     Decode rows, one token each, attend in the Triton kernel; nothing of that depends on what the host knows of their
     contexts, so it can be captured in a CUDA graph. Padding rows (see `Batch`) are welcome there. Prompts, one row at a

@@ -9,18 +9,20 @@ from app.gpu.attention.batch import Batch, RowShape
 
 
 class ReferenceAttention:
-    """Gathers each row's blocks into contiguous keys and values, then attends over them. Any device, any dtype."""
+    """Gathers each row's blocks into contiguous keys and values of the queries' dtype, then attends over them. Any
+    device, any dtypes.
+    """
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
         """See `Attention.__call__`."""
-        kv[batch.slot_blocks, 0, :, batch.slot_offsets] = key
-        kv[batch.slot_blocks, 1, :, batch.slot_offsets] = value
+        kv[batch.slot_blocks, 0, :, batch.slot_offsets] = key.to(kv.dtype)
+        kv[batch.slot_blocks, 1, :, batch.slot_offsets] = value.to(kv.dtype)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for row, table in zip(batch.rows, batch.block_tables, strict=True):
             tokens = slice(row.start, row.start + row.length)
-            keys, values = _gather(kv, table, row.context)
+            keys, values = (each.to(query.dtype) for each in _gather(kv, table, row.context))
             attended = _attend(query[tokens].transpose(0, 1), keys, values, _visible(row, spec, kv.device), spec)
             output[tokens] = attended.transpose(0, 1)
         return output

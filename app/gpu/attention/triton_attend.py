@@ -49,8 +49,8 @@ class Sequences:
 def attend(sequences: Sequences, kv: Tensor, spec: AttentionSpec, output: Tensor, *, rows: int, splits: int) -> None:
     """Write `[sequences * length, heads, head_dim]`, contiguous, to `output`; zeros where the context is 0.
 
-    kv: one layer of the pool, see `Attention`, in the dtype of the queries. `rows` is the least height of a tile, a
-    power of two; `splits` the parts that each sequence's keys are cut into, at most `MAX_SPLITS`.
+    kv: one layer of the pool, see `Attention`; it is widened to the dtype of the queries. `rows` is the least height of
+    a tile, a power of two; `splits` the parts that each sequence's keys are cut into, at most `MAX_SPLITS`.
     """
     query, length = sequences.query, sequences.length
     tokens, heads, head_dim = query.shape
@@ -83,7 +83,7 @@ def attend(sequences: Sequences, kv: Tensor, spec: AttentionSpec, output: Tensor
         head_dim=head_dim,
         block_size=block_size,
         tile_rows=tile_rows,
-        tile_keys=_tile_keys(tile_rows, tile_dims, kv.element_size()),
+        tile_keys=_tile_keys(tile_rows, tile_dims, query.element_size()),
         tile_dims=tile_dims,
         num_warps=4,
         num_stages=3,
@@ -160,6 +160,7 @@ def _attend(
     for tile in range(lowest, highest):
         key = tile * tile_keys + tl.arange(0, tile_keys)
         keys, values = _load_tile(keys_at, table, key, end, dim, value_offset, block_stride, head_dim, block_size)
+        keys, values = keys.to(queries.dtype), values.to(queries.dtype)
         scores = _scores(queries, keys, scale, softcap, capped)
         seen = key[None, :] <= position[:, None]
         if window:

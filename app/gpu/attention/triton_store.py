@@ -8,8 +8,8 @@ from torch import Tensor
 def store(key: Tensor, value: Tensor, kv: Tensor, slot_blocks: Tensor, slot_offsets: Tensor) -> None:
     """Write `key` and `value`, `[tokens, kv_heads, head_dim]` with the last axis dense, to the tokens' slots.
 
-    kv: `[blocks, 2, kv_heads, block_size, head_dim]`, the last two axes dense. slot_blocks, slot_offsets: `[tokens]`
-    int64. A token whose slot block is negative is stored nowhere.
+    kv: `[blocks, 2, kv_heads, block_size, head_dim]`, the last two axes dense; both are rounded to its dtype.
+    slot_blocks, slot_offsets: `[tokens]` int64. A token whose slot block is negative is stored nowhere.
     """
     tokens, kv_heads, head_dim = key.shape
     block_stride, value_offset, head_stride, *_ = kv.stride()
@@ -59,5 +59,5 @@ def _store(
     new_key = tl.load(key + token * key_stride + heads * key_head_stride + dims, mask=real)
     new_value = tl.load(value + token * value_stride + heads * value_head_stride + dims, mask=real)
     slot = pool + block * block_stride + tl.load(slot_offsets + token) * head_dim + heads * head_stride + dims
-    tl.store(slot, new_key, mask=real)
-    tl.store(slot + value_offset, new_value, mask=real)
+    tl.store(slot, new_key.to(pool.dtype.element_ty), mask=real)
+    tl.store(slot + value_offset, new_value.to(pool.dtype.element_ty), mask=real)

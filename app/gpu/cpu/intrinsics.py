@@ -104,14 +104,18 @@ def _widen(typing: Any, element: Any) -> Any:
     """`widen(element)`: float32 of a float32, of a bfloat16 as uint16, or of a float16 as int16."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if element == types.uint16:
-            bits = builder.shl(builder.zext(arguments[0], _INT32), ir.Constant(_INT32, 16))
-            return builder.bitcast(bits, _FLOAT)
-        if element == types.int16:
-            return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), _FLOAT)
-        return arguments[0]
+        return _widened(builder, element, arguments[0])
 
     return types.float32(element), generate
+
+
+def _widened(builder: Any, element: Any, value: Any) -> Any:
+    if element == types.uint16:
+        bits = builder.shl(builder.zext(value, _INT32), ir.Constant(_INT32, 16))
+        return builder.bitcast(bits, _FLOAT)
+    if element == types.int16:
+        return builder.fpext(builder.bitcast(value, ir.HalfType()), _FLOAT)
+    return value
 
 
 def _narrow(typing: Any, value: Any, like: Any) -> Any:
@@ -120,22 +124,38 @@ def _narrow(typing: Any, value: Any, like: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = arguments[0]
-        if like == types.uint16:
-            bits = builder.bitcast(number, _INT32)
-            shift = ir.Constant(_INT32, 16)
-            odd = builder.and_(builder.lshr(bits, shift), ir.Constant(_INT32, 1))
-            rounded = builder.lshr(builder.add(bits, builder.add(odd, ir.Constant(_INT32, 0x7FFF))), shift)
-            kept = builder.or_(builder.lshr(bits, shift), ir.Constant(_INT32, 0x40))
-            is_nan = builder.icmp_unsigned(
-                ">", builder.and_(bits, ir.Constant(_INT32, 0x7FFFFFFF)), ir.Constant(_INT32, 0x7F800000)
-            )
-            return builder.trunc(builder.select(is_nan, kept, rounded), ir.IntType(16))
-        if like == types.int16:
-            return builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
-        return number
+        return _narrowed(builder, like, arguments[0])
 
     return like(types.float32, like), generate
+
+
+def _narrowed(builder: Any, like: Any, number: Any) -> Any:
+    if like == types.uint16:
+        bits = builder.bitcast(number, _INT32)
+        shift = ir.Constant(_INT32, 16)
+        odd = builder.and_(builder.lshr(bits, shift), ir.Constant(_INT32, 1))
+        rounded = builder.lshr(builder.add(bits, builder.add(odd, ir.Constant(_INT32, 0x7FFF))), shift)
+        kept = builder.or_(builder.lshr(bits, shift), ir.Constant(_INT32, 0x40))
+        is_nan = builder.icmp_unsigned(
+            ">", builder.and_(bits, ir.Constant(_INT32, 0x7FFFFFFF)), ir.Constant(_INT32, 0x7F800000)
+        )
+        return builder.trunc(builder.select(is_nan, kept, rounded), ir.IntType(16))
+    if like == types.int16:
+        return builder.bitcast(builder.fptrunc(number, ir.HalfType()), ir.IntType(16))
+    return number
+
+
+def _convert(typing: Any, value: Any, like: Any) -> Any:
+    """`convert(value, like)`: an element as one of the kind of `like` (see `widen`), to nearest even. One of the same
+    kind keeps its bits.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if value == like:
+            return arguments[0]
+        return _narrowed(builder, like, _widened(builder, value, arguments[0]))
+
+    return like(value, like), generate
 
 
 pointer: Any = intrinsic(_pointer)
@@ -148,3 +168,4 @@ relax: Any = intrinsic(_relax)
 prefetch: Any = intrinsic(_prefetch)
 widen: Any = intrinsic(_widen)
 narrow: Any = intrinsic(_narrow)
+convert: Any = intrinsic(_convert)

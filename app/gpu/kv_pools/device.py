@@ -12,14 +12,27 @@ from app.gpu.models.base import LayerStack
 class KVPool:
     """Block-major storage, `[blocks, layers, 2, kv_heads, block_size, head_dim]`: one block is one run of bytes."""
 
-    def __init__(self, stack: LayerStack, num_blocks: int, block_size: int, memory: Tensor | None = None) -> None:
-        """`memory`, uint8 zeros on the device, has the blocks at its start; None: they have memory of their own."""
-        shape = (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, stack.head_dim)
+    def __init__(
+        self,
+        stack: LayerStack,
+        num_blocks: int,
+        block_size: int,
+        memory: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`memory`, uint8 zeros on the device, has the blocks at its start; None: they have memory of their own. Their
+        elements are of `dtype`; None: as the stack computes.
+        """
+        shape, dtype = (
+            (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, stack.head_dim),
+            dtype or stack.dtype,
+        )
         if memory is None:
-            self.data = zeroed(shape, stack.dtype, stack.device)
+            self.data = zeroed(shape, dtype, stack.device)
         else:
-            size = torch.Size(shape).numel() * stack.dtype.itemsize
-            self.data = memory[:size].view(stack.dtype).view(shape)
+            size = torch.Size(shape).numel() * dtype.itemsize
+            self.data = memory[:size].view(dtype).view(shape)
         self.block_size = block_size
 
     def layer(self, index: int) -> Tensor:

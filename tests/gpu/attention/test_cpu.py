@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from app.gpu.attention import cpu_kernels
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import make_batch
-from app.gpu.attention.cpu import PagedCpuAttention
-from tests.gpu.attention.drawing import DEVICES, MIXED, Inputs, Shape, any_shape, assert_agrees, draw_inputs
+from app.gpu.attention.cpu import PagedCpuAttention, batch_invariant_attention
+from app.gpu.attention.cpu_store import store
+from tests.gpu.attention.drawing import DEVICES, Inputs, Shape, any_shape, assert_agrees, chunks, draw_inputs
 
 
 @settings(max_examples=60)
@@ -21,9 +22,19 @@ def test_any_batch_agrees_with_the_reference(shape: Shape) -> None:
     assert_agrees("cpu", shape)
 
 
-@pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_half_precision_pool_under_a_float32_model_is_exact_on_what_it_holds(pool_dtype: torch.dtype) -> None:
-    assert_agrees("cpu", Shape(MIXED, pool_dtype=pool_dtype))
+@pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_keys_and_values_are_rounded_as_pytorch_rounds_them(pool_dtype: torch.dtype) -> None:
+    """To nearest even; with ties, numbers too large and too small for the type, infinities and NaN."""
+    halfway = [1 + n * 2.0**-8 for n in range(8)] + [1 + n * 2.0**-11 for n in range(8)]
+    odd = [0.0, -0.0, 65519.0, 65520.0, 1e38, 3.4e38, 2.0**-24, 2.0**-25, 3e-8, 1e-40, float("inf"), float("nan")]
+    numbers = torch.tensor([*halfway, *odd, *torch.randn(36, generator=torch.Generator().manual_seed(0)).tolist()])
+    key = torch.stack((numbers, -numbers)).view(2, 1, 64)
+    value, pool = key.flip(2), torch.full((3, 2, 1, 2, 64), 7.0, dtype=pool_dtype)
+    store(key, value, pool, torch.tensor([2, 0]), torch.tensor([1, 0]))
+    expected = torch.full_like(pool, 7.0)
+    for token, (block, offset) in enumerate(((2, 1), (0, 0))):
+        expected[block, 0, :, offset], expected[block, 1, :, offset] = key[token], value[token]
+    torch.testing.assert_close(pool, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.fixture
@@ -61,9 +72,26 @@ def test_a_machine_without_a_writable_cache_compiles_anew(monkeypatch: pytest.Mo
         cpu_kernels.attend_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("window", [None, 37, 300])
-def test_where_a_prompt_is_cut_does_not_change_a_bit(window: int | None) -> None:
-    whole = draw_inputs(Shape([(0, 1000)], spec=AttentionSpec(scale=0.3, window=window)))
+POOLS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("pool_dtype", POOLS, ids=str)
+def test_a_prompt_at_once_in_parts_and_token_by_token_has_the_same_bits_if_that_is_asked_for(
+    pool_dtype: torch.dtype,
+) -> None:
+    """A query sees the keys and values of its own step as every later one does: rounded."""
+    attention, shape = batch_invariant_attention(), Shape([(0, 70)], pool_dtype=pool_dtype)
+    expected = draw_inputs(shape).run(attention)
+    for cuts in ([(0, 20), (20, 3), (23, 47)], [(position, 1) for position in range(70)]):
+        parts = [part.run(attention) for part in chunks(draw_inputs(shape), cuts)]
+        assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize(
+    ("window", "pool_dtype"), [*((window, POOLS[0]) for window in (None, 37, 300)), (37, POOLS[1])]
+)
+def test_where_a_prompt_is_cut_does_not_change_a_bit(window: int | None, pool_dtype: torch.dtype) -> None:
+    whole = draw_inputs(Shape([(0, 1000)], pool_dtype=pool_dtype, spec=AttentionSpec(scale=0.3, window=window)))
     expected = whole.run(PagedCpuAttention())
     table, pool = whole.batch.block_tables[0].tolist(), whole.pool
     for first, end in ((0, 60), (60, 433), (433, 520), (520, 530), (530, 1000)):

@@ -17,7 +17,8 @@ BLOCK_SIZE = 4
 class Drive:
     """Some sequences, their block tables, and how far each has come."""
 
-    def __init__(self, stack: LayerStack, sequences: Sequence[Tensor]) -> None:
+    def __init__(self, stack: LayerStack, sequences: Sequence[Tensor], kv_dtype: torch.dtype | None = None) -> None:
+        """`kv_dtype` None: KV is kept as the stack computes."""
         self.stack = stack
         self.sequences = sequences
         self.done = [0] * len(sequences)
@@ -27,7 +28,7 @@ class Drive:
         self.tables = [[blocks.pop() for _ in range(width)] for width in widths]
         shape = (sum(widths) + 5, stack.num_layers, 2, stack.kv_heads, BLOCK_SIZE, stack.head_dim)
         # Leftovers of other sessions: large enough to show wherever a key out of bounds is read.
-        self.pool = (torch.randn(shape, generator=generator) * 50).to(stack.dtype)
+        self.pool = (torch.randn(shape, generator=generator) * 50).to(kv_dtype or stack.dtype)
 
     def begin(self, step: Mapping[int, int]) -> tuple[list[int], Batch, Tensor]:
         """The rows (sequence numbers) of a step that takes `step[s]` tokens of sequence s, its batch, its token ids."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, PretrainedConfig
 
 VOCAB = 67
 _AUTO: Any = AutoModelForCausalLM
@@ -102,12 +102,16 @@ class Expected:
     logits: Tensor
 
 
-def expect(model: Any, tokens: Tensor) -> Expected:
-    """What `model` computes for one whole sequence. The last boundary is taken before the final norm."""
+def expect(model: Any, tokens: Tensor, cache: Cache | None = None) -> Expected:
+    """What `model` computes for one whole sequence, with keys and values out of `cache`. The last boundary is taken
+    before the final norm.
+    """
     layers = next(child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList))
     last: list[Tensor] = []
     handle = layers[-1].register_forward_hook(lambda module, inputs, output: last.append(output))
-    output = model(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
+    output = model(
+        input_ids=tokens[None], past_key_values=cache, use_cache=cache is not None, output_hidden_states=True
+    )
     handle.remove()
     boundaries = [*output.hidden_states[:-1], last[0]]
     return Expected([boundary[0] for boundary in boundaries], output.logits[0])

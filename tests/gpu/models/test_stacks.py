@@ -16,6 +16,7 @@ from app.gpu.models.base import LayerStack
 from app.model_store.resolve import ResolvedModel
 from tests.gpu.models.driving import Drive, assert_agrees
 from tests.gpu.models.oracle import CASES, VOCAB, build_model, expect, save_model, tiny_config
+from tests.gpu.oracle import RoundingCache
 
 CPU = torch.device("cpu")
 
@@ -49,6 +50,16 @@ def test_prefill_agrees_with_transformers(pair: Pair, chunks: list[int]) -> None
     tokens = sequence(sum(chunks))
     [found] = Drive(pair.stack, [tokens]).run([{0: chunk} for chunk in chunks])
     assert_agrees(found, expect(pair.oracle, tokens))
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_kv_of_a_smaller_type_is_that_of_a_cache_that_rounds(pair: Pair, kv_dtype: torch.dtype) -> None:
+    """In every part of a prompt and after it, the keys and values of a step's own tokens included."""
+    tokens = sequence(40)
+    [found] = Drive(pair.stack, [tokens], kv_dtype).run([{0: 7}, {0: 30}, {0: 1}, {0: 2}])
+    expected, exact = expect(pair.oracle, tokens, RoundingCache(kv_dtype)), expect(pair.oracle, tokens)
+    off, of_rounding = (float((each.logits - expected.logits).norm()) for each in (found, exact))
+    assert off < 0.2 * of_rounding
 
 
 def test_packed_decode_of_unequal_sequences_agrees_with_transformers(pair: Pair) -> None:

@@ -32,6 +32,7 @@ Span = tuple[int, int]
 
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "n_embd": 64, "max_position_embeddings": 700}
 """Whole panels."""
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 RECORDED = ["llama", "llama-tied-biased-wide-heads", "mistral-window", "qwen2", "qwen3", "smollm3", "gpt2"]
 
 
@@ -56,9 +57,9 @@ def make_step(stack: LayerStack, spans: Sequence[Span], seed: int) -> tuple[Tens
     return hidden, make_batch(spans, tables, BLOCK_SIZE, CPU)
 
 
-def pools(stack: LayerStack) -> tuple[KVPool, KVPool]:
+def pools(stack: LayerStack, dtype: torch.dtype | None = None) -> tuple[KVPool, KVPool]:
     """Two of the same contents."""
-    one, other = (KVPool(stack, BLOCKS, BLOCK_SIZE) for _ in range(2))
+    one, other = (KVPool(stack, BLOCKS, BLOCK_SIZE, dtype=dtype) for _ in range(2))
     one.data.normal_(generator=torch.Generator().manual_seed(0))
     other.data.copy_(one.data)
     return one, other
@@ -71,9 +72,14 @@ spans = st.lists(st.tuples(st.integers(0, 300), st.integers(1, PAGED_TOKENS + 2)
 
 @torch.inference_mode()
 @settings(max_examples=15, deadline=None)
-@given(steps=st.lists(st.tuples(spans, st.integers(0, 1), st.integers(0, 99)), min_size=1, max_size=4))
-def test_any_steps_give_the_same_bits(stack: LayerStack, steps: list[tuple[list[Span], int, int]]) -> None:
-    one, other = pools(stack)
+@given(
+    steps=st.lists(st.tuples(spans, st.integers(0, 1), st.integers(0, 99)), min_size=1, max_size=4),
+    kv_dtype=st.sampled_from(KV_DTYPES),
+)
+def test_any_steps_give_the_same_bits(
+    stack: LayerStack, steps: list[tuple[list[Span], int, int]], kv_dtype: torch.dtype
+) -> None:
+    one, other = pools(stack, kv_dtype)
     recorded, plain = RecordedLayers(stack, one, POSITIONS), layer_by_layer(stack, other)
     for rows, lo, seed in steps:
         hidden, batch = make_step(stack, rows, seed)
@@ -92,7 +98,10 @@ def test_all_counts_of_tokens_share_the_memory_of_the_largest(stack: LayerStack)
 
 
 @torch.inference_mode()
-def test_decode_steps_run_as_a_program(stack: LayerStack, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
+def test_decode_steps_run_as_a_program(
+    stack: LayerStack, kv_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs: list[tuple[int, int]] = []
     run = Program.run
 
@@ -101,7 +110,7 @@ def test_decode_steps_run_as_a_program(stack: LayerStack, monkeypatch: pytest.Mo
         run(program, first, end)
 
     monkeypatch.setattr(Program, "run", counting)
-    recorded = RecordedLayers(stack, pools(stack)[0], POSITIONS)
+    recorded = RecordedLayers(stack, pools(stack, kv_dtype)[0], POSITIONS)
     for length in (1, 5, PAGED_TOKENS + 1):
         recorded(0, stack.num_layers, *make_step(stack, [(20, 1), (40, length)], seed=1))
     assert len(runs) == 2  # the third row is a prompt

@@ -80,9 +80,9 @@ def test_an_engine_refuses_them_too(tmp_path: Path) -> None:
         make_tiny("gpt2-relu", tmp_path).engine(max_draft_tokens=1)
 
 
-def logits_of(stack: LayerStack, context: int, length: int, company: int) -> Tensor:
+def logits_of(stack: LayerStack, context: int, length: int, company: int, kv_dtype: torch.dtype) -> Tensor:
     """Logits of the last eight tokens after `context` others: `length` at once, beside rows of others."""
-    pool = KVPool(stack, 200, BLOCK)
+    pool = KVPool(stack, 200, BLOCK, dtype=kv_dtype)
     tokens = torch.tensor(prompt(3, context + 8))
     tables = [list(range(100)), *([100 + 9 * other + n for n in range(9)] for other in range(company))]
 
@@ -100,17 +100,22 @@ def logits_of(stack: LayerStack, context: int, length: int, company: int) -> Ten
 
 
 ALIKE: list[Any] = [
-    pytest.param(case, dtype, batch_invariant, id=f"{case}-{dtype}")
+    pytest.param(case, dtype, kv_dtype, batch_invariant, id=f"{case}-{dtype}-{kv_dtype}")
     for case, shape in CASES.items()
-    for dtype, batch_invariant in ((SINGLE, False), (HALF, True))
+    for dtype, kv_dtype, batch_invariant in (
+        (SINGLE, SINGLE, False),
+        (SINGLE, HALF, False),
+        (SINGLE, torch.float16, False),
+        (HALF, HALF, True),
+    )
     if shape["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 ]
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("case", "dtype", "batch_invariant"), ALIKE)
+@pytest.mark.parametrize(("case", "dtype", "kv_dtype", "batch_invariant"), ALIKE)
 def test_eight_tokens_at_once_have_the_bits_that_each_has_alone(
-    case: str, dtype: torch.dtype, batch_invariant: bool, tmp_path: Path
+    case: str, dtype: torch.dtype, kv_dtype: torch.dtype, batch_invariant: bool, tmp_path: Path
 ) -> None:
     """Up to the logits, in any company."""
     model = make_model(case, tmp_path)
@@ -118,6 +123,6 @@ def test_eight_tokens_at_once_have_the_bits_that_each_has_alone(
     attention = attention_for(CPU, batch_invariant=batch_invariant)
     stack = load_stack(model, device=CPU, dtype=dtype, attention=attention, batch_invariant=batch_invariant)
     for context in (5, 90):
-        alone = logits_of(stack, context, 1, 0)
+        alone = logits_of(stack, context, 1, 0, kv_dtype)
         for length, company in ((2, 0), (4, 3), (8, 0), (8, 5)):
-            assert torch.equal(logits_of(stack, context, length, company), alone)
+            assert torch.equal(logits_of(stack, context, length, company, kv_dtype), alone)
