@@ -182,3 +182,4 @@ class ModelInfo:
     device: str
     parameter_bytes: int
     kv_bytes_per_token: int
+    kv_dtype: str

@@ -90,6 +90,7 @@ async def get_version(services: ServicesDep) -> Version:
         model=info.name,
         device=info.device,
         dtype=info.dtype,
+        kv_dtype=info.kv_dtype,
         num_layers=info.num_layers,
         hidden_size=info.hidden_size,
         vocab_size=info.vocab_size,

@@ -26,6 +26,8 @@ class EngineSettings:
     """Where a CPU's host copy of weights that are streamed is kept."""
     chunk_bytes: int
     """Of one copy to the device."""
+    kv_dtype: str
+    """`auto`, `float32`, `bfloat16` or `float16`."""
     kv_device: KVBudget | None
     """None, here and for the next two: from what is free."""
     kv_host: KVBudget | None

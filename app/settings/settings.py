@@ -125,6 +125,11 @@ class Settings(BaseSettings):
             description="most bytes of one copy of weights that are streamed",
         )
     )
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="as what KV is kept, in every tier: the type that the model computes in (auto), or a smaller one, "
+        "which rounds it",
+    )
     kv_device: Budget = Field(
         None, description="KV on the device: bytes such as 2GiB, sessions such as 20x1024, or auto: from what is free"
     )
@@ -342,6 +347,7 @@ class Settings(BaseSettings):
             weights_device=self.weights_device,
             weights_dir=self.cache_dir.expanduser() / "weights",
             chunk_bytes=int(self.chunk_size),
+            kv_dtype=self.kv_dtype,
             kv_device=self.kv_device,
             kv_host=self.kv_host,
             kv_disk=self.kv_disk,

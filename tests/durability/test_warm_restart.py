@@ -73,6 +73,20 @@ def test_parked_and_resident_sessions_recompute_nothing(
         assert next_turn(http, uninterrupted)[0] == token_ids
 
 
+def test_kv_of_another_type_is_computed_again(tmp_path: Path) -> None:
+    """Of the same type nothing is."""
+    folder, recomputed = tmp_path / "state", []
+    for flags in ((), ("--kv-dtype", "bfloat16"), ("--kv-dtype", "bfloat16")):
+        with serve_process(folder, *flags) as server, client_of(server) as client:
+            if not recomputed:
+                session = open_session(client)
+                generate(client, session, prompt(3))
+            recomputed.append(next_turn(client, session)[1])
+            server.terminate()
+            assert kept(server)[2:] == [0, 0]
+    assert [bool(tokens) for tokens in recomputed] == [False, True, False]
+
+
 def send(client: httpx.Client, file: bytes) -> str:
     answer = client.post("/v1/sessions/import", content=file)
     assert answer.status_code == 201, answer.text

@@ -21,6 +21,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def kv_dtype() -> str:
+    """As what engines keep KV, and oracles with them. Files that test several have a fixture of their own."""
+    return "auto"
+
+
 @pytest.fixture
 def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter multiplies tiles with NumPy's BLAS, which on some processors sums a row by its place among

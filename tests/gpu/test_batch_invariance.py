@@ -13,6 +13,7 @@ from app.domain.breakpoints import Action, Pass, When
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import KVPolicy, Phase, SessionId
 from app.gpu.attention import attention_for
+from app.gpu.device.dtypes import dtype_name
 from app.gpu.models import load_stack
 from app.messages import Export, Import, PromptScored, Token
 from app.model_store.resolve import resolve
@@ -31,14 +32,14 @@ Bits = dict[tuple[int, int], bytes]
 """By layer and position: the residual stream after that layer."""
 
 
-def invariant(case: str, device: torch.device, dtype: torch.dtype, folder: Path) -> TinyModel:
+def invariant(case: str, device: torch.device, dtype: torch.dtype, folder: Path, kv_dtype: str = "auto") -> TinyModel:
     """One of `CASES`, loaded with `batch_invariant`."""
     with torch.no_grad():
         oracle = build_model(tiny_config(case))
     resolved = resolve(str(save_model(oracle, folder)), cache_dir=folder)
     attention = attention_for(device, batch_invariant=True)
     stack = load_stack(resolved, device=device, dtype=dtype, attention=attention, batch_invariant=True)
-    return TinyModel(resolved, stack, oracle)
+    return TinyModel(resolved, stack, oracle, kv_dtype=kv_dtype)
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_cuda)])
@@ -46,9 +47,17 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((dtype, "auto") for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+        *((torch.float32, kv_dtype) for kv_dtype in ("bfloat16", "float16")),
+    ],
+    ids=lambda types: f"{dtype_name(types[0])}-{types[1]}",
+)
 def model(request: pytest.FixtureRequest, device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    return invariant("llama", device, request.param, tmp_path_factory.mktemp("llama"))
+    dtype, kv_dtype = request.param
+    return invariant("llama", device, dtype, tmp_path_factory.mktemp("llama"), kv_dtype)
 
 
 def logprobs(turn: Turn) -> list[object]:

@@ -19,6 +19,12 @@ from tests.gpu.tiny_engine import BLOCK, driver, make_engine, model, oracle, pro
 __all__ = ["driver", "model", "oracle"]
 
 
+@pytest.fixture(scope="module", params=["auto", "bfloat16", "float16"])
+def kv_dtype(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 def test_one_after_the_other(driver: Driver, oracle: Any) -> None:
     for seed, length in enumerate([1, 3, 4, 5, 30, 41]):
         assert driver.generate(prompt(seed, length), 12) == expected(oracle, prompt(seed, length), 12)
@@ -56,8 +62,10 @@ def test_turns_go_on_from_the_history(driver: Driver, oracle: Any) -> None:
     assert driver.end(turn).history_tokens == len(history)
 
 
-def test_a_pool_that_is_too_small_slows_turns_down_and_changes_nothing(model: ResolvedModel, oracle: Any) -> None:
-    driver = Driver(make_engine(model, blocks=14))
+def test_a_pool_that_is_too_small_slows_turns_down_and_changes_nothing(
+    model: ResolvedModel, oracle: Any, kv_dtype: str
+) -> None:
+    driver = Driver(make_engine(model, kv_dtype=kv_dtype, blocks=14))
     prompts = [prompt(seed, 20) for seed in range(6)]
     turns = [driver.submit(driver.open(), tokens, 20) for tokens in prompts]
     driver.finish(*turns)
@@ -116,10 +124,10 @@ def test_writing_again_to_a_shared_prefix_withdraws_it(driver: Driver, oracle: A
     assert driver.end(turn).usage.cached_tokens == BLOCK
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_in_company(model: ResolvedModel) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(model: ResolvedModel, kv_dtype: str) -> None:
     sampling = SamplingParams(seed=9, temperature=1.0)
-    alone = Driver(make_engine(model)).generate(prompt(6, 10), 15, sampling)
-    crowd = Driver(make_engine(model, blocks=20))
+    alone = Driver(make_engine(model, kv_dtype=kv_dtype)).generate(prompt(6, 10), 15, sampling)
+    crowd = Driver(make_engine(model, kv_dtype=kv_dtype, blocks=20))
     turns = [crowd.submit(crowd.open(), prompt(seed, 10), 15, sampling) for seed in (6, 7, 8, 9)]
     crowd.finish(*turns)
     assert crowd.tokens(turns[0]) == alone
@@ -164,10 +172,12 @@ def test_prompt_logprobs_are_transformers_log_softmax(driver: Driver, oracle: An
 
 @pytest.mark.parametrize(("policy", "host_blocks"), [(KVPolicy.NONE, 0), (KVPolicy.LRU, 50)])
 def test_a_prompt_that_gives_way_half_scored_is_scored_all_the_same(
-    model: ResolvedModel, policy: KVPolicy, host_blocks: int
+    model: ResolvedModel, policy: KVPolicy, host_blocks: int, kv_dtype: str
 ) -> None:
-    driver = Driver(make_engine(model, blocks=12, max_step_tokens=4, policy=policy, host_blocks=host_blocks))
-    alone = Driver(make_engine(model))
+    driver = Driver(
+        make_engine(model, kv_dtype=kv_dtype, blocks=12, max_step_tokens=4, policy=policy, host_blocks=host_blocks)
+    )
+    alone = Driver(make_engine(model, kv_dtype=kv_dtype))
     scoring = SamplingParams(seed=0, temperature=0, prompt_logprobs=0)
     elder = driver.submit(driver.open(), prompt(1, 12), 30)
     while not driver.tokens(elder):

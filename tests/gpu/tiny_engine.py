@@ -16,6 +16,7 @@ from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config
 from app.settings import EngineSettings
 from tests.gpu.driving import Driver
+from tests.gpu.oracle import RoundingModel
 
 BLOCK = 4
 
@@ -30,9 +31,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ResolvedModel:
 
 
 @pytest.fixture(scope="module")
-def oracle(model: ResolvedModel) -> Any:
+def oracle(model: ResolvedModel, kv_dtype: str) -> Any:
+    """Transformers' model, with a cache that rounds as the engines of the test file do."""
     assert model.folder is not None
-    return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
+    found = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
+    return found if kv_dtype == "auto" else RoundingModel(found, getattr(torch, kv_dtype))
 
 
 def make_engine(
@@ -46,9 +49,11 @@ def make_engine(
     weights_device: int | None = None,
     weights_dir: Path = Path(),
     matmul_precision: str = "auto",
+    kv_dtype: str = "auto",
 ) -> Engine:
     config = model.config
-    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 4
+    element_bytes = 4 if kv_dtype in ("auto", "float32") else 2
+    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * element_bytes
     settings = EngineSettings(
         device="cpu",
         dtype="float32",
@@ -58,6 +63,7 @@ def make_engine(
         weights_device=weights_device,
         weights_dir=weights_dir,
         chunk_bytes=1 << 20,
+        kv_dtype=kv_dtype,
         kv_device=KVBudget(bytes=blocks * BLOCK * per_token),
         kv_host=KVBudget(bytes=host_blocks * BLOCK * per_token),
         kv_disk=KVBudget(bytes=1 << 24),
@@ -74,8 +80,8 @@ def make_engine(
 
 
 @pytest.fixture
-def driver(model: ResolvedModel) -> Driver:
-    return Driver(make_engine(model))
+def driver(model: ResolvedModel, kv_dtype: str) -> Driver:
+    return Driver(make_engine(model, kv_dtype=kv_dtype))
 
 
 def prompt(seed: int, length: int) -> list[int]:

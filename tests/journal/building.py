@@ -17,7 +17,7 @@ FILE = "journal.sqlite3"
 
 def model_info(name: str = "tiny", vocab_size: int = 512) -> ModelInfo:
     """A model of that name and vocabulary; the rest is of no matter to the journal."""
-    return ModelInfo(name, 1024, vocab_size, 2, 64, 2, 16, "float32", "cpu", 1, 1)
+    return ModelInfo(name, 1024, vocab_size, 2, 64, 2, 16, "float32", "cpu", 1, 1, "float32")
 
 
 def record(session: str, **changed: Any) -> SessionRecord:

@@ -144,7 +144,13 @@ def test_a_damaged_file_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"), [({"seed": 1}, "model"), ({"dtype": "bfloat16"}, "BF16"), ({"block_size": 8}, "KV blocks")]
+    ("settings", "says"),
+    [
+        ({"seed": 1}, "model"),
+        ({"dtype": "bfloat16"}, "its KV is float32, and this server keeps KV as bfloat16: see --kv-dtype"),
+        ({"kv_dtype": "float16"}, "its KV is float32, and this server keeps KV as float16: see --kv-dtype"),
+        ({"block_size": 8}, "KV blocks"),
+    ],
 )
 def test_a_file_of_another_model_or_layout_is_refused(
     http: httpx.Client, serve_with: ServeWith, used: str, settings: dict[str, Any], says: str

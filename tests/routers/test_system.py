@@ -24,6 +24,7 @@ def test_version_names_what_runs(http: httpx.Client) -> None:
         "model": "tiny-llama",
         "device": "cpu",
         "dtype": "float32",
+        "kv_dtype": "float32",
         "num_layers": 4,
         "hidden_size": 64,
         "vocab_size": 512,
@@ -91,6 +92,18 @@ def test_the_estimate_is_what_a_session_then_takes(serve_with: ServeWith) -> Non
     assert estimate["blocks"] == kv["blocks"] == 7
     assert estimate["kv_bytes"] == kv["device_bytes"]
     assert estimate["sessions_resident"] == 256 // 7
+
+
+def test_kv_in_half_the_bytes_is_told_and_leaves_room_for_twice_the_sessions(serve_with: ServeWith) -> None:
+    http = serve_with(kv_dtype="bfloat16")
+    assert {**http.get("/version").json(), "dtype": "float32", "kv_dtype": "bfloat16"} == http.get("/version").json()
+    estimate = http.get("/v1/memory/estimate", params={"tokens": 100}).json()
+    session = http.post("/v1/sessions").json()["id"]
+    http.post(f"/v1/sessions/{session}/generate", json={"token_ids": [5] * 100, "max_tokens": 0})
+    found, data = http.get(f"/v1/sessions/{session}").json()["kv"], http.get("/v1/memory").json()["data"]
+    assert (estimate["kv_bytes_per_token"], estimate["sessions_resident"]) == (512, 512 // 7)
+    assert found["device_bytes"] == data["device"]["owned_bytes"] == estimate["kv_bytes"] == 7 * 16 * 512
+    assert (data["block_bytes"], data["device"]["total_bytes"]) == (16 * 512, 4 << 20)
 
 
 def test_the_estimate_takes_any_bandwidth(http: httpx.Client) -> None:

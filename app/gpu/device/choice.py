@@ -5,7 +5,10 @@ import torch
 from app.domain.errors import FieldOutOfRange
 from app.domain.values import AUTO_DTYPES
 from app.gpu.device.cuda import CudaStreams
+from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.streams import CpuStreams, DeviceStreams
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
@@ -25,8 +28,21 @@ def choose_device(name: str) -> torch.device:
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is float32 on CPU and bfloat16 on CUDA."""
-    name = AUTO_DTYPES[device.type] if name == "auto" else name
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    return _DTYPES[AUTO_DTYPES[device.type] if name == "auto" else name]
+
+
+def choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """What keys and values are kept as under a model that computes in `dtype`; `auto` is the same. Raises
+    FieldOutOfRange for a type that is no smaller.
+    """
+    kept = dtype if name == "auto" else _DTYPES[name]
+    if kept is dtype or kept.itemsize < dtype.itemsize:
+        return kept
+    computes = dtype_name(dtype)
+    raise FieldOutOfRange(
+        f"kv_dtype must be auto, {computes}, or smaller than {computes}, in which the model computes; got {name}",
+        param="kv_dtype",
+    )
 
 
 def streams_of(device: torch.device) -> DeviceStreams:

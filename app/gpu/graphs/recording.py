@@ -25,14 +25,19 @@ CHECKED_TOKENS = 2
 
 @torch.inference_mode()
 def estimate_graph_bytes(
-    stack: LayerStack, block_size: int, limits: DecodeLimits, recorder: Recorder, memory: DeviceMemory
+    stack: LayerStack,
+    block_size: int,
+    limits: DecodeLimits,
+    recorder: Recorder,
+    memory: DeviceMemory,
+    kv_dtype: torch.dtype,
 ) -> int:
     """Device memory that `record_graphs` will take, known before there is a KV pool: the largest and the smallest graph
-    are recorded over a pool of one block, and dropped. Each of the others counts as the smallest, because they all find
-    their tensors' memory in what the largest has taken. 0 if the model cannot be recorded.
+    are recorded over a pool of one block of `kv_dtype`, and dropped. Each of the others counts as the smallest, because
+    they all find their tensors' memory in what the largest has taken. 0 if the model cannot be recorded.
     """
     free, buckets = [memory.free()], batch_buckets(limits.rows)
-    decode, graphs = _decode(stack, KVPool(stack, 1, block_size)), DecodeGraphs(limits, stack.device)
+    decode, graphs = _decode(stack, KVPool(stack, 1, block_size, dtype=kv_dtype)), DecodeGraphs(limits, stack.device)
     try:
         for bucket in (buckets[-1], buckets[0]):
             graphs.record(bucket, decode, recorder)

@@ -197,6 +197,11 @@ def match_header(fields: HeaderFields, expected: KVIdentity) -> KVFileHeader:
     if fields.fingerprint != expected.fingerprint:
         raise KVFileMismatch(f"it is of the model {fields.fingerprint!r}, this server runs {expected.fingerprint!r}")
     dtype, _ = SAFETENSORS_DTYPES[expected.layout.dtype]
+    names = {short: name for name, (short, _) in SAFETENSORS_DTYPES.items()}
+    if fields.block_shape == expected.layout.block_shape and fields.dtype in names.keys() - {dtype}:
+        raise KVFileMismatch(
+            f"its KV is {names[fields.dtype]}, and this server keeps KV as {expected.layout.dtype}: see --kv-dtype"
+        )
     if (fields.dtype, fields.block_shape) != (dtype, expected.layout.block_shape):
         raise KVFileMismatch(
             f"its KV blocks are {fields.dtype} {fields.block_shape}, this server's are "

@@ -17,7 +17,7 @@ from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.saved_files import FilesFound, SavedKV
 from app.gpu.cpu.compilations import COMPILATIONS
 from app.gpu.cpu.openmp import release_threads
-from app.gpu.device.choice import choose_device, choose_dtype
+from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import CudaMemory, allocating
 from app.gpu.engine import Engine
@@ -67,6 +67,7 @@ def load_engine(model: ResolvedModel, settings: EngineSettings, room: DiskRoom |
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
+    choose_kv_dtype(settings.kv_dtype, dtype)  # a mistake is told before the weights are read
     logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
     began = time.perf_counter()
     attention = attention_for(device, batch_invariant=settings.batch_invariant)
@@ -95,14 +96,15 @@ def build_engine(
     """An engine around a loaded model. `recorder` records decode steps; None: chosen by device and settings."""
     stack = loaded.stack
     recorder = recorder or choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
-    layout = KVLayout(stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, dtype_name(stack.dtype))
-    _warm_up(stack, settings.block_size)
-    plan = _plan_memory(stack, settings, recorder)
+    kv_dtype = choose_kv_dtype(settings.kv_dtype, stack.dtype)
+    layout = KVLayout(stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, dtype_name(kv_dtype))
+    _warm_up(stack, settings.block_size, kv_dtype)
+    plan = _plan_memory(stack, settings, recorder, kv_dtype)
     disk_room = None if settings.kv_dir is None else _room_of_files(settings.kv_dir, room)
     budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv, disk_room)
     if plan is not None:
         plan.check(budgets.device * layout.block_bytes)
-    pool, borrower = _allocate_device(loaded, budgets.device, settings.block_size, layout.block_bytes)
+    pool, borrower = _allocate_device(loaded, budgets.device, layout, kv_dtype)
     with allocating("kv_host", budgets.host * layout.block_bytes):
         host = HostPool(pool, budgets.host, loaded.streams)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
@@ -134,7 +136,7 @@ def build_engine(
         discard=mover.connections.discard,
     )
     return Engine(
-        _describe(model.name, stack, limit, layout.block_bytes // settings.block_size),
+        _describe(model.name, stack, limit, layout),
         scheduler,
         phases,
         runner,
@@ -175,14 +177,14 @@ def _choose_layers(
 
 
 def _allocate_device(
-    loaded: LoadedModel, blocks: int, block_size: int, block_bytes: int
+    loaded: LoadedModel, blocks: int, layout: KVLayout, dtype: torch.dtype
 ) -> tuple[KVPool, Borrower | None]:
     """The pool of KV: its own memory, or memory beside weights that lend theirs."""
     if loaded.streamed is None:
-        with allocating("kv_device", blocks * block_bytes):
-            return KVPool(loaded.stack, blocks, block_size), None
-    arena, memory = loaded.streamed.share(blocks, block_bytes)
-    pool = KVPool(loaded.stack, arena.most_blocks, block_size, memory)
+        with allocating("kv_device", blocks * layout.block_bytes):
+            return KVPool(loaded.stack, blocks, layout.block_size, dtype=dtype), None
+    arena, memory = loaded.streamed.share(blocks, layout.block_bytes)
+    pool = KVPool(loaded.stack, arena.most_blocks, layout.block_size, memory, dtype=dtype)
     return pool, Borrower(LoanBook(arena), loaded.streamed.text)
 
 
@@ -235,15 +237,17 @@ def _shared_rows(settings: EngineSettings, stack: LayerStack, borrower: Borrower
     return max(16, settings.max_step_tokens // 16)
 
 
-def _plan_memory(stack: LayerStack, settings: EngineSettings, recorder: Recorder | None) -> MemoryPlan | None:
+def _plan_memory(
+    stack: LayerStack, settings: EngineSettings, recorder: Recorder | None, kv_dtype: torch.dtype
+) -> MemoryPlan | None:
     """None on a CPU, whose memory is taken page by page and by others too."""
     if stack.device.type != "cuda":
         return None
     memory, graph_bytes = CudaMemory(stack.device), 0
     if recorder is not None:
         limits = DecodeLimits(settings.max_running, -(-stack.max_model_len // settings.block_size), stack.vocab_size)
-        graph_bytes = estimate_graph_bytes(stack, settings.block_size, limits, recorder, memory)
-    return plan_memory(stack, settings, memory, graph_bytes)
+        graph_bytes = estimate_graph_bytes(stack, settings.block_size, limits, recorder, memory, kv_dtype)
+    return plan_memory(stack, settings, memory, graph_bytes, kv_dtype)
 
 
 def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_len: int) -> None:
@@ -273,14 +277,14 @@ def _find_files(disk: DiskStore | None) -> FilesFound:
 
 
 @torch.inference_mode()
-def _warm_up(stack: LayerStack, block_size: int) -> None:
+def _warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
     """Run a decode row and a prompt through one layer, and mask logits. Then no client waits for kernels to be
     compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
     """
     blocks = -(-WARM_UP_TOKENS // block_size)
     batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
     shape = (blocks + 1, 2, stack.kv_heads, block_size, stack.head_dim)
-    pool = torch.zeros(shape, dtype=stack.dtype, device=stack.device)
+    pool = torch.zeros(shape, dtype=kv_dtype, device=stack.device)
     hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
     apply_mask(
         stack.head(stack.layer(0, hidden, batch, pool)),
@@ -289,7 +293,7 @@ def _warm_up(stack: LayerStack, block_size: int) -> None:
     )
 
 
-def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_token: int) -> ModelInfo:
+def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout) -> ModelInfo:
     return ModelInfo(
         name=name,
         max_model_len=max_model_len,
@@ -301,5 +305,6 @@ def _describe(name: str, stack: LayerStack, max_model_len: int, kv_bytes_per_tok
         dtype=dtype_name(stack.dtype),
         device=str(stack.device),
         parameter_bytes=stack.parameter_bytes,
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=layout.block_bytes // layout.block_size,
+        kv_dtype=layout.dtype,
     )

@@ -70,14 +70,16 @@ class MemoryPlan:
             )
 
 
-def plan_memory(stack: LayerStack, settings: EngineSettings, memory: DeviceMemory, graph_bytes: int) -> MemoryPlan:
-    """Measure the largest steps; `graph_bytes` is what CUDA graphs will take once there is a pool.
+def plan_memory(
+    stack: LayerStack, settings: EngineSettings, memory: DeviceMemory, graph_bytes: int, kv_dtype: torch.dtype
+) -> MemoryPlan:
+    """Measure the largest steps over KV of `kv_dtype`; `graph_bytes` is what CUDA graphs take once there is a pool.
 
     Raises FieldOutOfRange if not even a step fits beside the weights.
     """
     free = memory.free()
     try:
-        step = largest_step(stack, settings, memory)
+        step = largest_step(stack, settings, memory, kv_dtype)
     except torch.OutOfMemoryError:
         raise FieldOutOfRange(
             f"a step of {settings.max_step_tokens} tokens does not fit into the {size(free)} that are free "
@@ -95,14 +97,14 @@ def plan_memory(stack: LayerStack, settings: EngineSettings, memory: DeviceMemor
 
 
 @torch.inference_mode()
-def largest_step(stack: LayerStack, settings: EngineSettings, memory: DeviceMemory) -> int:
+def largest_step(stack: LayerStack, settings: EngineSettings, memory: DeviceMemory, kv_dtype: torch.dtype) -> int:
     """Bytes that a step takes for a while beside weights and KV, at most.
 
     Two steps are run over a pool of one block, which is all that their block tables name: as many prompt tokens as a
     step may have, at the end of the longest context and all of them scored; and as many sessions as may decode at once,
     one of them with that context, with the costliest sampling.
     """
-    pool = KVPool(stack, 1, settings.block_size)
+    pool = KVPool(stack, 1, settings.block_size, dtype=kv_dtype)
     context = max(1, min(stack.max_model_len, memory.free() * settings.block_size // pool.data.nbytes))
     length = min(settings.max_step_tokens, context)
     rows, rest = divmod(settings.max_step_tokens, length)

@@ -8,7 +8,9 @@ from benchmarks.engine.live import LiveTurn
 from benchmarks.gpu_check.stages.decode import bytes_limit
 
 # Llama 2 7B in bfloat16, from its published config: 6.74 billion parameters, 512 KiB of KV a token.
-LLAMA_2_7B = ModelInfo("llama-2-7b", 4096, 32_000, 32, 4096, 32, 128, "bfloat16", "cuda", 13_476_839_424, 524_288)
+LLAMA_2_7B = ModelInfo(
+    "llama-2-7b", 4096, 32_000, 32, 4096, 32, 128, "bfloat16", "cuda", 13_476_839_424, 524_288, "bfloat16"
+)
 
 
 def turn(*times: float) -> LiveTurn:

@@ -99,6 +99,7 @@ def test_the_memory_bound_is_a_little_below_what_the_gpu_check_holds_devices_aga
         "cuda",
         stack.parameter_bytes,
         layout.block_bytes // BLOCK_SIZE,
+        layout.dtype,
     )
     limit = bytes_limit(info, sessions, CONTEXT, H200.usable_bytes_per_s / 1e9)
     rate = sessions / (step(model, sessions).moved() / H200.usable_bytes_per_s)

@@ -59,6 +59,7 @@ class TinyModel:
     """None: those of its device."""
     streamed: Streamed | None = None
     """What moves the weights of `stack`, for one engine at a time; None: they stay."""
+    kv_dtype: str = "auto"
 
     @property
     def num_layers(self) -> int:
@@ -94,6 +95,7 @@ class TinyModel:
             weights_device=None,
             weights_dir=Path(),
             chunk_bytes=1 << 20,
+            kv_dtype=self.kv_dtype,
             kv_device=KVBudget(sessions=1, tokens=blocks * BLOCK),
             kv_host=KVBudget(sessions=1, tokens=host_blocks * BLOCK),
             kv_disk=KVBudget(sessions=1, tokens=400 * BLOCK),

@@ -123,7 +123,7 @@ def test_smaller_graphs_take_no_tensors_of_their_own() -> None:
 def test_what_graphs_take_is_about_what_was_estimated(tmp_path: Path) -> None:
     stack = load(torch.bfloat16, tmp_path)
     recorder, memory = CudaRecorder(stack.device), CudaMemory(stack.device)
-    estimated = estimate_graph_bytes(stack, BLOCK, limits(stack), recorder, memory)
+    estimated = estimate_graph_bytes(stack, BLOCK, limits(stack), recorder, memory, stack.dtype)
     pool = KVPool(stack, BLOCKS, BLOCK)
     free = memory.free()
     graphs = record_graphs(stack, pool, limits(stack), recorder)

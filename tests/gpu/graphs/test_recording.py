@@ -78,14 +78,14 @@ def test_the_estimate_is_the_largest_graph_and_a_small_one_for_each_of_the_other
     memory = FakeMemory(recorder, [7000, 300])
     limits = DecodeLimits(rows=20, blocks=32, vocab_size=tiny.stack.vocab_size)
     assert batch_buckets(20) == [1, 2, 4, 8, 16, 20]
-    assert estimate_graph_bytes(tiny.stack, BLOCK, limits, recorder, memory) == 7000 + 5 * 300
+    assert estimate_graph_bytes(tiny.stack, BLOCK, limits, recorder, memory, tiny.stack.dtype) == 7000 + 5 * 300
     assert recorder.recorded == 0
 
 
 def test_what_cannot_be_recorded_takes_no_memory(tiny: TinyModel) -> None:
     recorder, stack = FakeRecorder(), with_attention(tiny, Waits()).stack
     limits = DecodeLimits(rows=20, blocks=32, vocab_size=stack.vocab_size)
-    assert estimate_graph_bytes(stack, BLOCK, limits, recorder, FakeMemory(recorder, [])) == 0
+    assert estimate_graph_bytes(stack, BLOCK, limits, recorder, FakeMemory(recorder, []), stack.dtype) == 0
 
 
 def test_graphs_that_are_asked_for_need_a_gpu() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,13 @@ def put_another_models_there(path: Path, identity: KVIdentity) -> None:
     write_kv_file(path, KVFileHeader(other, [0] * 8, 8), blocks)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, delete, put_another_models_there])
+def put_another_type_there(path: Path, identity: KVIdentity) -> None:
+    other = replace(identity, layout=replace(identity.layout, dtype="bfloat16"))
+    blocks = [memoryview(bytes(other.layout.block_bytes))] * 2
+    write_kv_file(path, KVFileHeader(other, [0] * 8, 8), blocks)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, delete, put_another_models_there, put_another_type_there])
 def test_a_file_that_cannot_be_read_is_computed_again(
     model: ResolvedModel, oracle: Any, tmp_path: Path, damage: Callable[[Path, KVIdentity], None]
 ) -> None:

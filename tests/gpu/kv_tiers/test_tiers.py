@@ -20,6 +20,12 @@ from tests.gpu.tiny_engine import BLOCK, make_engine, model, oracle, prompt
 __all__ = ["model", "oracle"]
 
 
+@pytest.fixture(scope="module", params=["auto", "bfloat16", "float16"])
+def kv_dtype(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 def signal(driver: Driver, session: SessionId, phase: Phase, resume_in_ms: float | None = None) -> None:
     driver.do(SetPhase(driver.ticket(), session, phase, resume_in_ms))
 
@@ -30,8 +36,8 @@ def inspect(driver: Driver, session: SessionId) -> SessionMemory:
 
 
 @pytest.fixture
-def tiered(model: ResolvedModel) -> Engine:
-    return make_engine(model, host_blocks=200, policy=KVPolicy.SIGNAL)
+def tiered(model: ResolvedModel, kv_dtype: str) -> Engine:
+    return make_engine(model, kv_dtype=kv_dtype, host_blocks=200, policy=KVPolicy.SIGNAL)
 
 
 def test_io_wait_frees_the_device_and_ready_brings_everything_back(tiered: Engine, oracle: Any) -> None:
@@ -56,9 +62,9 @@ def test_io_wait_frees_the_device_and_ready_brings_everything_back(tiered: Engin
 
 @pytest.mark.parametrize("policy", list(KVPolicy))
 def test_four_times_as_many_sessions_as_fit_say_what_they_would_say_alone(
-    model: ResolvedModel, oracle: Any, policy: KVPolicy
+    model: ResolvedModel, oracle: Any, policy: KVPolicy, kv_dtype: str
 ) -> None:
-    driver = Driver(make_engine(model, blocks=30, host_blocks=200, policy=policy))
+    driver = Driver(make_engine(model, kv_dtype=kv_dtype, blocks=30, host_blocks=200, policy=policy))
     chance = random.Random(3)
     sessions = [driver.open() for _ in range(12)]
     histories = {session: prompt(seed, 28) for seed, session in enumerate(sessions)}
@@ -141,10 +147,10 @@ def test_a_prefix_that_has_left_the_device_is_copied_and_not_computed(tiered: En
 
 @pytest.mark.parametrize("has_disk", [True, False])
 def test_kv_that_must_leave_the_host_goes_to_disk_or_is_lost(
-    model: ResolvedModel, oracle: Any, tmp_path: Path, has_disk: bool
+    model: ResolvedModel, oracle: Any, tmp_path: Path, has_disk: bool, kv_dtype: str
 ) -> None:
     kv_dir = tmp_path if has_disk else None
-    driver = Driver(make_engine(model, host_blocks=200, policy=KVPolicy.SIGNAL, kv_dir=kv_dir))
+    driver = Driver(make_engine(model, kv_dtype=kv_dtype, host_blocks=200, policy=KVPolicy.SIGNAL, kv_dir=kv_dir))
     session, start = driver.open(), prompt(1, 30)
     first = driver.submit(session, start, 5)
     driver.finish(first)

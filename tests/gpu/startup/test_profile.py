@@ -72,7 +72,7 @@ def settings(**given: Any) -> EngineSettings:
 
 def test_the_largest_steps_are_run(tiny_llama: TinyModel) -> None:
     stack = Watched(tiny_llama.stack)
-    assert largest_step(stack, settings(), FakeMemory(GIB, GIB, iter([300, 200]))) == 300
+    assert largest_step(stack, settings(), FakeMemory(GIB, GIB, iter([300, 200])), stack.dtype) == 300
     prompt, decode = stack.batches
     longest = tiny_llama.stack.max_model_len
     assert [(row.length, row.context) for row in prompt.rows] == [(24, longest)]
@@ -84,7 +84,7 @@ def test_the_largest_steps_are_run(tiny_llama: TinyModel) -> None:
 def test_no_context_is_longer_than_memory_could_hold(tiny_llama: TinyModel) -> None:
     stack, model = Watched(tiny_llama.stack), tiny_llama.stack
     token_bytes = model.num_layers * 2 * model.kv_heads * model.head_dim * 4
-    assert largest_step(stack, settings(), FakeMemory(GIB, 10 * token_bytes, iter([200, 300]))) == 300
+    assert largest_step(stack, settings(), FakeMemory(GIB, 10 * token_bytes, iter([200, 300])), stack.dtype) == 300
     prompt, decode = stack.batches
     assert sum(row.length for row in prompt.rows) == 24
     assert max(row.context for row in [*prompt.rows, *decode.rows]) == 10
@@ -92,7 +92,9 @@ def test_no_context_is_longer_than_memory_could_hold(tiny_llama: TinyModel) -> N
 
 def test_kv_gets_what_the_rest_leaves(tiny_llama: TinyModel, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        plan = plan_memory(tiny_llama.stack, settings(), FakeMemory(80 * GIB, 50 * GIB, iter([GIB, 2 * GIB])), 3 * GIB)
+        plan = plan_memory(
+            tiny_llama.stack, settings(), FakeMemory(80 * GIB, 50 * GIB, iter([GIB, 2 * GIB])), 3 * GIB, torch.float32
+        )
     assert plan.kv == 50 * GIB - 2 * GIB - 3 * GIB - int(80 * GIB * KEPT_SHARE)
     said = caplog.text
     assert all(f"{size:.1f} GiB" in said for size in (80, 2, 3, plan.kv / GIB, plan.kept / GIB))
@@ -106,7 +108,7 @@ def test_a_step_that_does_not_fit_beside_the_weights_names_the_setting(tiny_llam
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     with pytest.raises(FieldOutOfRange, match="24 tokens") as refused:
-        plan_memory(NoRoom(tiny_llama.stack), settings(), FakeMemory(8 * GIB, GIB, iter([])), 0)
+        plan_memory(NoRoom(tiny_llama.stack), settings(), FakeMemory(8 * GIB, GIB, iter([])), 0, torch.float32)
     assert refused.value.param == "max_step_tokens"
 
 
