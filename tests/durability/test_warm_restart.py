@@ -75,7 +75,7 @@ def test_parked_and_resident_sessions_recompute_nothing(
 
 def test_kv_of_another_type_is_computed_again(tmp_path: Path) -> None:
     """Of the same type nothing is."""
-    folder, recomputed = tmp_path / "state", []
+    folder, recomputed = tmp_path / "state", list[int]()
     for flags in ((), ("--kv-dtype", "bfloat16"), ("--kv-dtype", "bfloat16")):
         with serve_process(folder, *flags) as server, client_of(server) as client:
             if not recomputed:

@@ -53,7 +53,7 @@ def play_deferred(
 
 def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -> TinyModel:
     """The model on a device that defers its work, as well as the engines that are made of it."""
-    patch.setattr(app.gpu.startup.loader, "KVPool", lambda *sizes: device.adopt_pool(KVPool(*sizes)))
+    patch.setattr(app.gpu.startup.loader, "KVPool", lambda *sizes, **dtype: device.adopt_pool(KVPool(*sizes, **dtype)))
     return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 
 
