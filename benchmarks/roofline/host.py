@@ -16,7 +16,7 @@ from app.engine_process.codec import encode_events
 from app.gpu.engine import Engine
 from app.messages import Done, Event, Inspect, Open, Submit, Token
 from benchmarks.engine.away import random_tokens
-from benchmarks.roofline.null_device import NullStreams, null_engine
+from benchmarks.roofline.null_device import NullStreams, null_draws, null_engine
 from benchmarks.roofline.stages import CLIENT, EVENTS, STAGES, Stopwatch, charging
 from loadgen.errors import NotAsMeant
 from loadgen.experiments.density.measuring import few_collections
@@ -136,7 +136,7 @@ def _run(
         engine.send(Open(Ticket(2 * number + 1), session))
         prompt = tuple(random_tokens(random, plan.context))
         engine.send(Submit(Ticket(2 * number + 2), session, prompt, SAMPLINGS[sampling], StopRule(answer)))
-    with few_collections(), nullcontext() if stopwatch is None else charging(stopwatch):
+    with few_collections(), null_draws(), nullcontext() if stopwatch is None else charging(stopwatch):
         engine.run(deliver)
     _check(engine, plan, in_turn)
     return client, streams

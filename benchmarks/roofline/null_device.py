@@ -6,8 +6,10 @@ Tensors are on the CPU and as small as can be, so that an operator on them takes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from app.gpu.attention.batch import Batch
 from app.gpu.device.streams import PASSED, WHOLE, CpuStream, Event, Runs, Stream
 from app.gpu.engine import Engine
+from app.gpu.sampling import triton_draw
 from app.gpu.startup.loader import build_engine
 from app.gpu.startup.weights import LoadedModel
 from app.model_store.resolve import resolve
@@ -112,6 +115,17 @@ class NullRecorder:
 
     def forget(self) -> None:
         pass
+
+
+@contextmanager
+def null_draws() -> Iterator[None]:
+    """Within the block a draw is an operator of PyTorch: Triton's launch, and what it costs the host, is left out."""
+
+    def chosen(probabilities: Tensor, *_rest: object) -> Tensor:
+        return probabilities.new_zeros(len(probabilities), dtype=torch.int64)
+
+    with mock.patch.multiple(triton_draw, draw=chosen, draw_any=chosen):
+        yield
 
 
 def null_engine(streams: NullStreams, sessions: int, tokens: int) -> Engine:

@@ -6,8 +6,8 @@ one before left, as Transformers chains its warpers; then one draw.
 
 The draw is a counter-based random number, Philox keyed by the request's seed at the position of the new token
 (Salmon et al., 2011): there is no generator state to keep, so a session that is rewound, forked, preempted or moved
-draws the same. No row's token depends on the rows beside it, but for rounding: on CUDA the order of a sum changes with
-the number of rows, and a token at the very edge of `top_p`, or of what was drawn, may fall on either side.
+draws the same. No row's token depends on the rows beside it, but for rounding: on CUDA the order of a sum in a softmax
+changes with the number of rows, and a token at the very edge of `top_p`, or of what was drawn, may fall on either side.
 """
 
 import torch

@@ -64,7 +64,7 @@ def _draw_any(
     before, found = total * 0, total * 0
     for start in range(0, vocab_size, tile):
         token = start + tl.arange(0, tile)
-        mass = _mass(tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True))
+        mass = _mass(_load(row, token, vocab_size))
         up_to = before + tl.cumsum(mass, 0)
         found += tl.sum(tl.where((up_to > target) & (up_to - mass <= target), token, 0), 0)
         before += tl.sum(mass, 0)
@@ -130,6 +130,15 @@ def _pick(
 
 
 @triton.jit
+def _load(row: tl.tensor, token: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
+    """Bits of probabilities. What is no number counts as 0: of a row of such, token 0 is drawn, and the turn fails when
+    the host sees it.
+    """
+    share = tl.load(row + token, mask=token < vocab_size, other=0.0)
+    return tl.where(share == share, share, 0.0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def _mass(bits: tl.tensor) -> tl.tensor:
     return (bits.to(tl.float32, bitcast=True) * WHOLE).to(tl.int64)
 
@@ -140,7 +149,7 @@ def _survey(row: tl.tensor, vocab_size: tl.tensor, tile: tl.constexpr) -> tuple[
     highest, mass = tl.zeros([tile], tl.int32), tl.zeros([tile], tl.int64)
     for start in range(0, vocab_size, tile):
         token = start + tl.arange(0, tile)
-        bits = tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True)
+        bits = _load(row, token, vocab_size)
         highest = tl.maximum(highest, bits)
         mass += _mass(bits)
     return tl.max(highest, 0), tl.sum(mass, 0)
@@ -152,7 +161,7 @@ def _above(row: tl.tensor, vocab_size: tl.tensor, edge: tl.tensor, tile: tl.cons
     count, mass = tl.zeros([tile], tl.int64), tl.zeros([tile], tl.int64)
     for start in range(0, vocab_size, tile):
         token = start + tl.arange(0, tile)
-        bits = tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True)
+        bits = _load(row, token, vocab_size)
         is_above = (bits > edge) & (token < vocab_size)
         count += is_above.to(tl.int64)
         mass += tl.where(is_above, _mass(bits), 0)
@@ -171,7 +180,7 @@ def _search(
         reached = tl.zeros([tile, VALUES], tl.int64)
         for start in range(0, vocab_size, tile):
             token = start + tl.arange(0, tile)
-            bits = tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True)
+            bits = _load(row, token, vocab_size)
             weight = _mass(bits) if by_mass else (token < vocab_size).to(tl.int64)
             reached += tl.where(bits[:, None] >= pivots[None, :], weight[:, None], 0)
         digit = tl.sum((tl.sum(reached, 0) >= bound).to(tl.int32), 0) - 1
@@ -185,7 +194,7 @@ def _nth(row: tl.tensor, vocab_size: tl.tensor, wanted: tl.tensor, n: tl.tensor,
     seen, found = n * 0, n * 0
     for start in range(0, vocab_size, tile):
         token = start + tl.arange(0, tile)
-        bits = tl.load(row + token, mask=token < vocab_size, other=0.0).to(tl.int32, bitcast=True)
+        bits = _load(row, token, vocab_size)
         matches = ((bits == wanted) & (token < vocab_size)).to(tl.int64)
         rank = seen + tl.cumsum(matches, 0) - 1
         found += tl.sum(tl.where((matches == 1) & (rank == n), token, 0), 0)

@@ -134,6 +134,14 @@ class DeferredDevice(TorchDispatchMode):
         self._compute.add(lambda: _fill(result, work()))
         return self.adopt(result)
 
+    def deferred_draw(self, draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The same for rows of probabilities that are the device's."""
+
+        def launch(probabilities: Tensor, *rest: Any) -> Tensor:
+            return self.launch((len(probabilities),), torch.int64, lambda: draw(probabilities, *rest))
+
+        return launch
+
     def run_some(self) -> None:
         """What the device may have done meanwhile."""
         while not self._running and self._random.random() < self._idle and self._ready() not in ([], [self._late]):

@@ -19,6 +19,7 @@ from app.gpu.device.staging import Download, Staging
 from app.gpu.device.streams import PASSED
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
+from app.gpu.sampling import triton_draw
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.launched import WholeStep
 from app.messages import Event, Open, Token
@@ -53,6 +54,8 @@ def play_deferred(
 
 def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -> TinyModel:
     """The model on a device that defers its work, as well as the engines that are made of it."""
+    for name in ("draw", "draw_any"):  # Triton's kernels are no operators of PyTorch
+        patch.setattr(triton_draw, name, device.deferred_draw(getattr(triton_draw, name)))
     patch.setattr(app.gpu.startup.loader, "KVPool", lambda *sizes, **dtype: device.adopt_pool(KVPool(*sizes, **dtype)))
     return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 

@@ -110,6 +110,17 @@ def test_each_row_has_its_own_limits() -> None:
     assert drawn(probabilities, [0.95] * 3, limits) == [2, 1, 0]
 
 
+@pytest.mark.parametrize("vocab_size", [1, 1000, 2500])
+def test_a_row_without_numbers_draws_a_token_of_the_vocabulary(vocab_size: int) -> None:
+    from app.gpu.sampling.triton_draw import draw_any
+
+    rows = torch.full((1, vocab_size), torch.nan)
+    draws = Draws(torch.arange(1), torch.full((1, 1), 0.7, dtype=torch.float64), torch.ones(1, 1))
+    assert 0 <= draw_any(rows, draws).item() < vocab_size
+    for limits in ((vocab_size, 1.0, 0.0), (1, 0.5, 0.5), (vocab_size, 0.9, 0.0)):
+        assert 0 <= drawn(rows, [0.7], [limits])[0] < vocab_size
+
+
 @pytest.mark.parametrize("uniform", [0.0, LAST_UNIFORM])
 def test_a_token_without_probability_is_never_drawn(uniform: float) -> None:
     probabilities = torch.tensor([[0.0, 1.0, 0.0]])
