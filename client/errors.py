@@ -69,6 +69,10 @@ class Conflict(APIError):
     """409: the session's state does not allow this."""
 
 
+class Misdirected(APIError):
+    """421: the session has moved to another server of the cluster."""
+
+
 class TooLarge(APIError):
     """413: the body is over the server's limit."""
 
@@ -124,6 +128,7 @@ BY_STATUS: Mapping[int, type[APIError]] = {
     409: Conflict,
     413: TooLarge,
     415: BadRequest,
+    421: Misdirected,
     422: Unprocessable,
     429: RateLimited,
 }
@@ -138,6 +143,12 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "not_found": NotFound,
     "request_timeout": BadRequest,
     "wrong_state": Conflict,
+    "no_cluster": Conflict,
+    "already_there": Conflict,
+    "moving": Conflict,
+    "peer_mismatch": Conflict,
+    "moved": Misdirected,
+    "unknown_replica": Unprocessable,
     "request_too_large": TooLarge,
     "field_out_of_range": Unprocessable,
     "beyond_tenant_limit": Unprocessable,
@@ -153,6 +164,14 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "tenant_limit": RateLimited,
     "rate_limit_exceeded": RateLimited,
     "draining": ServerError,
+    "peer_away": ServerError,
+    "peer_full": ServerError,
+    "peer_stranger": ServerError,
+    "move_unsettled": ServerError,
+    "replica_away": ServerError,
+    "replica_lost": ServerError,
+    "moving_on": ServerError,
+    "directory_away": ServerError,
     "connection_limit": ServerError,
     "bodies_full": ServerError,
     "not_durable": ServerError,

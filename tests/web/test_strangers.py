@@ -40,6 +40,7 @@ def test_no_route_gives_a_stranger_a_session(guarded: httpx.Client) -> None:
         json: dict[str, str] | None = None if method in BODILESS else {}
         answers[path, method] = guarded.request(method, url, headers=STRANGER, json=json).status_code
     refused_for_their_form = {route for route, status in answers.items() if status in (400, 415, 422)}
+    assert answers.pop(("/v1/sessions/{session_id}/move", "post")) == 403  # no user moves any session
     assert {route for route, status in answers.items() if status != 404} == refused_for_their_form
     assert not any(method in BODILESS for _, method in refused_for_their_form)
     assert guarded.get(f"/v1/sessions/{session}", headers=OWNER).json() == before
