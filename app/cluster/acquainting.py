@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from app.machine.files import make_private
+
 PEERS, KEY = "peers.json", "cluster.key"
-OWNER_ONLY = 0o600
 
 
 def free_ports(host: str, count: int) -> list[int]:
@@ -26,12 +26,14 @@ def acquaint(folder: Path, urls: Mapping[str, str]) -> dict[str, str]:
 
     `urls` are those of the replicas by name. Raises `OSError`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     peers, key = folder / PEERS, folder / KEY
     peers.write_text(json.dumps(dict(urls)), encoding="utf-8")
     if not key.exists():
-        with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY), "w", encoding="utf-8") as file:
-            file.write(secrets.token_hex(32))
+        fresh = key.with_suffix(".new")  # one that is cut short by a crash must not become the key
+        make_private(fresh)
+        fresh.write_text(secrets.token_hex(32), encoding="utf-8")
+        fresh.rename(key)
     return {"peers": str(peers), "cluster_key_file": str(key)}
 
 

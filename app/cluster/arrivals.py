@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.cluster.key import new_nonce
 from app.cluster.opening import Opening
 from app.cluster.wire import FORMAT, Answer, Model, Offer, Question
 from app.domain.errors import (
@@ -51,6 +52,10 @@ class Arrival:
     """Ends when the engine has the session, or has not got it."""
     committing: asyncio.Task[Answer] | None = None
     """Set once the old home has said that the session may be taken."""
+    losses: int = 0
+    """Of engines, when the session had come."""
+    word: str = field(default_factory=new_nonce)
+    """What only the old home has heard: who repeats its messages later has not."""
     timer: asyncio.TimerHandle | None = None
     place: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Its place among the sessions that may be open, while it is on its way."""
@@ -105,7 +110,7 @@ class Arrivals:
             raise PeerFull(error.message) from error
         except (PeerFull, PeerMismatch, Moving):
             raise
-        except (DjinnError, ValueError) as error:
+        except Exception as error:  # the other server may be of any version
             raise PeerMismatch(f"the session cannot be opened here: {error}") from error
 
     async def _note(self, offer: Offer) -> Arrival:
@@ -150,8 +155,7 @@ class Arrivals:
             connection.close()
             return
         arrival.received = asyncio.create_task(self._receive(arrival, connection))
-        arrival.received.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asks is told
-        arrival.timer = asyncio.get_running_loop().call_later(WAIT_S, self._give_up, arrival)
+        arrival.received.add_done_callback(lambda task: self._ended(arrival, task))
 
     async def _receive(self, arrival: Arrival, connection: socket.socket) -> None:
         executor, offer, opening = self._registry.executor, arrival.offer, arrival.opening
@@ -176,13 +180,21 @@ class Arrivals:
             )
         )
 
-    async def commit(self, token: str) -> Answer:
+    def _ended(self, arrival: Arrival, task: asyncio.Task[None]) -> None:
+        """The session has come, or will not: wait for what the old home says."""
+        arrival.losses = self._registry.executor.losses
+        if not task.cancelled():
+            task.exception()  # whoever asks is told
+        if not task.cancelled() and arrival.committing is None:
+            arrival.timer = asyncio.get_running_loop().call_later(WAIT_S, self._give_up, arrival)
+
+    async def commit(self, token: str, word: str) -> Answer:
         """Take the session, as the old home lets it go. The answer is certain: it has been taken, or never will be.
 
         Raises `NotDurable` if nothing can be said for certain.
         """
         arrival = self._coming.get(token)
-        if arrival is None:
+        if arrival is None or arrival.word != word:
             return Answer.refusing(PeerFull("nothing is known of that move here: the server may have started again"))
         if arrival.committing is None:
             if arrival.timer is not None:
@@ -212,6 +224,8 @@ class Arrivals:
 
     async def _open(self, arrival: Arrival) -> None:
         try:
+            if arrival.losses != self._registry.executor.losses:
+                raise EngineRestarting("the engine that had received the session has died")
             await arrival.opening.open(self._registry)
         except BaseException as error:
             await arrival.leave(error)

@@ -21,6 +21,8 @@ READ_BYTES = 1 << 16
 MAX_ANSWER_BYTES = 1 << 16
 SWITCHED = 101
 OK = 200
+SERVER_ERRORS = 500
+"""From here on a server that has the key may answer without a signature: one that is full, or has a bug."""
 
 
 class PeerCalls:
@@ -41,9 +43,9 @@ class PeerCalls:
             raise PeerAway(f"{peer.name} answers with status {status}")
         return msgspec.msgpack.decode(answer, type=Answer)
 
-    async def offer(self, peer: Peer, offer: Offer) -> tuple[socket.socket, int]:
+    async def offer(self, peer: Peer, offer: Offer) -> tuple[socket.socket, int, str]:
         """Offer a session. Returns the connection, on which the other engine waits for the session, and the other
-        server's count of moves. Raises what it refuses with, `PeerAway`, `PeerStranger`.
+        server's count of moves and its word for this one. Raises what it refuses with, `PeerAway`, `PeerStranger`.
         """
         body = encode(offer)
         headers = sign_request(self._key, peer.name, OFFER, body)
@@ -54,12 +56,15 @@ class PeerCalls:
             if status != SWITCHED:
                 refused = msgspec.msgpack.decode(answer, type=Answer)
                 raise refused.error or PeerAway(f"{peer.name} answers with status {status}")
-            return connection, int(answer)
+            count, _, word = answer.decode().partition(" ")
+            return connection, int(count), word
         except BaseException:
             connection.close()
             raise
 
     def _check(self, peer: Peer, request: dict[str, str], status: int, body: bytes, signature: str) -> None:
+        if not signature and status >= SERVER_ERRORS:
+            raise PeerAway(f"{peer.name} at {peer.url} answers with status {status}")
         if not is_answer(self._key, request, status, body, signature):
             raise PeerStranger(
                 f"{peer.name} at {peer.url} has not the key of this cluster, or another name: it answers with status "

@@ -17,12 +17,14 @@ from app.cluster.front.server import Front, FrontServer
 from app.cluster.hosts import Host, LocalHost, NeverStarted
 from app.cluster.keeper import ReplicaSpec
 from app.cluster.table import Table
+from app.domain.addresses import LOOPBACK_NAMES
 from app.domain.errors import FieldOutOfRange
 from app.logs.formats import configure
 from app.machine.descriptors import raise_descriptor_limit
 from app.machine.files import explain
 from app.settings import Settings, variables
 from app.web.connections.caps import Caps
+from app.web.hangups import Hangups
 from app.web.server import bind
 
 logger = logging.getLogger(__name__)
@@ -30,8 +32,8 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 LOOK_S, START_LOOK_S = 1.0, 0.1
 """Between two looks at where the replicas listen."""
-OF_EACH = frozenset({"host", "port", "replica", "state_dir"})
-"""Settings that each replica has of its own."""
+NOT_SHARED = frozenset({"host", "port", "replica", "state_dir", "max_connections_per_address"})
+"""Settings that each replica has of its own. All clients come to it from the front door's address."""
 OF_CLUSTER = ("replica", "peers", "cluster_key_file")
 """Settings that nobody gives to a cluster: it knows its replicas."""
 FOLDER = "cluster"
@@ -53,8 +55,8 @@ class Plan:
 class ClusterServer(FrontServer):
     """A front door whose replicas end with it: they drain while it still answers."""
 
-    def __init__(self, front: Front, caps: Caps, host: Host) -> None:
-        super().__init__(front, caps)
+    def __init__(self, front: Front, caps: Caps, host: Host, hangups: Hangups) -> None:
+        super().__init__(front, caps, hangups=hangups)
         self._cluster_host = host
         self._following: asyncio.Task[None] | None = None
         self.failure: str | None = None
@@ -92,6 +94,11 @@ class ClusterServer(FrontServer):
                 continue  # only a first start can fail for good
             fleet.replace({each.name: each.url for each in fleet} | urls)
 
+    def reload(self) -> None:
+        """Have the replicas read their files again too."""
+        super().reload()
+        self._cluster_host.reload()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the replicas, then close."""
         if self._following is not None:
@@ -114,21 +121,22 @@ def serve(settings: Settings, given: Mapping[str, object], plan: Plan) -> int:
     configure(logging.INFO, settings.log_format)
     folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
     flags = {name: _variable(value) for name, value in given.items()}
-    shared = {name: value for name, value in {**variables(), **flags}.items() if name not in OF_EACH}
+    shared = {name: value for name, value in {**variables(), **flags}.items() if name not in NOT_SHARED}
     # Replicas listen on loopback, and must answer to the names that clients call the front door by.
-    shared["allowed_hosts"] = ",".join(settings.answered_hosts)
+    shared["allowed_hosts"] = ",".join(dict.fromkeys((*settings.answered_hosts, *LOOPBACK_NAMES)))
     names = _names(plan.replicas)
     ports = free_ports(LOOPBACK, len(names))
-    if folder is not None:  # without one no session can move: nobody would know who has it
+    # No session moves without a folder, as nobody would know who has it, or between machines that share none.
+    if folder is not None and plan.address is None:
         shared |= _acquaint(folder, urls_of(LOOPBACK, names, ports))
     specs = [
         ReplicaSpec(name, LOOPBACK, port, None if folder is None else folder / name, shared)
         for name, port in zip(names, ports, strict=True)
     ]
-    with bind(settings.host, settings.port) as bound:
+    with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
         host = _host(specs, folder, plan)
         try:
-            server = ClusterServer(Front(settings, Fleet({}), host.directory), _caps(settings), host)
+            server = ClusterServer(Front(settings, Fleet({}), host.directory), _caps(settings), host, hangups)
             server.run([bound])
         finally:
             host.kill()
@@ -143,8 +151,8 @@ def front(settings: Settings, urls: Mapping[str, str]) -> int:
     configure(logging.INFO, settings.log_format)
     fleet = Fleet(urls)
     folder = None if settings.state_dir is None else settings.state_dir.expanduser() / FOLDER
-    with bind(settings.host, settings.port) as bound:
-        FrontServer(Front(settings, fleet, Table(folder)), _caps(settings)).run([bound])
+    with Hangups.heard() as hangups, bind(settings.host, settings.port) as bound:
+        FrontServer(Front(settings, fleet, Table(folder)), _caps(settings), hangups=hangups).run([bound])
     return 0
 
 

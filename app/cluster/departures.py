@@ -123,22 +123,22 @@ class Departures:
             began, token = time.perf_counter(), secrets.token_hex(16)
             try:
                 await _alone(session)
-                sent = await self._send(session, peer, token)
+                sent, word = await self._send(session, peer, token)
             except BaseException as error:
                 reason = await self._reason(peer, token, error)
                 self._stay(session)
                 raise reason from error
-            await self._commit(session, peer, token)
+            await self._commit(session, peer, Step(token, word))
         seconds = time.perf_counter() - began
         logger.info("a session has gone to %s in %.3f s", peer.name, seconds, extra={"session": session.id})
         return Departure(session.id, peer, sent, seconds)
 
-    async def _send(self, session: Session, peer: Peer, token: str) -> SentKV:
+    async def _send(self, session: Session, peer: Peer, token: str) -> tuple[SentKV, str]:
         """Bring the session to the other server, which does not have it before it is told so, and write down that it
-        leaves.
+        leaves. Returns the other server's word too.
         """
         offer = await self._offer(session, token)
-        connection, count = await self._calls.offer(peer, offer)
+        connection, count, word = await self._calls.offer(peer, offer)
         executor = self._registry.executor
         try:
             executor.check()
@@ -157,7 +157,7 @@ class Departures:
         sent: SentKV = await sending
         if session.state is SessionState.CLOSED:
             raise WrongState(f"session {session.id} has been closed meanwhile")
-        return sent
+        return sent, word
 
     async def _offer(self, session: Session, token: str) -> Offer:
         copies, history = self._registry.paused_copies, session.history
@@ -192,10 +192,10 @@ class Departures:
             return away if isinstance(error, EngineError) else error
         return answer.error or error if isinstance(error, EngineError) else error
 
-    async def _commit(self, session: Session, peer: Peer, token: str) -> None:
+    async def _commit(self, session: Session, peer: Peer, step: Step) -> None:
         """Let the other server take the session. From here on only its word counts."""
         try:
-            answer = await self._calls.ask(peer, COMMIT, Step(token))
+            answer = await self._calls.ask(peer, COMMIT, step)
         except Exception as error:
             logger.warning("%s has not said whether it has a session: it is asked", peer.name, extra=_about(session))
             self._start(self._settle(session))
@@ -252,8 +252,6 @@ class Departures:
 
 def _require_movable(session: Session) -> None:
     session.require(SessionState.IDLE, SessionState.PAUSED, to="move")
-    if session.leaving:
-        raise WrongState(f"cannot move: session {session.id} is on its way to another server already")
     if session.name is not None or session.ephemeral:
         raise WrongState(
             f"cannot move: session {session.id} is bound to calls by X-Session-ID, their history or responses, which "

@@ -100,7 +100,7 @@ class ClusterDoors:
             return self._answer(headers, 409, encode(Answer.refusing(error)))
         try:
             connection = hand_over()
-            connection.send(self._switch(headers))
+            connection.send(self._switch(headers, arrival.word))
         except OSError as error:
             logger.warning("a connection of another server was lost: %s", error)
             await self._arrivals.lose(arrival)
@@ -114,7 +114,8 @@ class ClusterDoors:
         try:
             match path:
                 case wire.COMMIT:
-                    answer = await arrivals.commit(_read(body, Step).token)
+                    step = _read(body, Step)
+                    answer = await arrivals.commit(step.token, step.word)
                 case wire.ABORT:
                     answer = await arrivals.abort(_read(body, Step).token)
                 case _:
@@ -129,9 +130,9 @@ class ClusterDoors:
         signed = {SIGNATURE: self._sign(headers, status, body)}
         return Response(body, status, signed, "application/vnd.msgpack")
 
-    def _switch(self, headers: Mapping[str, str]) -> bytes:
-        """The answer to an offer that is taken note of. After it comes nothing."""
-        count = str(self._arrivals.count).encode()
+    def _switch(self, headers: Mapping[str, str], word: str) -> bytes:
+        """The answer to an offer that is taken note of: the count of moves, and the word. After it comes nothing."""
+        count = f"{self._arrivals.count} {word}".encode()
         lines = [
             b"HTTP/1.1 101 Switching Protocols",
             b"connection: upgrade",

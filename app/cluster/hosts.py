@@ -38,6 +38,10 @@ class Host(Protocol):
         """The replicas that listen now, by name. Raises `NeverStarted` if one can never."""
         ...
 
+    def reload(self) -> None:
+        """Have all replicas read their files again."""
+        ...
+
     async def stop(self) -> None:
         """Drain all replicas; returns when they have ended."""
         ...
@@ -76,6 +80,11 @@ class LocalHost:
             if keeper.failure is not None:
                 raise NeverStarted(keeper.failure)
         return {keeper.spec.name: keeper.url for keeper in self._keepers if keeper.url is not None}
+
+    def reload(self) -> None:
+        """Have the replicas read their files again."""
+        for keeper in self._keepers:
+            keeper.reload()
 
     async def stop(self) -> None:
         """Drain the replicas."""

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -68,6 +69,12 @@ class Keeper:
     def start(self) -> None:
         """Begin to keep it running. Call on the running event loop."""
         self._keeping = asyncio.create_task(self._keep())
+
+    def reload(self) -> None:
+        """Have it read its files again: one that starts does so anyway."""
+        if self._process is not None and self.url is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         """Drain it: returns when its process has ended, in an orderly way or not. It is not started again."""

@@ -50,6 +50,10 @@ class ReplicaActor:
             self._keeper.start()
         return self._keeper.url if self._keeper.failure is None else f"{FAILED}{self._keeper.failure}"
 
+    async def reload(self) -> None:
+        """Have the replica read its files again."""
+        self._keeper.reload()
+
     async def stop(self) -> None:
         """Drain the replica."""
         await self._keeper.stop()
@@ -148,6 +152,11 @@ class RayHost:
             if url is not None and url.startswith(FAILED):
                 raise NeverStarted(url.removeprefix(FAILED))
         return {name: url for name, url in found.items() if url is not None}
+
+    def reload(self) -> None:
+        """Have the replicas read their files again."""
+        for actor in self._replicas.values():
+            actor.reload.remote()
 
     async def stop(self) -> None:
         """Drain the replicas, then let go of Ray."""

@@ -1,7 +1,7 @@
 """How requests between servers and their answers are signed.
 
 A request says whom it is for, so one for another server is worth nothing here, and it has a nonce, so an answer to one
-request is worth nothing for another. Who repeats a request does no harm: each step of a move counts once.
+request is worth nothing for another. Who repeats an offer cannot have it taken: that needs a word from the new answer.
 """
 
 from __future__ import annotations

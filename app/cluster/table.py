@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from app.domain.errors import DirectoryAway
+from app.machine.files import make_private
 
 FILE = "directory.sqlite3"
 FORGET_S = 31 * 24 * 3600
@@ -29,7 +30,8 @@ class Table:
         """Open the table in `folder`, which is made; None: it lives as long as the process. Raises `DirectoryAway`."""
         try:
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(folder / FILE)
             path = ":memory:" if folder is None else folder / FILE
             # Ray makes an actor on one thread and calls it on another, never on both at once.
             self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

@@ -24,6 +24,7 @@ class Model(msgspec.Struct, frozen=True):
     kv_heads: int
     head_dim: int
     dtype: str
+    kv_dtype: str
 
     @classmethod
     def of(cls, info: ModelInfo) -> Model:
@@ -54,9 +55,10 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """The next step of a move: it is to be taken, or given up."""
+    """The next step of a move: it is to be taken, or given up. `word` is from the answer to the offer."""
 
     token: str
+    word: str = ""
 
 
 class Question(msgspec.Struct, frozen=True):

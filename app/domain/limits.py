@@ -10,6 +10,9 @@ edits, and as many others of its paused turn, have 171 MiB in base64. 21 MiB are
 checkpoint and log-probabilities.
 """
 
+MAX_NAME = 256
+"""Characters of a name that a caller gives a session."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

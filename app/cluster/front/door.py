@@ -21,6 +21,7 @@ from app.cluster.front.pool import Pool
 from app.cluster.front.routes import SESSIONS, About, Target, target_of
 from app.cluster.front.sockets import Sockets
 from app.domain.errors import DjinnError, NotFound, ReplicaAway, ReplicaMoving
+from app.domain.limits import MAX_NAME
 from app.web.error_bodies import BUG_MESSAGE
 from app.web.error_handlers import error_response
 from app.web.request_id import SESSION_HEADER
@@ -43,8 +44,8 @@ class FrontDoor:
         tenant_of: Callable[[Headers], str | None],
         max_message_bytes: int,
     ) -> None:
-        """`tenant_of` tells whose key a request has: the tenant's name, None for nobody's. `max_message_bytes` is for
-        those of WebSockets.
+        """`tenant_of` tells whose key a request has: the tenant's name, empty without keys, None for nobody's.
+        `max_message_bytes` is for those of WebSockets.
         """
         self._fleet = fleet
         self._owners = owners
@@ -118,7 +119,10 @@ class FrontDoor:
         names = headers.getlist(SESSION_HEADER)
         if not names or not names[0]:
             return Owner(self._fleet.place())
-        return await self._owners.of_name(self._tenant_of(headers), names[0])
+        tenant = self._tenant_of(headers)
+        if tenant is None or len(names[0]) > MAX_NAME:
+            return Owner(self._fleet.any())  # any replica refuses it, and nothing is kept of the name
+        return await self._owners.of_name(tenant, names[0])
 
     async def _ask_owner(self, scope: Scope, owner: Owner, body: Body, send: Send) -> None:
         """Have the owner answer, and nobody else. What has no owner yet finds another replica if its first is away."""
@@ -136,10 +140,7 @@ class FrontDoor:
         pipe = Pipe(scope, body, self._pool)
         async with pipe.asking(owner.replica) as answer:
             if answer.head.status_code != MOVED or (moved := self._moved_to(answer)) is None:
-                if _is_move(scope) and answer.head.status_code == 200:
-                    await self._note_move(scope, answer, send)
-                else:
-                    await pipe.pass_answer(answer, send)
+                await self._pass(scope, pipe, answer, send)
                 return
         if owner.key is not None:
             await self._owners.moved(owner.key, moved.name)
@@ -150,6 +151,12 @@ class FrontDoor:
                 if owner.key is not None:
                     await self._owners.moved(owner.key, further.name)
                 raise ReplicaMoving(f"the session moves on, now to replica {further.name}: repeat the request")
+            await self._pass(scope, pipe, answer, send)
+
+    async def _pass(self, scope: Scope, pipe: Pipe, answer: Answer, send: Send) -> None:
+        if _is_move(scope) and answer.head.status_code == 200:
+            await self._note_move(scope, answer, send)
+        else:
             await pipe.pass_answer(answer, send)
 
     def _moved_to(self, answer: Answer) -> Replica | None:

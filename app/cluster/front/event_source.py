@@ -154,6 +154,9 @@ class Streams:
         except (Lost, TimeoutError) as error:
             upstream.close()
             raise ReplicaAway(f"replica {replica.name} does not answer: try again") from error
+        except BaseException:  # the client has gone
+            upstream.close()
+            raise
 
     async def _close(self) -> None:
         for source in self._sources:

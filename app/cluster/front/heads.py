@@ -67,6 +67,7 @@ def forwarded(scope: Scope, host: str) -> Headers:
     if not any(name == b"host" for name, _ in found):
         found.insert(0, (b"host", host.encode()))
     if any(name == b"transfer-encoding" for name, _ in headers):
+        found = [(name, value) for name, value in found if name != b"content-length"]  # RFC 9112, 6.3
         found.append((b"transfer-encoding", b"chunked"))
     found.append((b"x-request-id", request_id.encode()))
     return found

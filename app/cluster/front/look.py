@@ -23,9 +23,11 @@ MISSES = 2
 class Lookout:
     """Used on the event loop only."""
 
-    def __init__(self, fleet: Fleet, pool: Pool) -> None:
+    def __init__(self, fleet: Fleet, pool: Pool, name: str | None) -> None:
+        """`name` is one that clients call the front door by, and so replicas answer to; None: any is as good."""
         self._fleet = fleet
         self._pool = pool
+        self._name = name
         self._missed: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -40,7 +42,8 @@ class Lookout:
 
     async def _look_at(self, replica: Replica) -> None:
         before = replica.state
-        headers = [(b"host", f"{replica.host}:{replica.port}".encode()), (b"user-agent", OWN_NAME.encode())]
+        host = self._name or f"{replica.host}:{replica.port}"
+        headers = [(b"host", host.encode()), (b"user-agent", OWN_NAME.encode())]
         try:
             found = await fetch(self._pool, replica, b"/ready", headers, PATIENCE_S)
         except ReplicaAway:

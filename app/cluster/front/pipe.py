@@ -71,8 +71,10 @@ class Pipe:
             message = f"replica {replica.name} went away before its answer was there: {lost}"
             raise ReplicaLost(f"{message}; whether the request was done is not known") from lost
         finally:
-            await _end(sending)
-            self._pool.give(replica, upstream)
+            try:
+                await _end(sending)
+            finally:
+                self._pool.give(replica, upstream)
 
     async def pass_answer(self, answer: Answer, send: Send) -> None:
         """Send the replica's answer to the client. If it ends early, so does the client's connection."""

@@ -32,6 +32,7 @@ from app.web.connections.body_budget import BodyBudget
 from app.web.connections.caps import Caps
 from app.web.connections.table import Connection
 from app.web.ending import ANSWERS_S
+from app.web.hangups import Hangups
 from app.web.hosts import HostMiddleware
 from app.web.listening import ListeningServer
 from app.web.request_id import RequestIdMiddleware
@@ -52,7 +53,8 @@ class Front:
         self.metrics = ConnectionMetrics(self.registry)
         self.tenancy = Tenancy(settings.model_copy(update={"audit_log": None}), time.time)
         self.pool = Pool()
-        self.lookout = Lookout(fleet, self.pool)
+        names = [name for name in settings.answered_hosts if name != "*"]
+        self.lookout = Lookout(fleet, self.pool, names[0] if names else None)
         door = FrontDoor(
             fleet,
             Owners(fleet, directory),
@@ -64,6 +66,9 @@ class Front:
         self.app = _guarded(door, settings, self.living)
 
     def _tenant_of(self, headers: Headers) -> str | None:
+        """The name of whose key it is, empty without keys. None: it is nobody's, and a replica will say so."""
+        if not self.tenancy.directory:
+            return ""
         tenant = authenticate(self.tenancy.directory, headers)
         return None if tenant is None else tenant.name
 
@@ -109,18 +114,40 @@ def _guarded(door: ASGIApp, settings: Settings, living: Callable[[], Any]) -> AS
 class FrontServer(ListeningServer):
     """Serves a front door; prints one line to stdout when it takes requests."""
 
-    def __init__(self, front: Front, caps: Caps, says: Callable[[str], None] | None = None) -> None:
-        """`says` gets the line in place of stdout."""
+    def __init__(
+        self,
+        front: Front,
+        caps: Caps,
+        says: Callable[[str], None] | None = None,
+        *,
+        hangups: Hangups | None = None,
+    ) -> None:
+        """`says` gets the line in place of stdout. `hangups` are heard from the start on."""
         super().__init__(front.app, front.settings, front.metrics, caps)
         # Answers that pass are turns of replicas, which have as long.
         self.config.timeout_graceful_shutdown = int(front.settings.drain_timeout_s) + ANSWERS_S
         self.front = front
         self._says = says or partial(print, flush=True)
+        self._hangups = hangups
 
     def has_started(self, url: str) -> None:
-        """Say so."""
+        """Say so, and hear hangups: read files again at each, where there are any; else end at the first."""
+        if self._hangups is not None and self.front.tenancy.has_files:
+            self._hangups.hand_to(partial(self._reload_on, asyncio.get_running_loop()))
+        elif self._hangups is not None and not self._hangups.were_ignored:
+            self._hangups.hand_to(self._begin_to_end)
         names = ", ".join(each.name for each in self.front.fleet)
         self._says(f"Djinn's front door is {url}, before replicas {names}")
+
+    def reload(self) -> None:
+        """Read the file of tenants again."""
+        self.front.tenancy.reload()
+
+    def _reload_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_soon_threadsafe(self.reload)
+
+    def _begin_to_end(self) -> None:
+        self.should_exit = True
 
     def speak(self, connection: Connection) -> FrontProtocol:
         """The protocol of a new connection."""

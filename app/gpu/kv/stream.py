@@ -28,7 +28,8 @@ from app.gpu.kv.header import (
 )
 
 SILENCE_S = 10.0
-"""How long a connection may bring, or take, nothing."""
+"""How long a connection may bring nothing, or take `SLICE_BYTES`."""
+SLICE_BYTES = 1 << 20
 
 
 def send_kv(connection: socket.socket, header: KVFileHeader, spans: Sequence[memoryview]) -> int:
@@ -46,7 +47,8 @@ def send_kv(connection: socket.socket, header: KVFileHeader, spans: Sequence[mem
         last = spans[-1]
         parts[-1:] = [last[: -layout.block_bytes], zero_after(last[-layout.block_bytes :], used, layout)]
     for part in parts:
-        connection.sendall(part)
+        for first in range(0, len(part), SLICE_BYTES):  # the time limit of `sendall` is for all that it is given
+            connection.sendall(part[first : first + SLICE_BYTES])
         sent += len(part)
     return sent
 

@@ -24,10 +24,8 @@ class KVPool:
         """`memory`, uint8 zeros on the device, has the blocks at its start; None: they have memory of their own. Their
         elements are of `dtype`; None: as the stack computes.
         """
-        shape, dtype = (
-            (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, stack.head_dim),
-            dtype or stack.dtype,
-        )
+        shape = (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, stack.head_dim)
+        dtype = dtype or stack.dtype
         if memory is None:
             self.data = zeroed(shape, dtype, stack.device)
         else:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from app.bridge.turn import Turn
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.domain.grammar import Grammar
+from app.domain.limits import MAX_NAME
 from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep
 from app.routers.openai.route import IGNORED_DESCRIPTION, openai_errors
@@ -23,8 +24,6 @@ from app.web.sse import EventStream
 from app.wire.turns import SamplingFields
 
 SESSION_HEADER = "X-Session-ID"
-MAX_NAME = 256
-"""Characters of a name that a caller gives a session."""
 SessionHeader = Annotated[
     str | None,
     Header(

@@ -6,9 +6,10 @@ from fastapi import WebSocket
 from starlette.routing import WebSocketRoute
 
 from app.domain.errors import BadRequest, FieldOutOfRange
+from app.domain.limits import MAX_NAME
 from app.openai.responses.memory import UnstoredConversation
 from app.routers.dependencies import Services
-from app.routers.openai.call import MAX_NAME, SESSION_HEADER
+from app.routers.openai.call import SESSION_HEADER
 from app.routers.openai.response_call import ResponseCall
 from app.routers.openai.response_connection import ResponseConnection
 from app.web.error_handlers import error_response
