@@ -26,7 +26,8 @@ def acquaint(folder: Path, urls: Mapping[str, str]) -> dict[str, str]:
 
     `urls` are those of the replicas by name. Raises `OSError`.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (folder.parent, folder):  # parents that `mkdir` makes are open to all
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
     peers, key = folder / PEERS, folder / KEY
     peers.write_text(json.dumps(dict(urls)), encoding="utf-8")
     if not key.exists():

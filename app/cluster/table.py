@@ -30,7 +30,8 @@ class Table:
         """Open the table in `folder`, which is made; None: it lives as long as the process. Raises `DirectoryAway`."""
         try:
             if folder is not None:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for each in (folder.parent, folder):  # parents that `mkdir` makes are open to all
+                    each.mkdir(mode=0o700, parents=True, exist_ok=True)
                 make_private(folder / FILE)
             path = ":memory:" if folder is None else folder / FILE
             # Ray makes an actor on one thread and calls it on another, never on both at once.

@@ -50,3 +50,10 @@ def test_a_folder_that_another_front_door_uses_is_refused(tmp_path: Path) -> Non
     with pytest.raises(DirectoryAway):
         Table(tmp_path)
     table.close()
+
+
+async def test_a_folder_and_its_file_are_their_owners_alone(tmp_path: Path) -> None:
+    Table(tmp_path / "state" / "cluster").close()
+    made = [tmp_path / "state", tmp_path / "state" / "cluster", *(tmp_path / "state" / "cluster").iterdir()]
+    assert len(made) > 2
+    assert [each.name for each in made if each.stat().st_mode & 0o077] == []
