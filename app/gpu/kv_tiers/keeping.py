@@ -143,12 +143,17 @@ class Keeping:
         return True
 
     def _make_host_room(self, sequence: TokenSequence, missing: int) -> None:
-        """Free host blocks for the session: copies of what the device has too, then KV that no file will keep."""
+        """Free host blocks for the session: copies of what the device or a file has too, then KV that no file will
+        keep.
+        """
         host = self._tiers.cache.host
         for other in (*self._placement.resident.values(), *self._placement.active.values()):
             if host.available < missing and other.blocks and other.moving is None and other is not sequence:
                 self._tiers.cache.release_copies(other, 0)
                 self._placement.note_placed(other)
+        for other in self._sequences:
+            if host.available < missing and other.tier is Tier.HOST and other.moving is None and _is_kept(other):
+                self._lower.save(other)
         while self._unpromised and host.available < missing:
             other = self._unpromised.pop()
             if other.tier is Tier.HOST and other.turn is None:
