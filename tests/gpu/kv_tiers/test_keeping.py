@@ -95,6 +95,17 @@ def test_the_first_ones_have_the_room_on_disk(seed: int) -> None:
     assert bench.placement.lower.disk_used <= 12
 
 
+def test_a_session_on_the_host_whose_file_is_written_gives_way_there() -> None:
+    bench = Bench(device=64, host=6, disk=200)
+    written = placed(bench, 3, Tier.DISK)
+    bench.tiers.files.load(written)
+    bench.finish()
+    bench.placement.refile(written)
+    assert tier_of(written) is Tier.HOST
+    large = placed(bench, 5, Tier.DEVICE)
+    assert run(bench, [written, large]).kept == [written, large]
+
+
 def test_what_is_on_disk_already_is_not_written_again() -> None:
     bench = Bench()
     sequence = placed(bench, 3, Tier.DISK)
