@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from app.machine.files import make_private
+from app.machine.files import make_private, make_private_folder
 
 PEERS, KEY = "peers.json", "cluster.key"
 
@@ -26,8 +26,7 @@ def acquaint(folder: Path, urls: Mapping[str, str]) -> dict[str, str]:
 
     `urls` are those of the replicas by name. Raises `OSError`.
     """
-    for each in (folder.parent, folder):  # parents that `mkdir` makes are open to all
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     peers, key = folder / PEERS, folder / KEY
     peers.write_text(json.dumps(dict(urls)), encoding="utf-8")
     if not key.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from http import HTTPStatus
 
 import h11
 import msgspec
@@ -19,10 +20,6 @@ ANSWER_S = 30.0
 """The other server may have to wait for its disk."""
 READ_BYTES = 1 << 16
 MAX_ANSWER_BYTES = 1 << 16
-SWITCHED = 101
-OK = 200
-SERVER_ERRORS = 500
-"""From here on a server that has the key may answer without a signature: one that is full, or has a bug."""
 
 
 class PeerCalls:
@@ -39,7 +36,7 @@ class PeerCalls:
         with connection:
             status, answer, signature = await _exchange(peer, connection, path, headers, body)
         self._check(peer, headers, status, answer, signature)
-        if status != OK:
+        if status != HTTPStatus.OK:
             raise PeerAway(f"{peer.name} answers with status {status}")
         return msgspec.msgpack.decode(answer, type=Answer)
 
@@ -53,7 +50,7 @@ class PeerCalls:
         try:
             status, answer, signature = await _exchange(peer, connection, OFFER, headers, body)
             self._check(peer, headers, status, answer, signature)
-            if status != SWITCHED:
+            if status != HTTPStatus.SWITCHING_PROTOCOLS:
                 refused = msgspec.msgpack.decode(answer, type=Answer)
                 raise refused.error or PeerAway(f"{peer.name} answers with status {status}")
             count, _, word = answer.decode().partition(" ")
@@ -63,7 +60,8 @@ class PeerCalls:
             raise
 
     def _check(self, peer: Peer, request: dict[str, str], status: int, body: bytes, signature: str) -> None:
-        if not signature and status >= SERVER_ERRORS:
+        # A server that has the key may be full, or have a bug.
+        if not signature and status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise PeerAway(f"{peer.name} at {peer.url} answers with status {status}")
         if not is_answer(self._key, request, status, body, signature):
             raise PeerStranger(
@@ -124,7 +122,8 @@ async def _read(
                 h11_side.receive_data(await loop.sock_recv(connection, READ_BYTES))
             case h11.InformationalResponse(status_code=101):
                 found = dict(event.headers)
-                return SWITCHED, found.get(b"djinn-seq", b""), found.get(SIGNATURE.encode(), b"").decode("latin-1")
+                signature = found.get(SIGNATURE.encode(), b"").decode("latin-1")
+                return HTTPStatus.SWITCHING_PROTOCOLS, found.get(b"djinn-seq", b""), signature
             case h11.Response():
                 status = event.status_code
                 signature = dict(event.headers).get(SIGNATURE.encode(), b"").decode("latin-1")

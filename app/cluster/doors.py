@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 MAX_STEP_BYTES = 1 << 16
 MAX_OFFER_BYTES = MAX_LABEL_BYTES + (256 << 20)
 """A label, and histories of `MAX_TOKENS`."""
-SWITCHED = 101
 
 HandOver = Callable[[], socket.socket]
 
@@ -106,7 +106,8 @@ class ClusterDoors:
             await self._arrivals.lose(arrival)
             return None
         self._arrivals.begin(arrival, connection)
-        await send({"type": "http.response.start", "status": SWITCHED, "headers": []})  # for the logs: it goes nowhere
+        # For the logs: it goes nowhere.
+        await send({"type": "http.response.start", "status": HTTPStatus.SWITCHING_PROTOCOLS, "headers": []})
         return None
 
     async def _step(self, path: str, headers: Mapping[str, str], body: bytes) -> Response:
@@ -138,7 +139,7 @@ class ClusterDoors:
             b"connection: upgrade",
             b"upgrade: djinn-kv",
             b"djinn-seq: " + count,
-            f"{SIGNATURE}: {self._sign(headers, SWITCHED, count)}".encode(),
+            f"{SIGNATURE}: {self._sign(headers, HTTPStatus.SWITCHING_PROTOCOLS, count)}".encode(),
         ]
         return b"\r\n".join([*lines, b"", b""])
 

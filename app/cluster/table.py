@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from app.domain.errors import DirectoryAway
-from app.machine.files import make_private
+from app.machine.files import make_private, make_private_folder
 
 FILE = "directory.sqlite3"
 FORGET_S = 31 * 24 * 3600
@@ -30,8 +30,7 @@ class Table:
         """Open the table in `folder`, which is made; None: it lives as long as the process. Raises `DirectoryAway`."""
         try:
             if folder is not None:
-                for each in (folder.parent, folder):  # parents that `mkdir` makes are open to all
-                    each.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private_folder(folder)
                 make_private(folder / FILE)
             path = ":memory:" if folder is None else folder / FILE
             # Ray makes an actor on one thread and calls it on another, never on both at once.

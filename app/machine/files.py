@@ -14,6 +14,12 @@ def make_writable(folder: Path, mode: int = 0o777) -> None:
     tempfile.TemporaryFile(dir=folder).close()
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make the folder, and the one that it is in, if need be: for their owner alone. Raises `OSError`."""
+    for each in (folder.parent, folder):  # parents that `mkdir` makes by itself are open to all
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def make_private(path: Path) -> None:
     """Make the file if need be, and leave it to its owner alone. Raises `OSError` if it cannot be made."""
     path.touch(0o600)

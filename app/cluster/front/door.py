@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -27,9 +28,6 @@ from app.web.error_handlers import error_response
 from app.web.request_id import SESSION_HEADER
 
 logger = logging.getLogger(__name__)
-
-MOVED = 421
-"""What a replica answers for a session that it has handed on."""
 
 
 class FrontDoor:
@@ -139,7 +137,7 @@ class FrontDoor:
         """A session that has moved is followed once."""
         pipe = Pipe(scope, body, self._pool)
         async with pipe.asking(owner.replica) as answer:
-            if answer.head.status_code != MOVED or (moved := self._moved_to(answer)) is None:
+            if (moved := self._moved_to(answer)) is None:
                 await self._pass(scope, pipe, answer, send)
                 return
         if owner.key is not None:
@@ -147,7 +145,7 @@ class FrontDoor:
         if not body.can_repeat:
             raise ReplicaMoving(f"the session has moved to replica {moved.name}: repeat the request")
         async with pipe.asking(self._fleet.reachable(moved.name)) as answer:
-            if answer.head.status_code == MOVED and (further := self._moved_to(answer)) is not None:
+            if (further := self._moved_to(answer)) is not None:
                 if owner.key is not None:
                     await self._owners.moved(owner.key, further.name)
                 raise ReplicaMoving(f"the session moves on, now to replica {further.name}: repeat the request")
@@ -161,6 +159,8 @@ class FrontDoor:
 
     def _moved_to(self, answer: Answer) -> Replica | None:
         """Where the replica says that the session is; None if it says nothing that is known here."""
+        if answer.head.status_code != HTTPStatus.MISDIRECTED_REQUEST:
+            return None
         return self._fleet.find(moved_to(answer.head.headers))
 
     async def _note_move(self, scope: Scope, answer: Answer, send: Send) -> None:

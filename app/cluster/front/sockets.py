@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 import h11
 from starlette.types import Scope, Send
@@ -19,7 +20,6 @@ from app.cluster.front.routes import RESPONSES
 from app.domain.errors import DjinnError, ReplicaLost, ReplicaMoving
 from app.web.connections.body_budget import Share
 
-MOVED, SWITCHED = 421, 101
 LARGEST_DENIAL = 64 << 10
 """Bytes of an answer that a replica gives in place of a WebSocket."""
 
@@ -44,11 +44,11 @@ class Sockets:
         replica = owner.replica
         head, end = await shake(replica, scope)
         try:
-            if head.status_code == MOVED:
+            if head.status_code == HTTPStatus.MISDIRECTED_REQUEST:
                 end.close()
                 replica = await self._follow(owner, head)
                 head, end = await shake(replica, scope)
-            if head.status_code == SWITCHED:
+            if head.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
                 await self._join(scope, replica, head, end)
             else:
                 await _deny(head, end, send)
@@ -100,7 +100,7 @@ class Sockets:
         if owner is not replica:
             end.leave()
             head, end = await shake(owner, scope)
-            if head.status_code != SWITCHED:
+            if head.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
                 end.close()
                 raise ReplicaLost(f"replica {owner.name} refused the connection with status {head.status_code}")
         end.write(first.kept)

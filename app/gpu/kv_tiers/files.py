@@ -2,6 +2,8 @@
 sessions that move between servers.
 """
 
+from typing import Any
+
 from app.domain.values import Tier
 from app.gpu.kv.blocks import BlockHash
 from app.gpu.kv.moves import Move, MoveKind
@@ -66,19 +68,7 @@ class KVFiles:
 
     def export(self, sequence: TokenSequence, path: str, about: str) -> Move:
         """Write the history, and the KV of whole passes that the host has, to the client's file `path`."""
-        host = self._cache.host
-        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
-        blocks = sequence.host_blocks[: host.blocks_for(computed)]
-        host.share(blocks)
-        return self._ledger.order(
-            sequence,
-            MoveKind.EXPORT,
-            source=tuple(blocks),
-            token_ids=tuple(sequence.tokens),
-            computed=computed,
-            path=path,
-            about=about,
-        )
+        return self._send_out(sequence, MoveKind.EXPORT, path=path, about=about)
 
     def import_file(self, sequence: TokenSequence, path: str, *, max_tokens: int) -> Move:
         """Make a client's file the file of a new session, if it is valid."""
@@ -86,18 +76,7 @@ class KVFiles:
 
     def send(self, sequence: TokenSequence, connection: int) -> Move:
         """Send the history, and the KV of whole passes that the host has, to another server."""
-        host = self._cache.host
-        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
-        blocks = sequence.host_blocks[: host.blocks_for(computed)]
-        host.share(blocks)
-        return self._ledger.order(
-            sequence,
-            MoveKind.SEND,
-            source=tuple(blocks),
-            token_ids=tuple(sequence.tokens),
-            computed=computed,
-            connection=connection,
-        )
+        return self._send_out(sequence, MoveKind.SEND, connection=connection)
 
     def receive(self, sequence: TokenSequence, connection: int, blocks: int) -> Move:
         """Receive the KV of a new session from another server: into `blocks` host blocks, which are available, or into
@@ -111,6 +90,15 @@ class KVFiles:
             namespace=file_namespace(sequence, len(sequence.tokens)),
             connection=connection,
         )
+
+    def _send_out(self, sequence: TokenSequence, kind: MoveKind, **where: Any) -> Move:
+        """Order a copy of the history, and of the KV of whole passes that the host has."""
+        host = self._cache.host
+        computed = min(sequence.computed, len(sequence.host_blocks) * host.block_size)
+        blocks = sequence.host_blocks[: host.blocks_for(computed)]
+        host.share(blocks)
+        token_ids = tuple(sequence.tokens)
+        return self._ledger.order(sequence, kind, source=tuple(blocks), token_ids=token_ids, computed=computed, **where)
 
     def adopt(self, sequence: TokenSequence, computed: int, file_blocks: int) -> None:
         """Note that the session's file holds the KV of the first `computed` tokens, and that there is no other KV."""
