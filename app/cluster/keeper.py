@@ -26,6 +26,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 STEADY_S = 60.0
 """A replica that has run for as long is started again after the first wait."""
 USAGE_ERROR = 2
+LONGEST_LINE = 1 << 24
+"""Bytes that a replica may print without an end of line: a longer one would end its keeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Keeper:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             env=self.spec.environment(),
+            limit=LONGEST_LINE,
         )
         assert process.stdout is not None
         async for line in process.stdout:

@@ -24,12 +24,11 @@ class HostBound:
 
     def go_on(self) -> None:
         """Look again at those that wait: a move has ended."""
-        waiting, self._waiting = self._waiting, []
-        for sequence, make_room, act in waiting:
+        for entry in tuple(self._waiting):
+            sequence, make_room, act = entry
             if self._is_there(sequence, make_room):
+                self._waiting.remove(entry)
                 act()
-            else:
-                self._waiting.append((sequence, make_room, act))
 
     def _is_there(self, sequence: TokenSequence, make_room: bool) -> bool:
         """Whether there is nothing to wait for; if there is, it is on its way."""
