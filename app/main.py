@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from app.bridge.executor import Engine, EngineExecutor
-from app.cluster.cluster import Cluster, Membership
+from app.cluster.moves.cluster import Cluster, Membership
 from app.domain.values import KVPolicy
 from app.engine_process.engine import EngineProcess
 from app.engine_process.frames import Load

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.cluster.cluster import Cluster
+from app.cluster.moves.cluster import Cluster
 from app.domain.errors import WrongRole
 from app.domain.values import ModelInfo
 from app.events.streams import EventStreams

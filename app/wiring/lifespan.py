@@ -9,7 +9,7 @@ from functools import partial
 from fastapi import FastAPI
 
 from app.bridge.executor import EngineExecutor, GrammarCompiler
-from app.cluster.cluster import Cluster
+from app.cluster.moves.cluster import Cluster
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
 from app.sessions.guards.disk import guard_disk

@@ -3,8 +3,8 @@
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
-from app.cluster.cluster import Cluster
-from app.cluster.doors import ClusterDoors
+from app.cluster.moves.cluster import Cluster
+from app.cluster.moves.doors import ClusterDoors
 from app.routers.export import IMPORT_PATH
 from app.settings import Settings
 from app.tenants.audit import AuditMiddleware

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.cluster.key import ClusterKey
-from app.cluster.peers import Peers
+from app.cluster.moves.key import ClusterKey
+from app.cluster.moves.peers import Peers
 from app.domain.errors import FieldOutOfRange
 from app.machine.handover import SocketTable, receive_sockets, send_socket
 from app.settings import Settings

@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
-from app.cluster.key import ClusterKey
-from app.cluster.signatures import DIGEST, SIGNATURE, sign_request
-from app.cluster.wire import COMMIT, OFFER, SETTLE, Answer, Question, encode
+from app.cluster.moves.key import ClusterKey
+from app.cluster.moves.signatures import DIGEST, SIGNATURE, sign_request
+from app.cluster.moves.wire import COMMIT, OFFER, SETTLE, Answer, Question, encode
 from app.domain.homes import Taken
 from app.domain.values import SessionId
 from tests.cluster.pair import KEY, PROMPT, Pair, code, generate, open_session, pair

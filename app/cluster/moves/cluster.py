@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.cluster.arrivals import Arrivals
-from app.cluster.calls import PeerCalls
-from app.cluster.departures import Departures
-from app.cluster.key import ClusterKey
-from app.cluster.peers import Peers
+from app.cluster.moves.arrivals import Arrivals
+from app.cluster.moves.calls import PeerCalls
+from app.cluster.moves.departures import Departures
+from app.cluster.moves.key import ClusterKey
+from app.cluster.moves.peers import Peers
 from app.sessions.registry import SessionRegistry
 from app.settings import Settings
 from app.tenants.directory import Directory

@@ -10,9 +10,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from app.cluster.calls import PeerCalls
-from app.cluster.peers import Peer, Peers
-from app.cluster.wire import ABORT, COMMIT, FORMAT, SETTLE, Answer, Model, Offer, Question, Step
+from app.cluster.moves.calls import PeerCalls
+from app.cluster.moves.peers import Peer, Peers
+from app.cluster.moves.wire import ABORT, COMMIT, FORMAT, SETTLE, Answer, Model, Offer, Question, Step
 from app.domain.errors import (
     AlreadyThere,
     DjinnError,

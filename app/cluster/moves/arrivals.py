@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.cluster.key import new_nonce
-from app.cluster.opening import Opening
-from app.cluster.wire import FORMAT, Answer, Model, Offer, Question
+from app.cluster.moves.key import new_nonce
+from app.cluster.moves.opening import Opening
+from app.cluster.moves.wire import FORMAT, Answer, Model, Offer, Question
 from app.domain.errors import (
     Busy,
     DiskShort,

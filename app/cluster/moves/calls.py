@@ -9,10 +9,10 @@ from http import HTTPStatus
 import h11
 import msgspec
 
-from app.cluster.key import ClusterKey
-from app.cluster.peers import Peer
-from app.cluster.signatures import SIGNATURE, is_answer, sign_request
-from app.cluster.wire import OFFER, Answer, Offer, Question, Step, encode
+from app.cluster.moves.key import ClusterKey
+from app.cluster.moves.peers import Peer
+from app.cluster.moves.signatures import SIGNATURE, is_answer, sign_request
+from app.cluster.moves.wire import OFFER, Answer, Offer, Question, Step, encode
 from app.domain.errors import PeerAway, PeerStranger
 
 CONNECT_S = 5.0

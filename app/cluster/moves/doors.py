@@ -13,11 +13,11 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.cluster import wire
-from app.cluster.arrivals import Arrivals
-from app.cluster.key import ClusterKey
-from app.cluster.signatures import SIGNATURE, is_body, is_request, sign_answer
-from app.cluster.wire import ABORT, COMMIT, OFFER, PREFIX, SETTLE, Answer, Offer, Question, Step, encode
+from app.cluster.moves import wire
+from app.cluster.moves.arrivals import Arrivals
+from app.cluster.moves.key import ClusterKey
+from app.cluster.moves.signatures import SIGNATURE, is_body, is_request, sign_answer
+from app.cluster.moves.wire import ABORT, COMMIT, OFFER, PREFIX, SETTLE, Answer, Offer, Question, Step, encode
 from app.domain.errors import (
     DjinnError,
     MalformedRequest,

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from app.cluster.wire import Offer
+from app.cluster.moves.wire import Offer
 from app.domain.breakpoints import Intervention
 from app.domain.errors import JournalUnavailable, NotDurable
 from app.domain.values import Phase

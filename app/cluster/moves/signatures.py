@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from app.cluster.key import ClusterKey, new_nonce
+from app.cluster.moves.key import ClusterKey, new_nonce
 
 SIGNATURE, NONCE, DIGEST, TO = "djinn-signature", "djinn-nonce", "djinn-body", "djinn-to"
 

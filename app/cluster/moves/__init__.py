@@ -1,0 +1,1 @@
+"""Sessions that move from one server to another: offered, sent, taken, asked after."""
