@@ -78,7 +78,7 @@ const Span = ({ span, scale, name, said }) => html`
   <span class=${`span ${name}`} style=${at(scale, span.from, span.to)} title=${`${said}: ${seconds(span.to - span.from)}`}>${said}</span>
 `;
 
-/** A turn: its waits in front, then what it generated. */
+/** A turn: its waits in front, then what it generated: if all came at once, that took no time, but tells how the turn ended. */
 function Turn({ turn, scale, now }) {
   const to = turn.to ?? now;
   const parts = [];
@@ -88,7 +88,7 @@ function Turn({ turn, scale, now }) {
     if (end > from) parts.push({ part, from, end, said: `${part} ${milliseconds(duration)}` });
     from = end;
   }
-  if (to > from) parts.push({ part: "decode", from, end: to, said: turn.to === null ? "running" : `${turn.reason} after ${seconds(to - turn.from)}` });
+  parts.push({ part: "decode", from: Math.min(from, to), end: to, said: turn.to === null ? "running" : `${turn.reason} after ${seconds(to - turn.from)}` });
   return parts.map(({ part, from, end, said }) => html`<span key=${part} class=${`span ${part}`} style=${at(scale, from, end)} title=${said}>${said}</span>`);
 }
 
