@@ -47,10 +47,20 @@ def session_cpu_s(session: int) -> float:
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The command name, in brackets, may hold spaces.
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = _fields(stat)
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(fields[3]) == session:
             ticks += int(fields[11]) + int(fields[12])
     return ticks / TICKS_PER_S
+
+
+def process_cpu_s(process: int) -> float:
+    """CPU seconds so far of one living process, without its children."""
+    fields = _fields(Path(f"/proc/{process}/stat"))
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def _fields(stat: Path) -> list[str]:
+    """Those behind the command's name, which is in brackets and may hold spaces."""
+    return stat.read_text().rpartition(")")[2].split()
