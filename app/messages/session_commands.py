@@ -129,7 +129,8 @@ class ReceiveKV:
 
     The KV goes to host memory, or to disk if the host has no room. Fails as `PeerFull` if neither has, as
     `PeerMismatch` if it is not of this model, as `EngineError` if the connection ends early: then there is no such
-    session. The other fields are as in `Open`. `interventions` are those that the KV was computed with.
+    session. The other fields are as in `Open`. `interventions` are those that the KV was computed with. No other
+    session shares it before `PublishKV`.
     """
 
     ticket: Ticket
@@ -142,4 +143,14 @@ class ReceiveKV:
     namespace: str | None
 
 
-SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV
+@dataclass(frozen=True, slots=True)
+class PublishKV:
+    """Let the other sessions of its namespace share the KV that `ReceiveKV` has brought: whose it is was a claim until
+    now. Answered by `Done(None)`.
+    """
+
+    ticket: Ticket
+    session: SessionId
+
+
+SessionCommand = Open | Fork | Rewind | Close | SetPhase | FreeHost | Export | Import | SendKV | ReceiveKV | PublishKV

@@ -43,6 +43,7 @@ from app.messages import (
     Open,
     OpenMap,
     Placed,
+    PublishKV,
     ReadCaptures,
     ReadCheckpoint,
     ReadNorms,
@@ -112,6 +113,8 @@ class CommandHandler:
                 return self._peer_kv.send(command)
             case ReceiveKV():
                 return self._peer_kv.receive(command)
+            case PublishKV():
+                self._placement.tiers.cache.publish_copies(sessions.find(command.session))
             case KeepKV():
                 found = (sessions.find(each) for each in command.sessions if each in sessions)
                 self.keeper.begin(command.ticket, found, command.within_s)

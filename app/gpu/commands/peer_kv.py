@@ -1,5 +1,6 @@
 """Sessions on their way to another server's engine, and from one."""
 
+import logging
 from collections.abc import Callable
 
 from app.domain.errors import DjinnError, EngineError, PeerFull, PeerMismatch, WrongState
@@ -11,6 +12,8 @@ from app.gpu.kv_tiers.placement import Placement
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
 from app.messages import Done, Event, Failed, ReceivedKV, ReceiveKV, SendKV, SentKV
+
+logger = logging.getLogger(__name__)
 
 
 class PeerKV:
@@ -75,19 +78,20 @@ class PeerKV:
     def go_on(self) -> list[Event]:
         """Begin to receive those that there is room for now. One that there will be none for is refused."""
         events: list[Event] = []
-        waiting, self._waiting = self._waiting, []
-        for command, sequence in waiting:
-            blocks = self._tiers.cache.host.blocks_for(len(sequence.tokens))
-            if self._placement.make_host_room(blocks, sequence):
-                self._begin(command, sequence, blocks)
-            elif self._placement.lower.host_is_emptying:
-                self._waiting.append((command, sequence))
-            elif self._placement.lower.make_disk_room(blocks, sequence, ()):
-                self._begin(command, sequence, 0)
-            else:
+        for entry in tuple(self._waiting):
+            command, sequence = entry
+            try:
+                has_begun = self._find_room(command, sequence)
+            except Exception as error:  # those behind it wait for other room
+                if not isinstance(error, DjinnError):
+                    logger.exception("a session could not be received")
+                    error = EngineError(f"the session could not be received: {error}")
                 self._discard(command.connection)
-                error = PeerFull(f"neither host memory nor the disk has room for {blocks} blocks of KV")
                 events.append(Failed(command.ticket, error))
+            else:
+                if not has_begun:
+                    continue
+            self._waiting.remove(entry)
         return events
 
     def finish(self, move: Move, report: Moved) -> list[Event]:
@@ -105,6 +109,19 @@ class PeerKV:
             self._placement.lower.adopt(sequence, report.computed, blocks)
         self._sessions.add(sequence)
         return [Done(command.ticket, ReceivedKV(sequence.computed))]
+
+    def _find_room(self, command: ReceiveKV, sequence: TokenSequence) -> bool:
+        """Begin to receive the session. False: there is no room yet. Raises `PeerFull` if there will be none."""
+        blocks = self._tiers.cache.host.blocks_for(len(sequence.tokens))
+        if self._placement.make_host_room(blocks, sequence):
+            self._begin(command, sequence, blocks)
+        elif self._placement.lower.host_is_emptying:
+            return False
+        elif self._placement.lower.make_disk_room(blocks, sequence, ()):
+            self._begin(command, sequence, 0)
+        else:
+            raise PeerFull(f"neither host memory nor the disk has room for {blocks} blocks of KV")
+        return True
 
     def _begin(self, command: ReceiveKV, sequence: TokenSequence, blocks: int) -> None:
         move = self._tiers.files.receive(sequence, command.connection, blocks)

@@ -29,7 +29,7 @@ class Arrivals:
                 return self._from_disk(sequence, move, arrived)
             case MoveKind.RECEIVE if arrived and move.target:
                 sequence.computed = computed
-                self._keep_on_host(sequence, move)
+                self._keep_on_host(sequence, move)  # nobody else shares it before it is known to be wanted
         return True
 
     def _on_host(self, sequence: TokenSequence, move: Move, arrived: bool) -> None:
@@ -83,6 +83,7 @@ class Arrivals:
             if sequence.sent:
                 sequence.disk_tokens = 0  # the next file says whose KV it is
             self._keep_on_host(sequence, move)
+            self._cache.publish_copies(sequence)
         return arrived
 
     def _keep_on_host(self, sequence: TokenSequence, move: Move) -> None:
@@ -92,5 +93,3 @@ class Arrivals:
         kept = move.target[: host.blocks_for(sequence.computed)]
         host.share(kept)
         sequence.host_blocks = list(kept)
-        for block, block_hash in zip(kept, sequence.hashes, strict=False):
-            host.publish(block, block_hash)

@@ -132,6 +132,11 @@ class KVCache:
             parent = sequence.hashes[-1] if sequence.hashes else sequence.namespace
             sequence.hashes.append(self._hash(sequence, index, parent, sequence.interventions))
 
+    def publish_copies(self, sequence: TokenSequence) -> None:
+        """Offer the full blocks that the host has of the sequence."""
+        for block, block_hash in zip(sequence.host_blocks, sequence.hashes, strict=False):
+            self.host.publish(block, block_hash)
+
     def trim(self, sequence: TokenSequence) -> None:
         """Give up blocks that were reserved for tokens which will not be computed."""
         self.release_blocks(sequence, self.pool.blocks_for(sequence.computed))

@@ -10,10 +10,14 @@ import pytest
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
 from app.domain.errors import EngineError, NotFound, PeerFull, PeerMismatch, WrongState
 from app.domain.values import KVPolicy, Phase, Residency, SamplingParams, SessionId, Tier
+from app.gpu.kv.moves import MoveKind
+from app.gpu.state.sequence import TokenSequence
 from app.messages import (
     Arm,
     Close,
+    Failed,
     Open,
+    PublishKV,
     ReceivedKV,
     ReceiveKV,
     Rewind,
@@ -70,6 +74,15 @@ def move(here: Driver, there: Driver, history: list[int], **asked: object) -> tu
     out, into = tcp_pair()
     sent = send(here, out)
     return sent, receive(there, into, history, **asked)
+
+
+def cached_of(driver: Driver, tenant: str) -> int:
+    """Tokens of the prompt whose KV a new session of the tenant finds."""
+    session = SessionId(tenant)
+    driver.do(Open(driver.ticket(), session, tenant))
+    asked = driver.submit(session, [*PROMPT, 1], 1)
+    driver.finish(asked)
+    return driver.end(asked).usage.cached_tokens
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -190,11 +203,47 @@ def test_steered_kv_stays_apart_where_it_goes(model: ResolvedModel) -> None:
 def test_its_prefix_serves_others_of_its_tenant_only(model: ResolvedModel) -> None:
     here, there = make(model), make(model)
     move(here, there, open_with_turn(here))
-    found = []
-    for name in ("t", "other"):
-        session = SessionId(name)
-        there.do(Open(there.ticket(), session, name))
-        asked = there.submit(session, [*PROMPT, 1], 1)
-        there.finish(asked)
-        found.append(there.end(asked).usage.cached_tokens)
-    assert found == [3 * BLOCK, 0]
+    there.do(PublishKV(there.ticket(), ID))
+    assert [cached_of(there, tenant) for tenant in ("t", "other")] == [3 * BLOCK, 0]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_nobody_shares_what_has_come_before_it_is_known_to_be_wanted(model: ResolvedModel, closes: bool) -> None:
+    here, there = make(model), make(model)
+    move(here, there, open_with_turn(here))
+    if closes:
+        there.do(Close(there.ticket(), ID))
+    assert cached_of(there, "t") == 0
+
+
+def test_one_that_cannot_be_received_stops_none_behind_it(
+    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, asked = make(model), list[SessionId]()
+    lower = type(there.placement.lower)
+
+    def make_host_room(blocks: int, *keep: TokenSequence) -> bool:
+        session = keep[0].session
+        asked.append(session)
+        if session == ID and asked.count(ID) > 1:
+            raise RuntimeError("a bug")
+        return asked.count(session) > 1
+
+    monkeypatch.setattr(there.placement, "make_host_room", make_host_room)
+    monkeypatch.setattr(lower, "host_is_emptying", True)
+    commands = []
+    for session in (ID, SessionId("behind")):
+        out, into = tcp_pair()
+        out.close()
+        command = ReceiveKV(
+            there.ticket(), session, there.engine.give(into), "t", Residency.BEST_EFFORT, tuple(PROMPT), (), None
+        )
+        commands.append(command)
+    peer_kv = there.engine._handler._peer_kv
+    assert peer_kv.receive(commands[0]) == []
+    (failed,) = peer_kv.receive(commands[1])
+    assert isinstance(failed, Failed)
+    assert failed.ticket == commands[0].ticket
+    assert peer_kv.go_on() == []
+    begun = [move.session for move in there.placement.take_orders() if move.kind is MoveKind.RECEIVE]
+    assert begun == ["behind"]
