@@ -151,3 +151,6 @@ class PausedTurn:
     """The checkpoint's residual stream."""
     interventions: tuple[Intervention, ...]
     """All of the session's, those of the paused pass included."""
+    cached_tokens: int = 0
+    """As the turn's usage will have it, and so the next one. A file does not say it, as it may be forged."""
+    tokens_recomputed: int = 0

@@ -50,17 +50,26 @@ async def restore(registry: SessionRegistry, sessions: Iterable[Session]) -> Non
 
 async def reopen(registry: SessionRegistry) -> None:
     """Open all sessions in an engine that knows of none. Raises `EngineRestarting` if it dies meanwhile."""
-    sessions = sorted(registry.table, key=lambda session: session.residency is not Residency.GUARANTEED)
-    opened: list[int] = []
-    for some in _batched(sessions, AT_ONCE):
-        opened += await asyncio.gather(*(_reopen(registry, session) for session in some))
+    opened: dict[Session, int] = {}
+    while missing := [session for session in registry.table if session not in opened]:  # some may come from elsewhere
+        missing.sort(key=lambda session: session.residency is not Residency.GUARANTEED)
+        for some in _batched(missing, AT_ONCE):
+            lengths = await asyncio.gather(*(_reopen(registry, session) for session in some))
+            opened |= dict(zip(some, lengths, strict=True))
     registry.executor.post(Restored, while_restarting=True)
-    for session, tokens in zip(sessions, opened, strict=True):  # what has changed when nobody could tell the engine
+    for session, tokens in opened.items():  # what has changed when nobody could tell the engine
         if session.state is SessionState.CLOSED:
             registry.executor.post(partial(Close, session=session.id), while_restarting=True)
         elif len(session.history) < tokens:
             rewind = partial(Rewind, session=session.id, to_token=len(session.history))
             registry.executor.post(rewind, while_restarting=True)
+
+
+async def reopen_late(registry: SessionRegistry, session: Session) -> None:
+    """Open a session that is found only now, and that an engine before this one had."""
+    if registry.executor.failure is None:  # else it is opened with all others
+        with contextlib.suppress(EngineRestarting):
+            await _reopen(registry, session)
 
 
 async def take_up(registry: SessionRegistry) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -50,13 +50,16 @@ class Pair:
     def urls(self) -> dict[str, str]:
         return {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
 
-    def start(self, name: str, *more: str, trap: str | None = None) -> httpx.Client:
-        """Start it. It dies at the `trap`."""
+    def start(
+        self, name: str, *more: str, trap: str | None = None, prepare: Callable[[], None] | None = None
+    ) -> httpx.Client:
+        """Start it. It dies at the `trap`; `prepare` is called in its process."""
         folder = self._folder
         flags = ["--replica", name, "--peers", str(folder / "peers.json"), "--cluster-key-file", str(folder / "key")]
         flags += ["--port", str(self.ports[name]), *self._flags.get(name, ()), *more]
         ends = self._ends[name]
-        prepare = None if trap is None else partial(set_trap, trap)
+        if trap is not None:
+            prepare = partial(set_trap, trap)
         serving = serve_process(folder / name, *flags, own_engine=self._own_engine, prepare=prepare)
         self.processes[name] = ends.enter_context(serving)
         client = ends.enter_context(httpx.Client(base_url=self.urls[name], timeout=SOON_S, headers=self.headers))

@@ -99,6 +99,24 @@ def test_a_paused_turn_goes_on_there(servers: Pair) -> None:
     assert ends[0] == ends[1]
 
 
+def test_the_usage_of_a_paused_turn_is_that_of_one_that_stayed(servers: Pair) -> None:
+    a, b = servers.clients["a"], servers.clients["b"]
+    usages = []
+    for home in (a, b):
+        session = open_session(a)
+        generate(a, session, PROMPT)
+        stop = {"layer": 2, "action": "pause", "when": {"pass": "decode"}}
+        a.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
+        assert generate(a, session, [9])["status"] == "paused"
+        if home is b:
+            servers.moved(session)
+        home.delete(f"/v1/sessions/{session}/breakpoints").raise_for_status()
+        resumed = home.post(f"/v1/sessions/{session}/resume", json={}).raise_for_status().json()
+        usages.append(resumed["usage"])
+    assert usages[0] == usages[1]
+    assert usages[0]["cached_tokens"] == len(PROMPT) + 7
+
+
 def test_what_cannot_move_stays(servers: Pair) -> None:
     a = servers.clients["a"]
     for each in a.get("/v1/sessions").json()["data"]:

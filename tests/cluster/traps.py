@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -55,3 +56,19 @@ def set_trap(place: str) -> None:
         die()
 
     setattr(kind, name, trapped_coroutine)
+
+
+def lose_engine(is_back: bool) -> None:
+    """Have the engine die as soon as a session that has come is written down. The server goes on when it knows of that,
+    or when another engine is there. For a server process, before it starts.
+    """
+    original: Callable[..., Any] = Opening._keep
+
+    async def keep(self: Opening, registry: SessionRegistry) -> None:
+        await original(self, registry)
+        executor = registry.executor
+        os.kill(executor.engine.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        while not executor.losses or (executor.failure is None) is not is_back:  # noqa: ASYNC110 (no event says so)
+            await asyncio.sleep(0.01)
+
+    Opening._keep = keep  # type: ignore[method-assign]

@@ -29,6 +29,7 @@ from app.domain.errors import (
 from app.domain.homes import Taken
 from app.domain.values import Residency, SessionId, SessionState
 from app.messages import ReceiveKV
+from app.sessions.lifecycle import reopen_late
 from app.sessions.registry import SessionRegistry
 from app.tenants.directory import Directory
 
@@ -53,7 +54,7 @@ class Arrival:
     committing: asyncio.Task[Answer] | None = None
     """Set once the old home has said that the session may be taken."""
     losses: int = 0
-    """Of engines, when the session had come."""
+    """Of engines, when one was told to receive the session."""
     word: str = field(default_factory=new_nonce)
     """What only the old home has heard: who repeats its messages later has not."""
     timer: asyncio.TimerHandle | None = None
@@ -162,6 +163,7 @@ class Arrivals:
         try:
             executor.check()
             number = executor.engine.give(connection)
+            arrival.losses = executor.losses
         except OSError as error:
             raise EngineRestarting(f"a connection could not be handed to it: {error}") from error
         except DjinnError:
@@ -182,7 +184,6 @@ class Arrivals:
 
     def _ended(self, arrival: Arrival, task: asyncio.Task[None]) -> None:
         """The session has come, or will not: wait for what the old home says."""
-        arrival.losses = self._registry.executor.losses
         if not task.cancelled():
             task.exception()  # whoever asks is told
         if not task.cancelled() and arrival.committing is None:
@@ -232,6 +233,8 @@ class Arrivals:
             self._abandon(arrival)
             raise
         await arrival.place.aclose()  # it is found from now on
+        if arrival.losses != self._registry.executor.losses:
+            await reopen_late(self._registry, arrival.opening.session)
         arrival.opening.go_on(self._registry)
 
     async def abort(self, token: str) -> Answer:

@@ -110,6 +110,7 @@ class Departures:
             task.cancel()
         if self._under_way:
             await asyncio.wait(self._under_way)
+        self._calls.close()
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -180,6 +181,8 @@ class Departures:
             returns_at=session.returns_at,
             pause_expires_at=None if pause is None else pause.expires_at,
             label=about,
+            cached_tokens=0 if turn is None else turn.cached_tokens,
+            tokens_recomputed=0 if turn is None else turn.tokens_recomputed,
         )
 
     async def _reason(self, peer: Peer, token: str, error: BaseException) -> BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from app.cluster.moves.wire import Offer
@@ -15,7 +15,7 @@ from app.exports.checks import LabelChecks
 from app.exports.label import ExportLabel
 from app.exports.label_text import check_text
 from app.journal.steering import Steering
-from app.messages import Reinstate, SetPhase
+from app.messages import PublishKV, Reinstate, SetPhase
 from app.sessions.keeper import session_of
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
@@ -55,18 +55,22 @@ class Opening:
             await self._keep(registry)
 
     def go_on(self, registry: SessionRegistry) -> None:
-        """Go on where it stood, as it is found now."""
+        """Go on where it stood, as it is found now. Others of its tenant may share its KV."""
+        if registry.executor.failure is None:
+            registry.executor.post(partial(PublishKV, session=self.session.id))
         if self.offer.pause_expires_at is not None:
             registry.pauses.go_on(self.session, self.offer.pause_expires_at)
 
     async def _furnish(self, registry: SessionRegistry, cleanup: AsyncExitStack) -> None:
         """Give it what it has beside its KV."""
-        session, label = self.session, self.label
+        session, label, offer = self.session, self.label, self.offer
         if label.turn is not None:
-            place = label.turn.to_place(session.history, before=array("I", self.offer.before or b""))
+            place = label.turn.to_place(session.history, before=array("I", offer.before or b""))
+            cached, again = offer.cached_tokens, offer.tokens_recomputed
+            turn = replace(label.turn.to_turn(), cached_tokens=cached, tokens_recomputed=again)
             copies = registry.paused_copies
             charge = copies.reserve(session, place, cleanup, sent=place.left_of_prompt)
-            await copies.reinstate(session, label.turn.to_turn(), place, charge)
+            await copies.reinstate(session, turn, place, charge)
         elif label.breakpoints or label.interventions:
             await registry.executor.call(
                 lambda ticket: Reinstate(ticket, session.id, label.breakpoints, label.interventions)

@@ -52,6 +52,9 @@ class Offer(msgspec.Struct, frozen=True):
     pause_expires_at: float | None
     label: str
     """What `app.exports` writes of breakpoints, edits and the paused turn."""
+    cached_tokens: int = 0
+    """Of the paused turn's usage, as the next one."""
+    tokens_recomputed: int = 0
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -57,6 +57,8 @@ def read_paused(sequence: TokenSequence) -> PausedTurn:
         checkpoint.info(),
         checkpoint.hidden.read(0, checkpoint.length),
         sequence.interventions.snapshot(),
+        turn.cached_tokens or 0,
+        turn.tokens_recomputed,
     )
 
 

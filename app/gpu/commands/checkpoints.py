@@ -78,7 +78,8 @@ class CheckpointHandler:
             interventions=command.interventions,
             matcher=matcher,
             paused=True,
-            cached_tokens=0,
+            cached_tokens=paused.cached_tokens,
+            tokens_recomputed=paused.tokens_recomputed,
         )
         sequence.checkpoint = Checkpoint(
             info.layer + 1,
