@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 WAIT_S = 5.0
 """How long a socket may come behind the command that names it: the two go different ways."""
 
 
 class SocketTable:
-    """Sockets that nobody has taken yet. Any thread may use it."""
+    """Sockets that nobody has taken yet, and those in use. Any thread may use it."""
 
     def __init__(self) -> None:
         self._sockets: dict[int, socket.socket] = {}
         self._unwanted = set[int]()
+        """Those that are closed as they come."""
+        self._used = set[socket.socket]()
+        self._closed = False
         self._came = threading.Condition()
 
     def put(self, number: int, connection: socket.socket) -> None:
         """Take in a socket."""
         with self._came:
-            if number in self._unwanted:
+            if self._closed or number in self._unwanted:
                 self._unwanted.discard(number)
                 connection.close()
                 return
@@ -37,23 +42,43 @@ class SocketTable:
             else:
                 found.close()
 
-    def take(self, number: int) -> socket.socket:
-        """The socket, which is the caller's from now on; waits for it. Raises `OSError` if it does not come."""
-        deadline = time.monotonic() + WAIT_S
-        with self._came:
-            while number not in self._sockets:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise OSError("the connection to the other server has not come")
-                self._came.wait(left)
-            return self._sockets.pop(number)
+    @contextlib.contextmanager
+    def take(self, number: int, wait_s: float = WAIT_S) -> Iterator[socket.socket]:
+        """The socket, which is closed in the end; waits for it. Raises `OSError` if it does not come: then it is closed
+        when it comes.
+        """
+        connection = self._take(number, wait_s)
+        try:
+            with connection:
+                yield connection
+        finally:
+            with self._came:
+                self._used.discard(connection)
 
     def close(self) -> None:
-        """Close those that nobody has taken."""
+        """Close those that nobody has taken, and all that come. Whoever uses one learns that it has ended."""
         with self._came:
+            self._closed = True
             for connection in self._sockets.values():
                 connection.close()
             self._sockets.clear()
+            for connection in self._used:
+                with contextlib.suppress(OSError):  # the other end may have closed it
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._came.notify_all()
+
+    def _take(self, number: int, wait_s: float) -> socket.socket:
+        deadline = time.monotonic() + wait_s
+        with self._came:
+            while number not in self._sockets:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    self._unwanted.add(number)
+                    raise OSError("the connection to the other server has not come")
+                self._came.wait(left)
+            connection = self._sockets.pop(number)
+            self._used.add(connection)
+            return connection
 
 
 def send_socket(way: socket.socket, number: int, connection: socket.socket) -> None:

@@ -104,3 +104,28 @@ def test_a_socket_goes_to_whoever_knows_its_number() -> None:
         assert theirs.recv(100) == b"it is I"
         assert other_end.recv(1) == b"", "nobody wants it: it is closed"
     table.close()
+
+
+def test_a_socket_that_comes_too_late_is_closed() -> None:
+    table = SocketTable()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with pytest.raises(OSError, match="has not come"), table.take(3, wait_s=0.0):
+            pass
+        table.put(3, ours)
+        assert theirs.recv(1) == b"", "nobody takes it any more"
+
+
+def test_whoever_uses_a_socket_of_a_closed_table_learns_of_its_end() -> None:
+    table = SocketTable()
+    ours, theirs = socket.socketpair()
+    table.put(3, ours)
+    with theirs, table.take(3) as found:
+        table.close()
+        assert found.recv(1) == b""
+    late, other_end = socket.socketpair()
+    with other_end:
+        table.put(4, late)
+        assert other_end.recv(1) == b""
+        with pytest.raises(OSError, match="has not come"), table.take(5):
+            pass

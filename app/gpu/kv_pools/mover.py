@@ -51,12 +51,12 @@ class KVMover:
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """Finish what has been ordered and end the workers."""
+        """Finish what has been ordered, but for what other servers take part in, and end the workers."""
+        self.connections.close()
         for orders in self._queues.values():
             orders.close()
-        for thread in (*self._threads, *self._with_peers):
+        for thread in (*self._threads, *tuple(self._with_peers)):
             thread.join()
-        self.connections.close()
 
     def submit(self, moves: Iterable[Move]) -> None:
         """Take orders. What the engine has launched on the device until now comes before them."""
@@ -135,6 +135,7 @@ class KVMover:
             if move.target or not header.blocks:
                 receive_into(connection, self._host.spans(move.target[: header.blocks]))
             else:
+                self._queues["disk"].wait_for(move.session)  # a file of that name may still be deleted
                 kept = KVFileHeader(self._identity, move.token_ids, header.computed_tokens, move.namespace)
                 blocks = each_block(connection, header.blocks, layout.block_bytes)
                 self._store.write(move.session, kept, blocks)

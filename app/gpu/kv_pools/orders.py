@@ -31,13 +31,15 @@ class Orders(Generic[T, R]):
     def __init__(self) -> None:
         self._orders: list[tuple[T, R]] = []
         self._closed = False
+        self._doing: SessionId | None = None
+        """Whose order the worker has."""
         self._came = threading.Condition()
 
     def put(self, move: T, ready: R) -> None:
         """Take an order."""
         with self._came:
             self._orders.append((move, ready))
-            self._came.notify()
+            self._came.notify_all()
 
     def close(self) -> None:
         """No more come. Whoever gets has those that are there, and then None."""
@@ -46,10 +48,19 @@ class Orders(Generic[T, R]):
             self._came.notify_all()
 
     def get(self) -> tuple[T, R] | None:
-        """The next order; waits for one."""
+        """The next order; waits for one. The worker has done the one before."""
         with self._came:
+            self._doing = None
+            self._came.notify_all()
             self._came.wait_for(lambda: self._orders or self._closed)
-            return self._orders.pop(self._next()) if self._orders else None
+            order = self._orders.pop(self._next()) if self._orders else None
+            self._doing = None if order is None else order[0].session
+            return order
+
+    def wait_for(self, session: SessionId) -> None:
+        """Return when nothing is left to do of what was ordered for the session."""
+        with self._came:
+            self._came.wait_for(lambda: session != self._doing and all(session != it.session for it, _ in self._orders))
 
     def _next(self) -> int:
         earlier = set[SessionId]()
