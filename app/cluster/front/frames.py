@@ -32,47 +32,59 @@ class FirstMessage:
     """Keeps frames until a whole message is there, but for those that belong to no message."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.kept = b""
-        """What is still to be sent on."""
         self.content: bytes | None = None
         """The message, once it is there."""
-        self._parts: list[bytes] = []
-        self._place = 0
+        self._frames = bytearray()
+        """The message's frames, as they came."""
+        self._rest = bytearray()
+        """What came behind them."""
+        self._message = bytearray()
         self._max_bytes = max_bytes
+
+    @property
+    def kept(self) -> bytes:
+        """What is still to be sent on."""
+        return bytes(self._frames + self._rest)
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much that is."""
+        return len(self._frames) + len(self._rest)
 
     def take(self, data: bytes) -> bytes:
         """Take what came. Returns frames that may pass at once: pings, pongs, closes. Raises `BadFrame`."""
-        self.kept += data
-        passing = b""
+        self._rest += data
+        passing = bytearray()
         while self.content is None and (frame := self._frame()) is not None:
-            if Opcode(frame.opcode & 0xF) in CTRL_OPCODES:
-                passing += self.kept[self._place : frame.data.stop]
-                self.kept = self.kept[: self._place] + self.kept[frame.data.stop :]
+            whole = bytes(self._rest[: frame.data.stop])
+            del self._rest[: frame.data.stop]
+            if Opcode(frame.opcode) in CTRL_OPCODES:
+                passing += whole
                 continue
-            self._parts.append(apply_mask(self.kept[frame.data], frame.mask))
-            self._place = frame.data.stop
+            self._frames += whole
+            self._message += apply_mask(whole[frame.data], frame.mask)
             if frame.is_last:
-                self.content = b"".join(self._parts)
-        return passing
+                self.content = bytes(self._message)
+        return bytes(passing)
 
     def _frame(self) -> _Frame | None:
-        """The frame at the current place; None if it has not come whole."""
-        head = self.kept[self._place : self._place + 2]
+        """The next frame, and where in `_rest` its data is; None if it has not come whole."""
+        head = self._rest[:2]
         if len(head) < 2:
             return None
         opcode, length = head[0] & 0xF, head[1] & 0x7F
         if opcode not in set(Opcode) or not head[1] & 0x80:
             raise BadFrame(CloseCode.PROTOCOL_ERROR, "no frame of a client")
-        start = self._place + 2
+        start = 2
         if length in LENGTHS:
-            digits = self.kept[start : start + LENGTHS[length]]
+            digits = self._rest[start : start + LENGTHS[length]]
             if len(digits) < LENGTHS[length]:
                 return None
             start, length = start + LENGTHS[length], int.from_bytes(digits, "big")
-        if self._place + length > self._max_bytes:
+        if len(self._frames) + length > self._max_bytes:
             raise BadFrame(CloseCode.MESSAGE_TOO_BIG, f"a message must be at most {self._max_bytes} bytes")
-        mask, start = self.kept[start : start + MASK_BYTES], start + MASK_BYTES
-        if len(self.kept) < start + length:
+        mask, start = bytes(self._rest[start : start + MASK_BYTES]), start + MASK_BYTES
+        if len(self._rest) < start + length:
             return None
         return _Frame(opcode, bool(head[0] & 0x80), slice(start, start + length), mask)
 

@@ -21,8 +21,13 @@ def merged_models(pages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merged_page(pages: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of `limit` sessions in the order of their ids, of the replicas' pages behind the same place."""
-    sessions = sorted((session for page in pages for session in page["data"]), key=lambda session: session["id"])
+    """A page of `limit` sessions in the order of their ids, of the replicas' pages behind the same place.
+
+    A session that has just moved may still be listed at its old home too, as it was there: the one used last counts.
+    """
+    listed = sorted((session for page in pages for session in page["data"]), key=lambda session: session["used_at"])
+    found = {session["id"]: session for session in listed}
+    sessions = [found[each] for each in sorted(found)]
     has_more = len(sessions) > limit or any(page["has_more"] for page in pages)
     return {**pages[0], "data": sessions[:limit], "has_more": has_more}
 

@@ -92,7 +92,7 @@ class Sockets:
             data = await client.read()
             if not data:
                 return end
-            share.require(len(first.kept) + len(data))
+            share.require(first.kept_bytes + len(data))
             if passing := first.take(data):
                 end.write(passing)
         previous = previous_response(first.content)

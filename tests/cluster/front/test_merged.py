@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.cluster.front.event_ids import joined_id, split_id
-from app.cluster.front.merging import merged_memory
+from app.cluster.front.merging import merged_memory, merged_page
 from tests.cluster.front.doors import Door, serving_door
 from tests.serving import serve
 
@@ -74,6 +74,15 @@ def test_sums_leave_out_what_is_unknown() -> None:
         "counts": None,
         "tenants": {"x": {"sessions": 1}, "y": {"sessions": 2}},
     }
+
+
+def test_a_session_that_has_just_moved_is_listed_once() -> None:
+    before = {"id": "ses_a_2", "used_at": 5.0, "state": "idle"}
+    now = {**before, "used_at": 6.0, "state": "running"}
+    other, last = {"id": "ses_a_1", "used_at": 9.0}, {"id": "ses_a_3", "used_at": 1.0}
+    for pages in ([[other, before], [now, last]], [[now, last], [other, before]]):
+        page = merged_page([{"data": each, "has_more": False} for each in pages], 3)
+        assert page == {"data": [other, now, last], "has_more": False}
 
 
 def test_who_may_not_ask_a_replica_gets_its_answer() -> None:
