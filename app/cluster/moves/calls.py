@@ -1,4 +1,4 @@
-"""Requests to another server of the cluster, each on a connection of its own."""
+"""Requests to another server of the cluster. A connection has one at a time; that of an offer becomes the session's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from http import HTTPStatus
 import h11
 import msgspec
 
+from app.cluster.moves.connections import PeerConnections
 from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.peers import Peer
 from app.cluster.moves.signatures import SIGNATURE, is_answer, sign_request
 from app.cluster.moves.wire import OFFER, Answer, Offer, Question, Step, encode
 from app.domain.errors import PeerAway, PeerStranger
 
-CONNECT_S = 5.0
 ANSWER_S = 30.0
 """The other server may have to wait for its disk."""
 READ_BYTES = 1 << 16
@@ -27,37 +27,51 @@ class PeerCalls:
 
     def __init__(self, key: ClusterKey) -> None:
         self._key = key
+        self._connections = PeerConnections()
 
     async def ask(self, peer: Peer, path: str, message: Step | Question) -> Answer:
         """Take the next step of a move. Raises `PeerAway` if nothing certain comes back, `PeerStranger`."""
         body = encode(message)
         headers = sign_request(self._key, peer.name, path, body)
-        connection = await _connect(peer)
-        with connection:
-            status, answer, signature = await _exchange(peer, connection, path, headers, body)
+        connection = await self._connections.take(peer)
+        try:
+            status, answer, signature, goes_on = await _exchange(peer, connection, path, headers, body)
+        except BaseException:
+            connection.close()
+            raise
+        if goes_on:
+            self._connections.give(peer, connection)
+        else:
+            connection.close()
         self._check(peer, headers, status, answer, signature)
         if status != HTTPStatus.OK:
             raise PeerAway(f"{peer.name} answers with status {status}")
         return msgspec.msgpack.decode(answer, type=Answer)
 
     async def offer(self, peer: Peer, offer: Offer) -> tuple[socket.socket, int, str]:
-        """Offer a session. Returns the connection, on which the other engine waits for the session, and the other
-        server's count of moves and its word for this one. Raises what it refuses with, `PeerAway`, `PeerStranger`.
+        """Offer a session, and prepare for the next step. Returns the connection, on which the other engine waits for
+        the session, and the other server's count of moves and its word for this one. Raises what it refuses with,
+        `PeerAway`, `PeerStranger`.
         """
         body = encode(offer)
         headers = sign_request(self._key, peer.name, OFFER, body)
-        connection = await _connect(peer)
+        connection = await self._connections.take(peer)
         try:
-            status, answer, signature = await _exchange(peer, connection, OFFER, headers, body)
+            status, answer, signature, _ = await _exchange(peer, connection, OFFER, headers, body)
             self._check(peer, headers, status, answer, signature)
             if status != HTTPStatus.SWITCHING_PROTOCOLS:
                 refused = msgspec.msgpack.decode(answer, type=Answer)
                 raise refused.error or PeerAway(f"{peer.name} answers with status {status}")
+            self._connections.prepare(peer)
             count, _, word = answer.decode().partition(" ")
             return connection, int(count), word
         except BaseException:
             connection.close()
             raise
+
+    def close(self) -> None:
+        """Close what is kept for the next requests."""
+        self._connections.close()
 
     def _check(self, peer: Peer, request: dict[str, str], status: int, body: bytes, signature: str) -> None:
         # A server that has the key may be full, or have a bug.
@@ -70,35 +84,15 @@ class PeerCalls:
             )
 
 
-async def _connect(peer: Peer) -> socket.socket:
-    """A connection to the server. Raises `PeerAway`."""
-    loop, (host, port) = asyncio.get_running_loop(), peer.address
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, address = found[0]
-            connection = socket.socket(family, kind, protocol)
-            try:
-                connection.setblocking(False)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await loop.sock_connect(connection, address)
-            except BaseException:
-                connection.close()
-                raise
-    except (OSError, TimeoutError) as error:
-        raise PeerAway(f"{peer.name} at {peer.url} cannot be reached: {error or 'it takes too long'}") from error
-    return connection
-
-
 async def _exchange(
     peer: Peer, connection: socket.socket, path: str, headers: dict[str, str], body: bytes
-) -> tuple[int, bytes, str]:
+) -> tuple[int, bytes, str, bool]:
     """The status, the body and the signature of the answer; that of 101 has its content in a header. After it nothing
-    is read. Raises `PeerAway`.
+    is read. Last, whether the connection takes another request. Raises `PeerAway`.
     """
     loop, host = asyncio.get_running_loop(), ":".join(map(str, peer.address))
     h11_side = h11.Connection(h11.CLIENT)
-    fields = {"host": host, "connection": "close", "content-length": str(len(body)), **headers}
+    fields = {"host": host, "content-length": str(len(body)), **headers}
     if path == OFFER:
         fields |= {"connection": "upgrade", "upgrade": "djinn-kv"}
     request = h11.Request(method="POST", target=path, headers=list(fields.items()))
@@ -106,7 +100,8 @@ async def _exchange(
     try:
         async with asyncio.timeout(ANSWER_S):
             await loop.sock_sendall(connection, b"".join(part or b"" for part in out))
-            return await _read(loop, connection, h11_side)
+            answer = await _read(loop, connection, h11_side)
+            return *answer, h11_side.our_state is h11_side.their_state is h11.DONE
     except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
         raise PeerAway(f"{peer.name} at {peer.url} has not answered: {error or 'it takes too long'}") from error
 

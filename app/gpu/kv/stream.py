@@ -30,6 +30,7 @@ from app.gpu.kv.header import (
 SILENCE_S = 10.0
 """How long a connection may bring nothing, or take `SLICE_BYTES`."""
 SLICE_BYTES = 1 << 20
+"""Also what a receiver sleeps for, if it needs as much: woken for less, it takes turns with whoever sends."""
 
 
 def send_kv(connection: socket.socket, header: KVFileHeader, spans: Sequence[memoryview]) -> int:
@@ -84,6 +85,8 @@ def receive_into(connection: socket.socket, spans: Iterable[memoryview]) -> None
     for span in spans:
         rest = span
         while rest:
+            if len(span) > SLICE_BYTES:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(len(rest), SLICE_BYTES))
             count = connection.recv_into(rest)
             if not count:
                 raise ConnectionError("the other server has closed the connection before all had come")
