@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from app.gpu.kv.file import MAX_HEADER_BYTES, zero_after
@@ -28,9 +28,9 @@ from app.gpu.kv.header import (
 )
 
 SILENCE_S = 10.0
-"""How long a connection may bring nothing, or take `SLICE_BYTES`."""
+"""How long a connection may take for `SLICE_BYTES`, either way."""
 SLICE_BYTES = 1 << 20
-"""Also what a receiver sleeps for, if it needs as much: woken for less, it takes turns with whoever sends."""
+"""Sent at once, and waited for at once: a receiver that is woken for less takes turns with whoever sends."""
 
 
 def send_kv(connection: socket.socket, header: KVFileHeader, spans: Sequence[memoryview]) -> int:
@@ -80,17 +80,19 @@ def receive(connection: socket.socket, count: int) -> bytes:
     return bytes(found)
 
 
-def receive_into(connection: socket.socket, spans: Iterable[memoryview]) -> None:
+def receive_into(connection: socket.socket, spans: Sequence[memoryview]) -> None:
     """Fill the spans, one after the other. Raises `OSError` if not enough comes."""
+    left, least = sum(map(len, spans)), 0
     for span in spans:
         rest = span
         while rest:
-            if len(span) > SLICE_BYTES:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(len(rest), SLICE_BYTES))
+            if least != min(left, SLICE_BYTES):
+                least = min(left, SLICE_BYTES)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
             count = connection.recv_into(rest)
             if not count:
                 raise ConnectionError("the other server has closed the connection before all had come")
-            rest = rest[count:]
+            rest, left = rest[count:], left - count
 
 
 def each_block(connection: socket.socket, count: int, block_bytes: int) -> Iterator[memoryview]:

@@ -247,3 +247,4 @@ def test_one_that_cannot_be_received_stops_none_behind_it(
     assert peer_kv.go_on() == []
     begun = [move.session for move in there.placement.take_orders() if move.kind is MoveKind.RECEIVE]
     assert begun == ["behind"]
+    there.engine.connections.close()
