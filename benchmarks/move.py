@@ -34,8 +34,8 @@ CHUNK_BYTES = 1 << 20
 WAIT_S = 600
 KV_HOST = "96MiB"
 """For two sessions of 1,024 tokens: the third has memory that others have had."""
-UNCOUNTED = 4
-"""Rounds of each length, the first, that touch memory."""
+TOUCHING = 3
+"""Sessions of the longest length that move first, so that all of it has been touched."""
 
 
 @contextmanager
@@ -117,11 +117,19 @@ def copy_s(count: int) -> float:
     return seconds
 
 
+def touch(clients: dict[str, httpx.Client]) -> None:
+    """Have sessions move that need all host memory together."""
+    for number in range(TOUCHING):
+        session = open_session(clients["a"], max(LENGTHS), Random(-number))
+        move(clients["a"], session, "b")
+        clients["b"].delete(f"/v1/sessions/{session}").raise_for_status()
+
+
 def measure(clients: dict[str, httpx.Client], tokens: int, rounds: int) -> list[Figure]:
     """The lines of one length."""
     moves, copies, warm, cold = list[float](), list[float](), list[float](), list[float]()
     random = Random(tokens)
-    for number in range(-UNCOUNTED, rounds):
+    for number in range(-1, rounds):  # the first is not counted
         session = open_session(clients["a"], tokens, random)
         seconds, count = move(clients["a"], session, "b")
         copied = copy_s(count)
@@ -154,6 +162,7 @@ def main() -> None:
     options = parser.parse_args()
     bind_to_cores(options.cores)
     with cluster(options.model) as clients:
+        touch(clients)
         figures = [figure for tokens in options.tokens for figure in measure(clients, tokens, options.rounds)]
     print(to_markdown(figure_table(f"A move: {options.model}", figures)))
 
