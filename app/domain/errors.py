@@ -1,10 +1,13 @@
 """Every error a client can see, and the one table from exception to HTTP answer."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 """The OpenAI API's words for a status that has words of its own."""
+NOT_DONE = "Djinn-Not-Done"
+"""The header of answers to requests of which nothing was done, as they are for another server: says why."""
 
 
 class DjinnError(Exception):
@@ -125,9 +128,12 @@ class AlreadyThere(DjinnError, status=409, code="already_there"):
 
 
 class Moving(WrongState, code="moving"):
-    """The session is on its way to another server. Nothing of the request was done; carries Retry-After."""
+    """The session is on its way to another server, or about to be. Nothing of the request was done; carries
+    Retry-After.
+    """
 
     retry_after_s = 1
+    headers: Mapping[str, str] = MappingProxyType({NOT_DONE: "moving"})
 
 
 class Moved(DjinnError, status=421, code="moved"):
@@ -203,9 +209,10 @@ class RateLimited(Busy, code="rate_limit_exceeded"):
 
 
 class Draining(DjinnError, status=503, code="draining"):
-    """The server is shutting down; carries Retry-After."""
+    """The server is shutting down, and has done nothing of the request; carries Retry-After."""
 
     retry_after_s = 5
+    headers: Mapping[str, str] = MappingProxyType({NOT_DONE: "draining"})
 
 
 class SpoolFull(Busy, code="spool_full"):

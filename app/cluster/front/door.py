@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from app.cluster.directory import session_key
-from app.cluster.fleet import Fleet, Replica
+from app.cluster.fleet import Fleet, State
 from app.cluster.front.body import Body, Gone
-from app.cluster.front.heads import moved_to
+from app.cluster.front.following import Following, Turned, Why, turned_away
 from app.cluster.front.merged import Merged
 from app.cluster.front.named import field_of, previous_response
 from app.cluster.front.owners import Owner, Owners
@@ -21,7 +21,7 @@ from app.cluster.front.pipe import Answer, Pipe, passed_headers
 from app.cluster.front.pool import Pool
 from app.cluster.front.routes import SESSIONS, About, Target, target_of
 from app.cluster.front.sockets import Sockets
-from app.domain.errors import DjinnError, NotFound, ReplicaAway, ReplicaMoving
+from app.domain.errors import DjinnError, NotFound, ReplicaAway
 from app.domain.limits import MAX_NAME
 from app.web.error_bodies import BUG_MESSAGE
 from app.web.error_handlers import error_response
@@ -87,7 +87,7 @@ class FrontDoor:
                 await self._ask_all(scope, body, send)
             else:
                 owner = await self._owner(scope, target, body)
-                await self._ask_owner(scope, owner, body, send)
+                await self._ask_owner(scope, target, owner, body, send)
         except Gone:
             if body.refusal is None:
                 raise
@@ -96,7 +96,7 @@ class FrontDoor:
     async def _owner(self, scope: Scope, target: Target, body: Body) -> Owner:
         match target.about:
             case About.SESSION:
-                return await self._owners.of_session(target.id)
+                return await self._owners.of_session(target.id, scope)
             case About.RESPONSE:
                 return await self._owners.of_response(target.id)
             case About.NEW:
@@ -120,48 +120,64 @@ class FrontDoor:
         tenant = self._tenant_of(headers)
         if tenant is None or len(names[0]) > MAX_NAME:
             return Owner(self._fleet.any())  # any replica refuses it, and nothing is kept of the name
-        return await self._owners.of_name(tenant, names[0])
+        return await self._owners.of_name(tenant, names[0], scope)
 
-    async def _ask_owner(self, scope: Scope, owner: Owner, body: Body, send: Send) -> None:
-        """Have the owner answer, and nobody else. What has no owner yet finds another replica if its first is away."""
+    async def _ask_owner(self, scope: Scope, target: Target, owner: Owner, body: Body, send: Send) -> None:
+        """Have the owner answer, and nobody else, wherever it is by then. What has no owner yet finds another replica
+        if its first takes nothing.
+        """
+        following = Following(owner.replica.name, asyncio.get_running_loop().time())
         while True:
             try:
-                await self._ask(scope, owner, body, send)
-                return
+                turned = await self._ask(scope, owner, body, send, following)
             except ReplicaAway:  # nothing was sent
-                if owner.key is not None or not body.can_repeat:
-                    raise
-            owner = Owner(self._fleet.place())
+                owner = await self._elsewhere(scope, target, owner, body, following)
+                continue
+            if turned is None:
+                return
+            owner = await self._follow(owner, turned, body, following)
 
-    async def _ask(self, scope: Scope, owner: Owner, body: Body, send: Send) -> None:
-        """A session that has moved is followed once."""
+    async def _ask(self, scope: Scope, owner: Owner, body: Body, send: Send, following: Following) -> Turned | None:
+        """Pass the replica's answer, unless it has turned the request away and another one may do it."""
+        if owner.replica.state is State.AWAY:
+            self._fleet.reachable(owner.replica.name)
         pipe = Pipe(scope, body, self._pool)
         async with pipe.asking(owner.replica) as answer:
-            if (moved := self._moved_to(answer)) is None:
+            turned = turned_away(answer.head, self._fleet)
+            if turned is None or not following.may_follow(turned, owner, body, asyncio.get_running_loop().time()):
                 await self._pass(scope, pipe, answer, send)
-                return
+                return None
+        return turned
+
+    async def _follow(self, owner: Owner, turned: Turned, body: Body, following: Following) -> Owner:
+        """Whom to ask next."""
+        if turned.why is Why.DRAINS:
+            owner.replica.told(State.REFUSES, None)
+            following.note_refusal(owner.replica.name)
+            return await self._owners.replaced(owner)
+        if turned.home is None:
+            await asyncio.sleep(following.next_wait_s())
+            return owner
+        name = turned.home.name
         if owner.key is not None:
-            await self._owners.moved(owner.key, moved.name)
-        if not body.can_repeat:
-            raise ReplicaMoving(f"the session has moved to replica {moved.name}: repeat the request")
-        async with pipe.asking(self._fleet.reachable(moved.name)) as answer:
-            if (further := self._moved_to(answer)) is not None:
-                if owner.key is not None:
-                    await self._owners.moved(owner.key, further.name)
-                raise ReplicaMoving(f"the session moves on, now to replica {further.name}: repeat the request")
-            await self._pass(scope, pipe, answer, send)
+            await self._owners.moved(owner.key, name)
+        following.go(name, body)
+        return Owner(turned.home, owner.key)
+
+    async def _elsewhere(self, scope: Scope, target: Target, owner: Owner, body: Body, following: Following) -> Owner:
+        """Whom to ask in place of a replica that has just been found to be away. Raises `ReplicaAway`."""
+        if body.can_repeat and (owner.key is None or owner.is_new):
+            return await self._owners.replaced(owner)
+        if not body.can_repeat or following.has_sought:
+            self._fleet.reachable(owner.replica.name)
+        following.has_sought = True
+        return await self._owner(scope, target, body)
 
     async def _pass(self, scope: Scope, pipe: Pipe, answer: Answer, send: Send) -> None:
         if _is_move(scope) and answer.head.status_code == 200:
             await self._note_move(scope, answer, send)
         else:
             await pipe.pass_answer(answer, send)
-
-    def _moved_to(self, answer: Answer) -> Replica | None:
-        """Where the replica says that the session is; None if it says nothing that is known here."""
-        if answer.head.status_code != HTTPStatus.MISDIRECTED_REQUEST:
-            return None
-        return self._fleet.find(moved_to(answer.head.headers))
 
     async def _note_move(self, scope: Scope, answer: Answer, send: Send) -> None:
         """Remember where a session has been moved to: its home may not be there to say so."""

@@ -25,7 +25,7 @@ HOP_BY_HOP = frozenset(
     }
 )
 """Of one connection, not of a request or an answer (RFC 9110, 7.6.1)."""
-OWN = frozenset({b"expect", b"x-request-id", b"x-forwarded-for", b"djinn-home", b"djinn-load"})
+OWN = frozenset({b"expect", b"x-request-id", b"x-forwarded-for", b"djinn-home", b"djinn-load", b"djinn-not-done"})
 """Those that the front door answers for, or that are between it and the replicas."""
 
 
@@ -33,6 +33,11 @@ def moved_to(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The replica that has what another one has handed on; None if the answer names none."""
     home = dict(headers).get(b"djinn-home", b"").decode("latin-1")
     return home.partition(" ")[0] or None
+
+
+def not_done(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Why a replica has done nothing of a request that another one can do; None: its answer says no such thing."""
+    return dict(headers).get(b"djinn-not-done", b"").decode("latin-1") or None
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -71,3 +76,15 @@ def forwarded(scope: Scope, host: str) -> Headers:
         found.append((b"transfer-encoding", b"chunked"))
     found.append((b"x-request-id", request_id.encode()))
     return found
+
+
+def bodiless(scope: Scope, host: str) -> Headers:
+    """`forwarded` for a question of the front door's own, as the client: without what is said of a body, or of a
+    WebSocket.
+    """
+    found = forwarded(scope, host)
+    return [
+        (name, value)
+        for name, value in found
+        if name not in (b"content-length", b"transfer-encoding") and not name.startswith(b"sec-websocket")
+    ]

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from app.cluster.fleet import OWN_NAME, Fleet, State
 from app.cluster.front.events import MergedEvents
 from app.cluster.front.fetch import Fetched, fetch, fetch_all
-from app.cluster.front.heads import Headers, end_to_end, forwarded, target_bytes
+from app.cluster.front.heads import bodiless, end_to_end, target_bytes
 from app.cluster.front.merging import merged_memory, merged_metrics, merged_models, merged_page
 from app.cluster.front.pool import Pool
 from app.domain.errors import ReplicaAway
@@ -42,7 +42,7 @@ class Merged:
         """Answer a request. Raises `ReplicaAway` where a part would be missing, and nobody could tell."""
         match scope["path"]:
             case "/v1/events":
-                await self._events.serve(scope, _headers(scope), receive, send)
+                await self._events.serve(scope, bodiless(scope, OWN_NAME), receive, send)
                 return
             case "/health":
                 answer = Response(b'{"status":"ok"}', media_type="application/json")
@@ -69,7 +69,7 @@ class Merged:
 
     async def _made(self, scope: Scope, make: Callable[[list[Any]], Any]) -> Response:
         replicas = [self._fleet.reachable(each.name) for each in self._fleet] or [self._fleet.any()]
-        fetched = await fetch_all(self._pool, replicas, target_bytes(scope), _headers(scope), PATIENCE_S)
+        fetched = await fetch_all(self._pool, replicas, target_bytes(scope), bodiless(scope, OWN_NAME), PATIENCE_S)
         refused = next((each for each in fetched if each.status != 200), None)
         if refused is not None:
             return _same(refused)
@@ -81,7 +81,7 @@ class Merged:
         texts = {OWN_NAME: generate_latest(self._registry).decode()}
         first: Fetched | None = None
         up = ["# HELP djinn_replica_up Whether the replica answers", "# TYPE djinn_replica_up gauge"]
-        asked = [fetch(self._pool, each, b"/metrics", _headers(scope), PATIENCE_S) for each in self._fleet]
+        asked = [fetch(self._pool, each, b"/metrics", bodiless(scope, OWN_NAME), PATIENCE_S) for each in self._fleet]
         for replica, found in zip(self._fleet, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(found, Fetched) and found.status in (401, 403, 429):
                 return _same(found)
@@ -105,12 +105,6 @@ def _with_headers(fetched: Fetched, answer: Response) -> Response:
     """The answer with the headers that a replica's own has: limits of the tenant, sites that may read it."""
     answer.raw_headers += [each for each in end_to_end(fetched.headers) if each[0] not in OF_EACH]
     return answer
-
-
-def _headers(scope: Scope) -> Headers:
-    """Those of the request, without what is said of a body: none is sent."""
-    found = forwarded(scope, OWN_NAME)
-    return [(name, value) for name, value in found if name not in (b"content-length", b"transfer-encoding")]
 
 
 def _limit(query: bytes) -> int:

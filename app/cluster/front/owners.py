@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+
+from starlette.types import Scope
 
 from app.cluster.directory import Directory, name_key, response_key, session_key
 from app.cluster.fleet import Fleet, Replica, State
+from app.cluster.front.seeking import Seeker
 from app.domain.errors import DirectoryAway, ReplicaAway
 from app.domain.session_ids import home_of, home_of_response
 
@@ -20,8 +25,11 @@ class Owner:
 
     replica: Replica
     key: str | None = None
+    is_new: bool = False
+    """Whether the replica was chosen just now, so that another one is as good."""
 
 
+Seek = Callable[[], Awaitable[Replica | None]]
 REMEMBERED = 100_000
 """Places that are known without asking the directory."""
 
@@ -30,34 +38,52 @@ class Owners:
     """Finds the owner of a session, a response or a name. Used on the event loop only.
 
     An id names its owner, so most requests ask nobody. A session that has moved is found by what its home says, and
-    remembered; the directory is asked where the home is away.
+    remembered; the directory is asked where the home is away, and then all replicas: it may have handed the session on
+    before it went.
     """
 
-    def __init__(self, fleet: Fleet, directory: Directory) -> None:
+    def __init__(self, fleet: Fleet, directory: Directory, seeker: Seeker) -> None:
         self._fleet = fleet
         self._directory = directory
+        self._seeker = seeker
         self._known: OrderedDict[str, str] = OrderedDict()
 
-    async def of_session(self, session_id: str) -> Owner:
-        """The replica that has the session. Raises `ReplicaAway` and `DirectoryAway`."""
-        return await self._of_id(session_key(session_id), home_of(session_id))
+    async def of_session(self, session_id: str, scope: Scope) -> Owner:
+        """The replica that has the session, for the client whose request has that `scope`. Raises `ReplicaAway` and
+        `DirectoryAway`.
+        """
+        return await self._of_id(session_key(session_id), home_of(session_id), session_id, scope)
 
     async def of_response(self, response_id: str) -> Owner:
         """The replica that has the response. Raises `ReplicaAway` and `DirectoryAway`."""
         return await self._of_id(response_key(response_id), home_of_response(response_id))
 
-    async def of_name(self, owner: str | None, name: str) -> Owner:
+    async def of_name(self, owner: str | None, name: str, scope: Scope) -> Owner:
         """The replica that has the session that the owner's calls name so: an id, or any name. A new one is placed by
         room. Raises `ReplicaAway` and `DirectoryAway`.
         """
         if home_of(name) is not None:
-            return await self.of_session(name)
+            return await self.of_session(name, scope)
         key = name_key(owner, name)
         if (known := self._recall(key)) is not None:
             return Owner(self._fleet.reachable(known), key)
-        found = await self._directory.find(key) or await self._directory.bind(key, self._fleet.place().name)
+        found, is_new = await self._directory.find(key), False
+        if found is None:
+            found, is_new = await self._directory.bind(key, self._fleet.place().name), True
         self._remember(key, found)
-        return Owner(self._fleet.reachable(found), key)
+        return Owner(self._fleet.reachable(found), key, is_new)
+
+    async def replaced(self, owner: Owner) -> Owner:
+        """Another replica for what is new, as the first one takes nothing. Raises `ReplicaAway` and `DirectoryAway`."""
+        if owner.key is None:
+            return Owner(self._fleet.place())
+        found = await self._directory.find(owner.key)
+        if found in (None, owner.replica.name):  # nobody has been quicker
+            found = self._fleet.place().name
+            await self._directory.put(owner.key, found)
+        assert found is not None
+        self._remember(owner.key, found)
+        return Owner(self._fleet.reachable(found), owner.key, is_new=True)
 
     async def moved(self, key: str, replica: str) -> None:
         """Note that a replica has said where something is."""
@@ -67,17 +93,25 @@ class Owners:
         except DirectoryAway as error:
             logger.warning("%s; a session that moved is known here alone", error.message)
 
-    async def _of_id(self, key: str, home: str | None) -> Owner:
-        return Owner(await self._replica_of_id(key, home), key)
+    async def _of_id(self, key: str, home: str | None, session_id: str = "", scope: Scope | None = None) -> Owner:
+        """`session_id` and `scope` tell whose session it is: without them none is sought."""
+        seeking = None if scope is None or home is None else partial(self._seeker.find, session_id, scope)
+        return Owner(await self._replica_of_id(key, home, seeking), key)
 
-    async def _replica_of_id(self, key: str, home: str | None) -> Replica:
+    async def _replica_of_id(self, key: str, home: str | None, seek: Seek | None) -> Replica:
         known = self._recall(key) or home
         replica = self._fleet.find(known)
         if replica is not None and replica.state is not State.AWAY:
             return replica
         found = await self._asked(key, home)
-        if found is not None and found != known:
+        other = self._fleet.find(found)
+        if found is not None and found != known and other is not None and other.state is not State.AWAY:
             self._remember(key, found)
+            return other
+        if seek is not None and (sought := await seek()) is not None:
+            await self.moved(key, sought.name)
+            return sought
+        if found is not None and found != known:
             return self._fleet.reachable(found)
         if replica is not None or found is not None:
             assert known is not None

@@ -32,6 +32,8 @@ class Pool:
 
     async def take(self, replica: Replica, *, fresh: bool = False) -> Upstream:
         """A connection to the replica, a new one if `fresh`. Raises `ReplicaAway`."""
+        # One that shuts down closes its connections: a request on one would be lost if it does so now.
+        fresh = fresh or replica.state is State.REFUSES
         now = asyncio.get_running_loop().time()
         idle = self._idle[replica.host, replica.port]
         while idle and not fresh:

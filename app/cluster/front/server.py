@@ -23,6 +23,7 @@ from app.cluster.front.merged import Merged
 from app.cluster.front.owners import Owners
 from app.cluster.front.pool import Pool
 from app.cluster.front.protocol import FrontProtocol
+from app.cluster.front.seeking import Seeker
 from app.metrics.connections import ConnectionMetrics
 from app.settings import Settings
 from app.tenants.gate import authenticate
@@ -57,7 +58,7 @@ class Front:
         self.lookout = Lookout(fleet, self.pool, names[0] if names else None)
         door = FrontDoor(
             fleet,
-            Owners(fleet, directory),
+            Owners(fleet, directory, Seeker(fleet, self.pool)),
             self.pool,
             Merged(fleet, self.pool, self.registry),
             self._tenant_of,

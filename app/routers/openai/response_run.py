@@ -75,7 +75,9 @@ class ResponseRun:
 
     def _require_no_drain(self, finished: TurnFinished) -> None:
         if finished.reason is FinishReason.CANCELLED and self._services.sessions.table.draining:
-            raise Draining("the server is shutting down; the turn was cancelled")
+            error = Draining("the server is shutting down; the turn was cancelled")
+            error.headers = {}  # a part of it was done
+            raise error
 
     def _wait_for_tools(self) -> None:
         """The session of a response that calls functions waits until the next response."""

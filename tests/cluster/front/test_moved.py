@@ -20,6 +20,12 @@ WANDERER = "ses_a_" + "2" * 36
 LARGE = bytes(3 << 20)
 
 
+def id_of(scope: Scope) -> str:
+    """The session that the path names."""
+    path: str = scope["path"]
+    return (path.split("/") + [""] * 3)[3]
+
+
 class Stub:
     """A replica that has handed on some sessions, and says of each request that it came."""
 
@@ -27,6 +33,11 @@ class Stub:
         self.name = name
         self.moved: dict[str, str] = {}
         """Where sessions have gone, as `Djinn-Home` names it."""
+        self.lacks: set[str] = set()
+        """Sessions that it says it has not."""
+        self.moving: dict[str, int] = {}
+        """Sessions that are on their way, and how often it says so before it names where they are."""
+        self.drains = False
         self.asked = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,9 +45,17 @@ class Stub:
         request = Request(scope, receive)
         if scope["path"] == "/ready":
             answer: Response = JSONResponse({"status": "ready"})
-        elif home := self.moved.get(scope["path"].split("/")[3]):
+        elif self.drains:
+            self.asked += 1
+            answer = JSONResponse({"error": {"code": "draining"}}, 503, {"Djinn-Not-Done": "draining"})
+        elif self.moving.get(id_of(scope), 0) > 0:
+            self.moving[id_of(scope)] -= 1
+            answer = JSONResponse({"error": {"code": "moving"}}, 409, {"Djinn-Not-Done": "moving"})
+        elif home := self.moved.get(id_of(scope)):
             self.asked += 1
             answer = JSONResponse({"error": {"code": "moved"}}, 421, {"Djinn-Home": home})
+        elif id_of(scope) in self.lacks:
+            answer = JSONResponse({"error": {"code": "not_found"}}, 404)
         else:
             self.asked += 1
             found = {"at": self.name, "method": request.method, "bytes": len(await request.body())}
@@ -60,6 +79,30 @@ def test_a_moved_session_is_followed_and_then_found_at_once(stubs: tuple[Stub, S
             answer = httpx.post(f"{door.url}/v1/sessions/{MOVED}/generate", json={"token_ids": [1, 2]})
             assert answer.json() == {"at": "b", "method": "POST", "bytes": 19, "replica": "b"}
         assert (a.asked, b.asked) == (1, 3)
+
+
+def test_a_request_waits_for_a_session_that_is_on_its_way(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    a, b, urls = stubs
+    a.moving = {MOVED: 3}
+    with serving_door(urls) as door:
+        answer = httpx.post(f"{door.url}/v1/sessions/{MOVED}/generate", json={"token_ids": [1, 2]})
+        assert answer.json() == {"at": "b", "method": "POST", "bytes": 19, "replica": "b"}
+        assert (a.moving, a.asked, b.asked) == ({MOVED: 0}, 1, 1)
+
+
+def test_what_is_new_goes_elsewhere_if_a_replica_has_begun_to_drain(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    a, b, urls = stubs
+    call = {"model": "m", "prompt": "x"}
+    with serving_door(urls) as door:
+        a.drains = True
+        for name in (None, "mine", "mine", "yours"):
+            headers = {} if name is None else {"X-Session-ID": name}
+            assert httpx.post(f"{door.url}/v1/completions", json=call, headers=headers).json()["at"] == "b"
+        assert b.asked == 4
+        b.drains = True
+        answer = httpx.post(f"{door.url}/v1/completions", json=call)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+        assert "Djinn-Not-Done" not in answer.headers
 
 
 def test_a_session_that_moves_on_and_on_is_not_chased(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
@@ -96,7 +139,8 @@ def test_a_move_through_the_front_door_is_known_when_the_home_is_away(tmp_path: 
         # Another front door, from the same journal, and without the home.
         with serving_door(urls, Table(tmp_path)) as door:
             assert httpx.get(f"{door.url}/v1/sessions/{session}").json()["at"] == "b"
-            answer = httpx.get(f"{door.url}/v1/sessions/ses_a_{'4' * 36}")
+            b.lacks = {lost := f"ses_a_{'4' * 36}"}
+            answer = httpx.get(f"{door.url}/v1/sessions/{lost}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_away")
 
 
