@@ -79,11 +79,14 @@ class Keeper:
                 self._process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
-        """Drain it: returns when its process has ended, in an orderly way or not. It is not started again."""
+        """Drain it: returns when its process has ended, in an orderly way or not. It is not started again, and neither
+        are the others: its sessions stay.
+        """
         self._is_ending = True
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+                # One that still starts may have been told to ignore the one, and ends at the other at once.
+                self._process.send_signal(signal.SIGTERM if self.url is None else signal.SIGINT)
         elif self._keeping is not None:
             self._keeping.cancel()  # it waits for the next start
         if self._keeping is not None:

@@ -37,6 +37,17 @@ class Taken(StrEnum):
     """It may have been, and have gone again: that was too long ago."""
 
 
+class MoveReason(StrEnum):
+    """Why a session goes to another server."""
+
+    OPERATOR = "operator"
+    """Somebody has said so."""
+    DRAIN = "drain"
+    """The server shuts down."""
+    BALANCE = "balance"
+    """The server is full, and the other one has room."""
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """What one server knows of one session, by the session's last move from it or to it."""

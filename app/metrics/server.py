@@ -6,6 +6,7 @@ from itertools import chain
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from app.domain.homes import MoveReason
 from app.domain.journal_state import JournalState
 from app.domain.memory_map import MemoryMap
 from app.metrics.connections import ConnectionMetrics
@@ -29,6 +30,11 @@ class Metrics:
             "djinn_ignored_fields", "Fields without effect that answers named", ["field"], registry=own
         )
         self.engine_restarts = Counter("djinn_engine_restarts", "Engines that took a dead one's place", registry=own)
+        self.moved = Counter(
+            "djinn_sessions_moved", "Sessions that have gone to another server, by why", ["reason"], registry=own
+        )
+        for reason in MoveReason:
+            self.moved.labels(reason.value)
         self.event_streams = Gauge("djinn_event_streams", "Open streams of /v1/events", registry=own)
         self.connections = ConnectionMetrics(own)
         self._own = own

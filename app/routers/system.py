@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.cluster import load as load_header
-from app.domain.errors import EngineError, EngineRestarting, JournalUnavailable
+from app.domain.errors import Draining, EngineError, EngineRestarting, JournalUnavailable
 from app.domain.values import KVPolicy
 from app.metrics.tenants import TenantUse
 from app.routers.dependencies import OperatorDep, OwnerDep, Services, ServicesDep, errors
@@ -37,6 +37,10 @@ async def get_ready(response: Response, services: ServicesDep) -> Status:
     journal cannot be written; 500 if the engine has failed for good. Needs no API key. A replica of a cluster tells the
     front door how busy it is.
     """
+    if services.cluster is not None and services.cluster.draining.is_over:
+        error = Draining("the server is shutting down, and its sessions have left")
+        error.headers = {load_header.LEFT: "1"}
+        raise error
     services.sessions.table.require_no_drain()
     services.sessions.executor.check()
     failure = services.sessions.keeper.state.failure
@@ -51,11 +55,9 @@ async def _load(services: Services) -> load_header.Load | None:
     """How busy this replica is; None: the engine does not say it in time."""
     try:
         async with asyncio.timeout(LOAD_PATIENCE_S):
-            memory = await services.sessions.memory()
+            return load_header.Load.measured(await services.sessions.memory())
     except TimeoutError:
         return None
-    free = 1 - memory.kv_owned_bytes / max(1, memory.kv_total_bytes)
-    return load_header.Load(free, memory.running + memory.waiting)
 
 
 @router.get(

@@ -26,7 +26,7 @@ async def keep_kv(registry: SessionRegistry, within_s: float) -> None:
     if not registry.keeper.is_durable:
         return
     now = time.time()
-    sessions = sorted((each for each in registry.table if not each.ephemeral), key=lambda each: _worth(each, now))
+    sessions = sorted((each for each in registry.table if not each.ephemeral), key=lambda each: worth(each, now))
     try:
         async with asyncio.timeout(within_s + LATE_S):
             kept: KeptKV = await registry.executor.call(
@@ -47,11 +47,13 @@ async def keep_kv(registry: SessionRegistry, within_s: float) -> None:
     )
 
 
-def _worth(session: Session, now: float) -> tuple[bool, bool, float]:
-    """Orders sessions, those first whose KV is wanted first. Who has not said when it returns, may stay away for as
-    long again as it has been away.
+def worth(session: Session, now: float) -> tuple[bool, bool, float]:
+    """Orders sessions, those first whose KV is wanted first."""
+    return session.residency is not Residency.GUARANTEED, session.phase is Phase.IDLE, returns_in_s(session, now)
+
+
+def returns_in_s(session: Session, now: float) -> float:
+    """In how many seconds the session may go on. Who has not said when it returns, may stay away for as long again as
+    it has been away.
     """
-    returns_in_s = now - session.used_at
-    if session.returns_at is not None:
-        returns_in_s = max(0.0, session.returns_at - now)
-    return session.residency is not Residency.GUARANTEED, session.phase is Phase.IDLE, returns_in_s
+    return now - session.used_at if session.returns_at is None else max(0.0, session.returns_at - now)

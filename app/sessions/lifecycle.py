@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 SWEEP_INTERVAL_S = 0.5
 KEEP_S = 5.0
 """How much longer than turns KV has to get to disk: that of turns which were cancelled at last is not there yet."""
+Evacuate = Callable[[float], Awaitable[None]]
+"""Takes as many sessions as it can to other servers, within so many seconds."""
 AT_ONCE = 64
 """Sessions that are opened together in an engine that knows of none."""
 
@@ -87,14 +90,19 @@ async def sweep(registry: SessionRegistry) -> None:
             registry.drop(session)
 
 
-async def drain(registry: SessionRegistry, timeout_s: float) -> None:
+async def drain(registry: SessionRegistry, timeout_s: float, evacuate: Evacuate | None = None) -> None:
     """Refuse new turns and sessions, give running turns `timeout_s` to end, then cancel them and wait for that.
     Meanwhile, and for `KEEP_S` more, KV is written to disk. Then whoever watches the sessions is told that nothing more
     will happen.
 
-    Nobody can resume a paused turn any more: it is cancelled at once. A cancelled turn has as long to end as KV.
+    `evacuate` comes first, if it is given: it has `timeout_s` to bring sessions elsewhere. Of those that are left,
+    nobody can resume a paused turn any more: it is cancelled at once. A cancelled turn has as long to end as KV.
     """
     registry.table.draining = True
+    if evacuate is not None:
+        began = time.monotonic()
+        await evacuate(timeout_s)
+        timeout_s = max(0.0, timeout_s - (time.monotonic() - began))
     keeping = asyncio.create_task(keep_kv(registry, timeout_s + KEEP_S))
     try:
         await _end_turns(registry, timeout_s)

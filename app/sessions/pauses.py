@@ -33,10 +33,11 @@ class Pauses:
     def resume(self, session: Session, until: Until) -> TurnReader:
         """Go on with the turn; returns its reader. The caller must `release` the turn.
 
-        Raises `WrongState` unless the session is paused, `Draining`, `FieldOutOfRange` for a layer that is passed.
+        Raises `WrongState` unless the session is paused, `Draining`, `Moving`, and `FieldOutOfRange` for a layer that
+        is passed.
         """
         self.check_until(session, until)
-        self._table.require_no_drain()
+        self._table.require_no_drain(session)
         reader = session.reader
         assert reader is not None
         self._executor.resume_turn(reader.turn, lambda ticket: Resume(ticket, session.id, until))
@@ -82,7 +83,7 @@ class Pauses:
         if session.state is not SessionState.PAUSED:  # a cancel is on its way
             return
         assert session.turn is not None
-        if self._table.draining:  # resume refuses from now on
+        if self._table.draining and not self._table.evacuates(session):  # resume refuses from now on
             self._ends.cancel(session, session.turn)
             return
         # No request asks for what the timer does, also if one has brought the paused turn.
@@ -92,7 +93,7 @@ class Pauses:
 
     def _time_out(self, session: Session) -> None:
         assert session.turn is not None
-        if self._executor.failure is not None:
+        if self._executor.failure is not None or self._table.draining:  # it times out where it goes
             return
         if session.pause_limit.on_timeout is OnTimeout.ABORT:
             self._ends.cancel(session, session.turn)

@@ -173,9 +173,10 @@ class SessionRegistry:
     async def fork(self, session: Session) -> Session:
         """Open a session with the same history, breakpoints and shared KV; that of a paused one is paused too.
 
-        Raises `WrongState` unless idle or paused, `Busy`, `Draining`, `JournalUnavailable`.
+        Raises `WrongState` unless idle or paused, `Busy`, `Draining`, `Moving`, `JournalUnavailable`.
         """
         session.require(SessionState.IDLE, SessionState.PAUSED, to="fork")
+        self.table.require_no_drain(session)
         origin = ForkPoint(session.id, len(session.history))
         child = Session(self.new_id(), session.owner, dict(session.metadata), session.ttl_s, forked_from=origin)
         child.namespace = session.namespace

@@ -118,6 +118,11 @@ class Session:
         return self.state in (SessionState.QUEUED, SessionState.RUNNING)
 
     @property
+    def is_bound(self) -> bool:
+        """Whether calls find it by what this server alone knows: it cannot go to another one."""
+        return self.name is not None or self.ephemeral
+
+    @property
     def gives_way(self) -> bool:
         """Whether the server may close it for another: it is idle, no client named it, and no request is under way.
         A client may know its id, from the header of an answer.

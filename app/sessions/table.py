@@ -28,6 +28,9 @@ class SessionTable:
         """Told of every session that is found."""
         self.draining = False
         """Whether the server shuts down: no sessions or turns are taken any more."""
+        self.evacuates: Callable[[Session], bool] = lambda session: False
+        """Whether the session will soon go to another server, as this one shuts down. Asked for those that a request
+        wants."""
         self.require_home: RequireHome = lambda session, owner, or_any: None
         """Asked for each session that is not found."""
         self._quotas = quotas
@@ -70,10 +73,13 @@ class SessionTable:
                 param="residency",
             )
 
-    def require_no_drain(self) -> None:
-        """Raise `Draining` if the server shuts down."""
-        if self.draining:
-            raise Draining("the server is shutting down")
+    def require_no_drain(self, session: Session | None = None) -> None:
+        """Raise `Draining` if the server shuts down; `Moving` if the session that is wanted will be elsewhere soon."""
+        if not self.draining:
+            return
+        if session is not None and self.evacuates(session):
+            raise Moving(f"session {session.id} is about to go to another server, as this one shuts down")
+        raise Draining("the server is shutting down")
 
     def add(self, session: Session) -> None:
         """Take in a session; from now on it is found."""

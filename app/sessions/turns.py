@@ -120,11 +120,11 @@ class Turns:
         what `reserve` has counted for it already.
 
         Raises `WrongState` unless idle, and if it is not `pausable` but a breakpoint pauses, `Busy` when the queue is
-        full, what `Charges.reserve` raises, `Draining`, `FieldOutOfRange` if there is no token to start from, and
-        `DeadlyTurn`.
+        full, what `Charges.reserve` raises, `Draining`, `Moving`, `FieldOutOfRange` if there is no token to start from,
+        and `DeadlyTurn`.
         """
-        self._table.require_no_drain()
         session.require(SessionState.IDLE, to="start a turn")
+        self._table.require_no_drain(session)
         if not request.pausable:
             _require_no_pauses(session)
         # Not by those that wait: turns that come together all wait, until the engine has looked at the first.

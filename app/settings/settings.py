@@ -74,6 +74,11 @@ class Settings(BaseSettings):
     cluster_key_file: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None, description="file with the secret that the servers of the cluster share, at least 32 characters"
     )
+    drain_to: Literal["peers", "disk"] = Field(
+        "peers",
+        description="where SIGTERM leaves sessions: with the servers of --peers, or here on disk until a restart; "
+        "without peers they stay (default: peers)",
+    )
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,

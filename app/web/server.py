@@ -6,13 +6,15 @@ import asyncio
 import errno
 import gc
 import logging
+import signal
 import socket
 from functools import partial
+from types import FrameType
 
 from fastapi import FastAPI
 
 from app.domain.errors import FieldOutOfRange
-from app.sessions.lifecycle import drain
+from app.sessions.lifecycle import Evacuate, drain
 from app.web.connections.caps import Caps
 from app.web.ending import ANSWERS_S, longest_end_s
 from app.web.hangups import Hangups
@@ -53,6 +55,7 @@ class Server(ListeningServer):
         super().__init__(app, services.settings, services.metrics.connections, caps)
         self._services = services
         self._hangups = hangups
+        self._interrupted = False
         self.status = ENDED
         """With what the process should end, once it has."""
 
@@ -101,7 +104,7 @@ class Server(ListeningServer):
             "drain: new sessions and turns are refused; over within %g s; a second signal ends the server at once",
             longest_end_s(timeout_s),
         )
-        draining = asyncio.create_task(drain(self._services.sessions, timeout_s))
+        draining = asyncio.create_task(drain(self._services.sessions, timeout_s, self._evacuate))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
         draining.cancel()
@@ -111,6 +114,20 @@ class Server(ListeningServer):
         await super().shutdown(sockets)
         if not self.force_exit:
             self._log_end()
+
+    @property
+    def _evacuate(self) -> Evacuate | None:
+        """What brings sessions to other servers; None: they stay, as the settings say, or who has ended all servers."""
+        services, stays = self._services, self._interrupted or self.status is not ENDED
+        if services.cluster is None or services.settings.drain_to != "peers" or stays:
+            return None
+        evacuate: Evacuate = services.cluster.draining.run
+        return evacuate
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end. Ctrl-C reaches all servers of a terminal: nobody is left for sessions to go to."""
+        self._interrupted = self._interrupted or sig == signal.SIGINT
+        super().handle_exit(sig, frame)
 
     def _log_end(self) -> None:
         waiting = self._services.sessions.keeper.state.waiting

@@ -25,7 +25,7 @@ if os.environ.get("DJINN_MODEL") == "none":
 def end(*_):
     (folder / "drained").touch()
     sys.exit(0)
-signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)  # drain, and move nothing
 print("a line of another kind")
 print(f"Djinn serves tiny on http://127.0.0.1:{1000 + starts}", flush=True)
 while True:

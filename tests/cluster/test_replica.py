@@ -12,7 +12,7 @@ from tests.serving import serve
 def test_a_replica_tells_how_busy_it_is_and_its_responses_name_it() -> None:
     with serve(replica="a") as url, httpx.Client(base_url=url, timeout=60) as http:
         load = Load.of(http.get("/ready").headers[HEADER])
-        assert load == Load(kv_free=1.0, turns=0)
+        assert load == Load(kv_free=1.0, turns=0, host_free=1.0)
         session = http.post("/v1/sessions", json={}).json()["id"]
         turn = {"token_ids": list(range(1, 200)), "max_tokens": 1}
         http.post(f"/v1/sessions/{session}/generate", json=turn).raise_for_status()

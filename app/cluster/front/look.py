@@ -54,6 +54,8 @@ class Lookout:
             self._missed[replica.name] = 0
             told = dict(found.headers).get(load.HEADER.lower().encode())
             state = State.READY if found.status == 200 else State.REFUSES
+            if load.LEFT.lower().encode() in dict(found.headers):
+                state = State.AWAY  # before it is: a connection that closes may take a request with it
             replica.told(state, None if told is None else load.Load.of(told.decode("latin-1")))
         if replica.state is not before:
             logger.info("replica %s at %s: %s, was %s", replica.name, replica.url, replica.state.value, before.value)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
+from app.cluster.moves.draining import Draining
 from app.cluster.moves.key import ClusterKey
+from app.cluster.moves.outlook import Outlook
 from app.cluster.moves.peers import Peers
 from app.sessions.registry import SessionRegistry
 from app.settings import Settings
@@ -21,6 +23,8 @@ class Membership:
     here: str
     peers: Peers
     key: ClusterKey
+    host: str | None
+    """A name that the server answers to, and so do the others; None: they answer to any."""
 
     @classmethod
     def read(cls, settings: Settings) -> Membership | None:
@@ -30,7 +34,8 @@ class Membership:
         if settings.replica is None or settings.peers is None or settings.cluster_key_file is None:
             return None
         key = ClusterKey.read(settings.cluster_key_file.expanduser())
-        return cls(settings.replica, Peers(settings.peers.expanduser()), key)
+        names = [name for name in settings.answered_hosts if name != "*"]
+        return cls(settings.replica, Peers(settings.peers.expanduser()), key, names[0] if names else None)
 
 
 class Cluster:
@@ -40,6 +45,8 @@ class Cluster:
         self.member = member
         self.arrivals = Arrivals(registry, directory)
         self.departures = Departures(registry, member.here, member.peers, PeerCalls(member.key))
+        outlook = Outlook(member.here, member.peers, member.host)
+        self.draining = Draining(registry, self.departures, outlook)
         registry.table.require_home = self.departures.require_home
 
     def start(self) -> None:

@@ -28,7 +28,7 @@ from app.domain.errors import (
     UnknownReplica,
     WrongState,
 )
-from app.domain.homes import HomeState, Taken
+from app.domain.homes import HomeState, MoveReason, Taken
 from app.domain.values import SessionId, SessionState
 from app.exports.label import ExportLabel, PausedTurnLabel
 from app.exports.label_text import has_room
@@ -80,7 +80,7 @@ class Departures:
         where = home.peer if peer is None else f"{home.peer} {peer.url}"
         raise Moved(f"session {session} is on server {where}: ask there", home=where)
 
-    async def move(self, session: Session, name: str) -> Departure:
+    async def move(self, session: Session, name: str, reason: MoveReason = MoveReason.OPERATOR) -> Departure:
         """Have the session move to the server of that name; a caller who leaves stops nothing.
 
         Raises `UnknownReplica`, `AlreadyThere`, `WrongState`, `TooLarge`, `PeerAway`, `PeerFull`, `PeerMismatch`,
@@ -92,11 +92,12 @@ class Departures:
             raise AlreadyThere(f"this is {name}, where session {session.id} is already")
         if peer is None:
             raise UnknownReplica(f"replica: no server of the cluster is called {name[:40]!r}", param="replica")
-        self._registry.table.require_no_drain()
+        if reason is not MoveReason.DRAIN:
+            self._registry.table.require_no_drain()
         _require_movable(session)
         session.leaving = True
         self._registry.pauses.hold(session)
-        return await asyncio.shield(self._start(self._move(session, peer)))
+        return await asyncio.shield(self._start(self._move(session, peer, reason)))
 
     def settle_all(self) -> None:
         """Ask after the sessions that were leaving when the server ended."""
@@ -119,7 +120,7 @@ class Departures:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may have left
         return task
 
-    async def _move(self, session: Session, peer: Peer) -> Departure:
+    async def _move(self, session: Session, peer: Peer, why: MoveReason) -> Departure:
         async with self._at_once:
             began, token = time.perf_counter(), secrets.token_hex(16)
             try:
@@ -131,6 +132,7 @@ class Departures:
                 raise reason from error
             await self._commit(session, peer, Step(token, word))
         seconds = time.perf_counter() - began
+        self._registry.metrics.moved.labels(why.value).inc()
         logger.info("a session has gone to %s in %.3f s", peer.name, seconds, extra={"session": session.id})
         return Departure(session.id, peer, sent, seconds)
 
@@ -255,7 +257,7 @@ class Departures:
 
 def _require_movable(session: Session) -> None:
     session.require(SessionState.IDLE, SessionState.PAUSED, to="move")
-    if session.name is not None or session.ephemeral:
+    if session.is_bound:
         raise WrongState(
             f"cannot move: session {session.id} is bound to calls by X-Session-ID, their history or responses, which "
             "would not find it elsewhere"

@@ -1,0 +1,164 @@
+"""A server that shuts down hands its sessions to the others, and nobody behind the front door notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.front.doors import Door, serving_door, wait_until
+from tests.cluster.pair import PROMPT, SOON_S, Pair, generate, open_session, pair
+
+TURNS, SESSIONS, BEFORE = 14, 6, 3
+"""Turns of each session, and how many of them are over when the drain begins."""
+
+
+def end(servers: Pair, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+    os.kill(servers.processes[name].pid, how)
+
+
+def ended(servers: Pair, name: str) -> str:
+    """Wait for its orderly end; returns its log."""
+    process = servers.processes[name]
+    assert process.exit_status(SOON_S) == 0, process.output.read_text()
+    servers.clients.pop(name)
+    return process.output.read_text()
+
+
+@contextmanager
+def behind(servers: Pair) -> Iterator[tuple[Door, httpx.Client]]:
+    with serving_door(servers.urls) as door, httpx.Client(base_url=door.url, timeout=SOON_S) as http:
+        yield door, http
+
+
+def test_a_drain_under_load_fails_no_turn_and_recomputes_nothing(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers, behind(servers) as (_, http):
+        sessions = [open_session(servers.clients["a"]) for _ in range(SESSIONS)]
+
+        def talk(session: str) -> list[Any]:
+            turns = []
+            for number in range(TURNS):
+                if number == BEFORE:
+                    begun.append(session)
+                turns.append(generate(http, session, PROMPT if number == 0 else [number], max_tokens=3))
+            return turns
+
+        def come() -> list[str]:
+            return [open_session(http) for _ in range(20)]
+
+        begun: list[str] = []
+        with ThreadPoolExecutor(SESSIONS + 1) as threads:
+            talks = [threads.submit(talk, each) for each in sessions]
+            wait_until(lambda: len(begun) == SESSIONS)
+            end(servers, "a")
+            new = threads.submit(come).result()
+            for turns in (each.result() for each in talks):
+                cached = [turn["usage"]["cached_tokens"] for turn in turns[1:]]
+                assert cached == [len(PROMPT) + 2 + 4 * number for number in range(TURNS - 1)]
+        log = ended(servers, "a")
+        assert f"sessions have left: {SESSIONS + sum(each.startswith('ses_a_') for each in new)} to b" in log
+        for session in sessions + new:
+            found = http.get(f"/v1/sessions/{session}").raise_for_status().json()
+            assert found["usage"]["tokens_recomputed"] == 0
+
+
+def test_a_front_door_that_knows_nothing_finds_what_has_left(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers:
+        session = open_session(servers.clients["a"])
+        generate(servers.clients["a"], session, PROMPT)
+        end(servers, "a")
+        ended(servers, "a")
+        with behind(servers) as (door, http):
+            assert generate(http, session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
+            never = http.get(f"/v1/sessions/ses_a_{'4' * 36}")
+            assert (never.status_code, never.json()["error"]["code"]) == (503, "replica_away")
+            assert {each.name: each.state.value for each in door.fleet} == {"a": "away", "b": "ready"}
+        with serving_door({"b": servers.urls["b"]}) as door:  # there are fewer now
+            assert httpx.get(f"{door.url}/v1/sessions/{session}").status_code == 200
+        servers.start("a")
+        assert servers.clients["a"].get(f"/v1/sessions/{session}").status_code == 421
+
+
+@pytest.mark.parametrize(("flags", "how"), [(("--drain-to", "disk"), signal.SIGTERM), ((), signal.SIGINT)])
+def test_what_is_to_stay_stays(tmp_path: Path, flags: tuple[str, ...], how: signal.Signals) -> None:
+    with pair(tmp_path, flags={"a": flags}) as servers:
+        session = open_session(servers.clients["a"])
+        generate(servers.clients["a"], session, PROMPT)
+        end(servers, "a", how)
+        ended(servers, "a")
+        servers.start("a")
+        assert servers.owners(session) == ["a"]
+        assert generate(servers.clients["a"], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
+
+
+def test_a_paused_turn_goes_on_elsewhere(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers, behind(servers) as (_, http):
+        session = open_session(servers.clients["a"])
+        stop = {"layer": 2, "action": "pause", "when": {"pass": "decode", "position": 44}, "timeout_s": 500}
+        http.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
+        assert generate(http, session, PROMPT)["status"] == "paused"
+        end(servers, "a")
+        resumed = http.post(f"/v1/sessions/{session}/resume", json={}).raise_for_status().json()
+        assert resumed["status"] == "finished"
+        ended(servers, "a")
+        assert servers.owners(session) == ["b"]
+
+
+def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
+    with pair(tmp_path, flags={"b": ("--max-sessions", "2")}) as servers:
+        sessions = [open_session(servers.clients["a"]) for _ in range(5)]
+        for session in sessions:
+            generate(servers.clients["a"], session, PROMPT)
+        end(servers, "a")
+        log = ended(servers, "a")
+        assert "sessions have left: 2 to b; that stay here: 3" in log
+        servers.start("a")
+        homes = [servers.settled(each) for each in sessions]
+        assert sorted(homes) == ["a", "a", "a", "b", "b"]
+        for session, home in zip(sessions, homes, strict=True):
+            turn = generate(servers.clients[home], session, [9])
+            assert turn["usage"]["cached_tokens"] == len(PROMPT) + 7
+
+
+@pytest.mark.parametrize("place", ["b has received it", "b is to take it", "b has written that it has it"])
+def test_a_peer_that_dies_meanwhile_loses_nothing(tmp_path: Path, place: str) -> None:
+    with pair(tmp_path, start=False) as servers:
+        servers.start("a", "--drain-timeout-s", "6")
+        servers.start("b", trap=place)
+        sessions = [open_session(servers.clients["a"]) for _ in range(5)]
+        for session in sessions:
+            generate(servers.clients["a"], session, PROMPT)
+        end(servers, "a")
+        ended(servers, "a")
+        assert servers.processes["b"].exit_status(10) == -9
+        servers.end("b")
+        for name in ("a", "b"):
+            servers.start(name)
+        for session in sessions:
+            home = servers.settled(session)
+            tokens = servers.clients[home].get(f"/v1/sessions/{session}").json()["tokens"]
+            assert tokens == len(PROMPT) + 8
+            assert generate(servers.clients[home], session, [9])["status"] == "finished"
+
+
+def test_servers_that_all_end_at_once_keep_what_they_have(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers:
+        sessions = {open_session(servers.clients[name]): name for name in ("a", "b", "a", "b")}
+        for session, name in sessions.items():
+            generate(servers.clients[name], session, PROMPT)
+        for name in ("a", "b"):
+            end(servers, name)
+        for name in ("a", "b"):
+            ended(servers, name)
+        for name in ("a", "b"):
+            servers.start(name)
+        for session in sessions:
+            home = servers.settled(session)
+            assert generate(servers.clients[home], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
