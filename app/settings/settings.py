@@ -79,6 +79,9 @@ class Settings(BaseSettings):
         description="where SIGTERM leaves sessions: with the servers of --peers, or here on disk until a restart; "
         "without peers they stay (default: peers)",
     )
+    balance: bool = Field(
+        True, description="hand sessions that rest to a server of --peers with more room, when memory is nearly full"
+    )
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,

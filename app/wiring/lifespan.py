@@ -65,6 +65,8 @@ class Lifespan:
                 guard_host(self.executor, table, self.tenancy.quotas),
                 _prepare_grammars(self.executor.engine.grammars, table),
             ]
+            if self.cluster is not None and self.settings.balance:
+                endless.append(self.cluster.balance.run())
             if self.journal is not None and self._has_kv_files:
                 endless.append(guard_disk(self.executor, self.journal, self.room))
             for work in endless:

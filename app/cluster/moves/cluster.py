@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.cluster.moves.arrivals import Arrivals
+from app.cluster.moves.balance import Balance
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
@@ -47,6 +48,7 @@ class Cluster:
         self.departures = Departures(registry, member.here, member.peers, PeerCalls(member.key))
         outlook = Outlook(member.here, member.peers, member.host)
         self.draining = Draining(registry, self.departures, outlook)
+        self.balance = Balance(registry, self.departures, outlook)
         registry.table.require_home = self.departures.require_home
 
     def start(self) -> None:
