@@ -19,7 +19,8 @@ from app.cluster.front.named import field_of, previous_response
 from app.cluster.front.owners import Owner, Owners
 from app.cluster.front.pipe import Answer, Pipe, passed_headers
 from app.cluster.front.pool import Pool
-from app.cluster.front.routes import SESSIONS, About, Target, target_of
+from app.cluster.front.routes import SESSIONS, About, Target, is_turn, target_of
+from app.cluster.front.routing import RoutingMetrics, Way
 from app.cluster.front.sockets import Sockets
 from app.domain.errors import DjinnError, NotFound, ReplicaAway
 from app.domain.limits import MAX_NAME
@@ -28,6 +29,9 @@ from app.web.error_handlers import error_response
 from app.web.request_id import SESSION_HEADER
 
 logger = logging.getLogger(__name__)
+
+OWNED = frozenset({About.SESSION, About.RESPONSE, About.CREATE_RESPONSE, About.CALL})
+"""What an owner may have to answer."""
 
 
 class FrontDoor:
@@ -39,6 +43,7 @@ class FrontDoor:
         owners: Owners,
         pool: Pool,
         merged: Merged,
+        routing: RoutingMetrics,
         tenant_of: Callable[[Headers], str | None],
         max_message_bytes: int,
     ) -> None:
@@ -49,6 +54,7 @@ class FrontDoor:
         self._owners = owners
         self._pool = pool
         self._merged = merged
+        self._routing = routing
         self._tenant_of = tenant_of
         self._sockets = Sockets(self._named, owners, fleet, max_message_bytes)
 
@@ -85,9 +91,11 @@ class FrontDoor:
                 await self._merged.serve(scope, body.next_message, send)
             elif target.about is About.EVERY:
                 await self._ask_all(scope, body, send)
+            elif target.about in OWNED:
+                with self._routing.failing(turn=is_turn(scope["method"], scope["path"])):
+                    await self._ask_owner(scope, target, await self._owner(scope, target, body), body, send)
             else:
-                owner = await self._owner(scope, target, body)
-                await self._ask_owner(scope, target, owner, body, send)
+                await self._ask_owner(scope, target, await self._owner(scope, target, body), body, send)
         except Gone:
             if body.refusal is None:
                 raise
@@ -145,12 +153,14 @@ class FrontDoor:
         async with pipe.asking(owner.replica) as answer:
             turned = turned_away(answer.head, self._fleet)
             if turned is None or not following.may_follow(turned, owner, body, asyncio.get_running_loop().time()):
+                self._count(scope, owner, following.way)
                 await self._pass(scope, pipe, answer, send)
                 return None
         return turned
 
     async def _follow(self, owner: Owner, turned: Turned, body: Body, following: Following) -> Owner:
         """Whom to ask next."""
+        following.way = Way.FOLLOWED
         if turned.why is Why.DRAINS:
             owner.replica.told(State.REFUSES, None)
             following.note_refusal(owner.replica.name)
@@ -172,6 +182,10 @@ class FrontDoor:
             self._fleet.reachable(owner.replica.name)
         following.has_sought = True
         return await self._owner(scope, target, body)
+
+    def _count(self, scope: Scope, owner: Owner, way: Way) -> None:
+        if owner.key is not None:
+            self._routing.count(way, turn=is_turn(scope["method"], scope["path"]))
 
     async def _pass(self, scope: Scope, pipe: Pipe, answer: Answer, send: Send) -> None:
         if _is_move(scope) and answer.head.status_code == 200:

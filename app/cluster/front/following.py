@@ -12,6 +12,7 @@ from app.cluster.fleet import Fleet, Replica
 from app.cluster.front.body import Body
 from app.cluster.front.heads import moved_to, not_done
 from app.cluster.front.owners import Owner
+from app.cluster.front.routing import Way
 from app.domain.errors import ReplicaMoving
 
 PATIENCE_S = 20.0
@@ -53,6 +54,7 @@ class Following:
     began: float
     has_sought: bool = False
     """Whether all replicas have been asked who has the session."""
+    way: Way = Way.OWNER
     _asked: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)
     _wait_s: float = FIRST_WAIT_S

@@ -42,6 +42,8 @@ class Target:
 
 
 CALLS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+TURNS = ("/generate", "/resume")
+"""What paths of sessions end with that ask for a turn."""
 HEALTH = "/health"
 MERGED = frozenset({SESSIONS, "/v1/models", "/v1/memory", "/v1/events", "/metrics", "/ready", HEALTH})
 
@@ -64,3 +66,10 @@ def target_of(method: str, path: str) -> Target:
         if path.startswith(f"{prefix}/"):
             return Target(about, path[len(prefix) + 1 :].partition("/")[0])
     return Target(About.ANY)
+
+
+def is_turn(method: str, path: str) -> bool:
+    """Whether the request asks for a turn, or for the rest of one."""
+    return method == "POST" and (
+        path in CALLS or path == RESPONSES or (path.startswith(f"{SESSIONS}/") and path.endswith(TURNS))
+    )

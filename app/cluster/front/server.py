@@ -23,6 +23,7 @@ from app.cluster.front.merged import Merged
 from app.cluster.front.owners import Owners
 from app.cluster.front.pool import Pool
 from app.cluster.front.protocol import FrontProtocol
+from app.cluster.front.routing import RoutingMetrics
 from app.cluster.front.seeking import Seeker
 from app.metrics.connections import ConnectionMetrics
 from app.settings import Settings
@@ -61,6 +62,7 @@ class Front:
             Owners(fleet, directory, Seeker(fleet, self.pool)),
             self.pool,
             Merged(fleet, self.pool, self.registry),
+            RoutingMetrics(self.registry),
             self._tenant_of,
             int(settings.max_request_bytes),
         )

@@ -79,6 +79,7 @@ def test_a_moved_session_is_followed_and_then_found_at_once(stubs: tuple[Stub, S
             answer = httpx.post(f"{door.url}/v1/sessions/{MOVED}/generate", json={"token_ids": [1, 2]})
             assert answer.json() == {"at": "b", "method": "POST", "bytes": 19, "replica": "b"}
         assert (a.asked, b.asked) == (1, 3)
+        assert _ways(door, turn="yes") == {"followed": 1, "owner": 2}
 
 
 def test_a_request_waits_for_a_session_that_is_on_its_way(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
@@ -112,6 +113,7 @@ def test_a_session_that_moves_on_and_on_is_not_chased(stubs: tuple[Stub, Stub, d
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "moving_on")
         assert answer.headers["Retry-After"] == "1"
         assert (a.asked, b.asked) == (1, 1)
+        assert _ways(door, turn="no") == {"moving_on": 1}
 
 
 def test_a_large_body_is_not_kept_for_a_second_replica(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
@@ -156,8 +158,10 @@ def test_only_what_a_replica_had_waits_for_it(replica_urls: dict[str, str]) -> N
             answer = http.get(f"/v1/sessions/{lost}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_away")
             assert int(answer.headers["Retry-After"]) > 0
+            assert _ways(door, turn="no")["away"] == 1
             turn = {"token_ids": [1], "max_tokens": 1}
             assert http.post(f"/v1/sessions/{session}/generate", json=turn).status_code == 200
+            assert _ways(door, turn="yes") == {"owner": 1}
             # What has no owner yet goes to those that are there.
             assert all(http.post("/v1/sessions", json={}).status_code == 201 for _ in range(3))
             # A list without some would be a wrong one.
@@ -171,6 +175,13 @@ def _at(http: httpx.Client, name: str) -> str:
         session: str = http.post("/v1/sessions", json={}).json()["id"]
         if session.startswith(f"ses_{name}_"):
             return session
+
+
+def _ways(door: Door, *, turn: str) -> dict[str, float]:
+    """How requests came to their owners, as the front door has counted them."""
+    every = [sample for family in door.server.front.registry.collect() for sample in family.samples]
+    counted = [one for one in every if one.name == "djinn_front_requests_total" and one.labels["turn"] == turn]
+    return {one.labels["way"]: one.value for one in counted if one.value}
 
 
 def _states(door: Door) -> dict[str, str]:
