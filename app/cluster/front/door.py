@@ -15,6 +15,7 @@ from app.cluster.fleet import Fleet, State
 from app.cluster.front.body import Body, Gone
 from app.cluster.front.following import Following, Turned, Why, turned_away
 from app.cluster.front.merged import Merged
+from app.cluster.front.moves import Moves
 from app.cluster.front.named import field_of, previous_response
 from app.cluster.front.owners import Owner, Owners
 from app.cluster.front.pipe import Answer, Pipe, passed_headers
@@ -55,6 +56,7 @@ class FrontDoor:
         self._pool = pool
         self._merged = merged
         self._routing = routing
+        self._moves = Moves()
         self._tenant_of = tenant_of
         self._sockets = Sockets(self._named, owners, fleet, max_message_bytes)
 
@@ -93,13 +95,23 @@ class FrontDoor:
                 await self._ask_all(scope, body, send)
             elif target.about in OWNED:
                 with self._routing.failing(turn=is_turn(scope["method"], scope["path"])):
-                    await self._ask_owner(scope, target, await self._owner(scope, target, body), body, send)
+                    await self._ask_settled(scope, target, body, send)
             else:
                 await self._ask_owner(scope, target, await self._owner(scope, target, body), body, send)
         except Gone:
             if body.refusal is None:
                 raise
             raise body.refusal from None
+
+    async def _ask_settled(self, scope: Scope, target: Target, body: Body, send: Send) -> None:
+        """Have the owner answer once the session does not move."""
+        await self._moves.over(target.id)
+        if not _is_move(scope):
+            await self._ask_owner(scope, target, await self._owner(scope, target, body), body, send)
+            return
+        await body.whole()  # the others do not wait for a slow client
+        with self._moves.under_way(target.id):
+            await self._ask_owner(scope, target, await self._owner(scope, target, body), body, send)
 
     async def _owner(self, scope: Scope, target: Target, body: Body) -> Owner:
         match target.about:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from app.cluster.front import moves
 from app.cluster.table import Table
 from tests.cluster.front.doors import Door, serving_door, serving_stub, wait_until
 
@@ -39,6 +43,9 @@ class Stub:
         """Sessions that are on their way, and how often it says so before it names where they are."""
         self.drains = False
         self.asked = 0
+        self.may_move = threading.Event()
+        """A move is done once that is set."""
+        self.may_move.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -58,6 +65,8 @@ class Stub:
             answer = JSONResponse({"error": {"code": "not_found"}}, 404)
         else:
             self.asked += 1
+            if scope["path"].endswith("/move"):
+                await asyncio.to_thread(self.may_move.wait)
             found = {"at": self.name, "method": request.method, "bytes": len(await request.body())}
             answer = JSONResponse({**found, "replica": "b"})
         await answer(scope, receive, send)
@@ -125,6 +134,41 @@ def test_a_large_body_is_not_kept_for_a_second_replica(stubs: tuple[Stub, Stub, 
         again = httpx.put(url, content=LARGE)
         assert (again.status_code, again.json()["bytes"]) == (200, len(LARGE))
         assert b.asked >= 1
+
+
+def test_a_request_waits_for_a_session_that_moves(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    a, b, urls = stubs
+    path = f"/v1/sessions/ses_a_{'6' * 36}"
+    a.may_move.clear()
+    with serving_door(urls) as door, ThreadPoolExecutor() as threads:
+        try:
+            moving = threads.submit(httpx.post, f"{door.url}{path}/move", json={"replica": "b"})
+            wait_until(lambda: a.asked == 1)
+            asking = threads.submit(httpx.post, f"{door.url}{path}/generate", json={"token_ids": [1]})
+            wait_until(lambda: door.server.front.registry.get_sample_value("djinn_connections") == 2)
+        finally:
+            a.may_move.set()
+        assert moving.result().json()["at"] == "a"
+        assert asking.result().json()["at"] == "b"
+        assert (a.asked, b.asked) == (1, 1)
+        assert _ways(door, turn="yes") == {"owner": 1}
+
+
+def test_a_request_does_not_wait_for_a_move_for_ever(
+    stubs: tuple[Stub, Stub, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, urls = stubs
+    monkeypatch.setattr(moves, "PATIENCE_S", 0.0)
+    path = f"/v1/sessions/ses_a_{'7' * 36}"
+    a.may_move.clear()
+    with serving_door(urls) as door, ThreadPoolExecutor() as threads:
+        try:
+            moving = threads.submit(httpx.post, f"{door.url}{path}/move", json={"replica": "b"})
+            wait_until(lambda: a.asked == 1)
+            assert httpx.get(f"{door.url}{path}").json()["at"] == "a"
+        finally:
+            a.may_move.set()
+        assert moving.result().status_code == 200
 
 
 def test_a_move_through_the_front_door_is_known_when_the_home_is_away(tmp_path: Path) -> None:
