@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +45,26 @@ OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
 """Field, type, form and meaning. What is not given is not set, so that it is known what was given."""
 
 
-def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    """The fields of `Workload` with its defaults, and `--trace`, which stands for most of them."""
+def add_workload_options(parser: argparse.ArgumentParser, defaults: Workload = DEFAULTS) -> None:
+    """The fields of `Workload` with these defaults, and `--trace`, which stands for most of them."""
     parser.add_argument("--trace", type=Path, metavar="FILE", help="do what the agents of this trace did")
-    add_drawn_options(parser)
+    add_drawn_options(parser, defaults=defaults)
 
 
-def add_drawn_options(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) -> None:
-    """The fields of `Workload` with its defaults, but for those that the experiment decides."""
+def add_drawn_options(
+    parser: argparse.ArgumentParser, *, but: Collection[str] = (), defaults: Workload = DEFAULTS
+) -> None:
+    """The fields of `Workload` with these defaults, but for those that the experiment decides."""
     for name, read, form, text in OPTIONS:
         if name not in but:
-            help_text = f"{text} (default: {getattr(DEFAULTS, name)})"
+            help_text = f"{text} (default: {getattr(defaults, name)})"
             parser.add_argument(_flag(name), type=read, default=argparse.SUPPRESS, metavar=form, help=help_text)
 
 
-def read_workload(options: argparse.Namespace) -> Workload | Replay:
+def read_workload(options: argparse.Namespace, defaults: Workload = DEFAULTS) -> Workload | Replay:
     """What the options say. Raises `LoadgenError` for values that do not fit, and for any that a trace decides."""
     if options.trace is None:
-        return read_drawn(options)
+        return read_drawn(options, defaults)
     given = _given(options)
     if decided := given.keys() - {field.name for field in fields(Load)}:
         names = ", ".join(_flag(name) for name, *_ in OPTIONS if name in decided)
@@ -70,9 +72,9 @@ def read_workload(options: argparse.Namespace) -> Workload | Replay:
     return Replay(trace=options.trace, **given)
 
 
-def read_drawn(options: argparse.Namespace) -> Workload:
+def read_drawn(options: argparse.Namespace, defaults: Workload = DEFAULTS) -> Workload:
     """What the options say of agents whose trace is drawn. Raises `LoadgenError` for values that do not fit."""
-    return Workload(**_given(options))
+    return replace(defaults, **_given(options))
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:

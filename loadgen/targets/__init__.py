@@ -1,12 +1,12 @@
 """The servers under load: one protocol here, one file for each kind of server."""
 
 from loadgen.load.workload import Signals
-from loadgen.targets.base import Agent, Target, TargetSpec
+from loadgen.targets.base import Agent, MakesAgents, Target, TargetSpec
 from loadgen.targets.djinn import DjinnTarget
 from loadgen.targets.openai import OpenAITarget
 from loadgen.targets.tools import ToolTarget
 
-__all__ = ["Agent", "DjinnTarget", "OpenAITarget", "Target", "TargetSpec", "ToolTarget", "connect"]
+__all__ = ["Agent", "DjinnTarget", "MakesAgents", "OpenAITarget", "Target", "TargetSpec", "ToolTarget", "connect"]
 
 
 def connect(spec: TargetSpec, signals: Signals) -> Target:

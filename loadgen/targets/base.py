@@ -113,7 +113,19 @@ class Agent(Protocol):
         ...
 
 
-class Target(Protocol):
+class MakesAgents(Protocol):
+    """What agents come from."""
+
+    def new_agent(self) -> Agent:
+        """A new conversation, of which the server learns with the first turn.
+
+        It has a pool of connections to itself, as agents have: httpx goes through all of a pool's connections at every
+        request, and with hundreds in one pool that alone would hold up every event by tens of milliseconds.
+        """
+        ...
+
+
+class Target(MakesAgents, Protocol):
     """One server."""
 
     @property
@@ -127,14 +139,6 @@ class Target(Protocol):
 
     async def tokenize(self, text: str, special: bool) -> TokenIds:
         """The ids of `text` in the server's model, with its special tokens in front if `special`."""
-        ...
-
-    def new_agent(self) -> Agent:
-        """A new conversation, of which the server learns with the first turn.
-
-        It has a pool of connections to itself, as agents have: httpx goes through all of a pool's connections at every
-        request, and with hundreds in one pool that alone would hold up every event by tens of milliseconds.
-        """
         ...
 
     async def close(self) -> None:

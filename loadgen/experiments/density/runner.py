@@ -11,7 +11,7 @@ from loadgen.load.prompts import TokenIds
 from loadgen.load.records import Failure, Run, SignalRecord, TurnRecord
 from loadgen.load.trace import AgentPlan, Trace, TurnPlan
 from loadgen.load.turn_clock import TurnClock
-from loadgen.targets import Agent, Target
+from loadgen.targets import Agent, MakesAgents
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ class WrongTokenCount(DjinnError):
 
 
 class Runner:
-    """One run against `target`.
+    """One run of the agents of `target`.
 
     `execute` it once. `on_change` is called at the start, and after each turn that completed or failed. A turn or a
     signal that takes longer than `turn_timeout_s` has failed.
     """
 
-    def __init__(self, target: Target, on_change: OnChange, turn_timeout_s: float = math.inf) -> None:
+    def __init__(self, target: MakesAgents, on_change: OnChange, turn_timeout_s: float = math.inf) -> None:
         self._target = target
         self._on_change = on_change
         self._turn_timeout_s = turn_timeout_s

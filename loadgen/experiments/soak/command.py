@@ -4,7 +4,6 @@ import argparse
 import asyncio
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
@@ -12,6 +11,7 @@ from loadgen.experiments.soak.experiment import run_soak
 from loadgen.experiments.soak.page import make_page, tables
 from loadgen.experiments.soak.plan import SoakPlan
 from loadgen.options.common import add_output, finish, make_output, with_origin
+from loadgen.options.models import whole_model
 from loadgen.processes.folders import default_model
 from loadgen.results.page import write_outputs
 from loadgen.results.tables import to_rich
@@ -44,12 +44,5 @@ def run(options: argparse.Namespace, progress: Console) -> int:
     """Run it, print the figures and write the results; returns the exit code. Raises `LoadgenError`."""
     plan = SoakPlan(**{field.name: getattr(options, field.name) for field in fields(SoakPlan)})
     folder = make_output(options)
-    report = with_origin(asyncio.run(run_soak(plan, _model(options.model), progress)), options)
+    report = with_origin(asyncio.run(run_soak(plan, whole_model(options.model or default_model()), progress)), options)
     return finish(report, to_rich(tables(report)), partial(write_outputs, report, make_page(report), folder))
-
-
-def _model(given: str | None) -> str:
-    """A folder by its whole path; anything else, such as `random:tiny-llama`, as it is."""
-    path = default_model() if given is None else Path(given)
-    path = path.expanduser()
-    return str(path.absolute()) if path.exists() else given or str(path)

@@ -36,12 +36,16 @@ class Mirror:
     async def answer_once(self, prompt: TokenIds, tokens: int) -> TokenIds:
         """The same without a history, in a session that closes. Raises `TwinFailed`."""
         made = await self.answer((), prompt, tokens)
-        assert self._session is not None
-        try:
-            await self._session.close()
-        except DjinnError as error:
-            raise TwinFailed(f"the twin failed: {error}") from error
+        await self.close()
         return made
+
+    async def close(self) -> None:
+        """Close its session. Raises `TwinFailed`."""
+        if self._session is not None:
+            try:
+                await self._session.close()
+            except DjinnError as error:
+                raise TwinFailed(f"the twin failed: {error}") from error
 
 
 def common(one: TokenIds, other: TokenIds) -> int:

@@ -26,6 +26,14 @@ def test_without_options_it_is_the_default() -> None:
     assert read() == Workload()
 
 
+def test_an_experiment_may_have_defaults_of_its_own() -> None:
+    parser, usual = argparse.ArgumentParser(), Workload(agents=3, context=200, rate=2.0)
+    add_workload_options(parser, usual)
+    assert read_workload(parser.parse_args([]), usual) == usual
+    assert read_workload(parser.parse_args(["--rate", "4"]), usual) == replace(usual, rate=4.0)
+    assert "how many agents arrive (default: 3)" in parser.format_help()
+
+
 def test_every_field_has_an_option() -> None:
     assert sorted(name for name, *_ in OPTIONS) == sorted(field.name for field in fields(Workload))
 
