@@ -12,6 +12,7 @@ from loadgen.commands import peers, report, schema
 from loadgen.errors import LoadgenError
 from loadgen.everything import command as everything
 from loadgen.experiments.capacity import command as capacity
+from loadgen.experiments.cluster import command as cluster
 from loadgen.experiments.density import command as density
 from loadgen.experiments.kv import command as kv
 from loadgen.experiments.migrate import command as migrate
@@ -40,7 +41,7 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, tuple[Command, str]] = {
-    "all": (everything, "every experiment but soak, and one page that leads to their reports"),
+    "all": (everything, "every experiment but soak and cluster, and one page that leads to their reports"),
     "density": (density, "agents that generate, think and come back"),
     "capacity": (capacity, "the most agents that a server holds within limits"),
     "whitebox": (whitebox, "breakpoints between layers: what they change, and what they cost"),
@@ -49,6 +50,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "kv": (kv, "what a session's KV is made of, and what it costs to keep and to move"),
     "migrate": (migrate, "sessions that go from one server to another"),
     "soak": (soak, "agents that run for long while faults come, and a twin that checks every token"),
+    "cluster": (cluster, "agents on several replicas while sessions move and replicas die"),
     "weights": (weights, "a model that is several times larger than the memory for its weights"),
     "report": (report, "results of density once more, one or several side by side"),
     "schema": (schema, "the form of a result file"),

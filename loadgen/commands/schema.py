@@ -6,6 +6,7 @@ import sys
 from rich.console import Console
 
 from loadgen.experiments.capacity.report import CapacityReport
+from loadgen.experiments.cluster.report import ClusterReport
 from loadgen.experiments.density.report import DensityReport
 from loadgen.experiments.kv.report import KVReport
 from loadgen.experiments.migrate.report import MigrateReport
@@ -20,6 +21,7 @@ from loadgen.results.schema import schema_text
 
 RESULTS: dict[str, type[Result]] = {
     "capacity": CapacityReport,
+    "cluster": ClusterReport,
     "density": DensityReport,
     "kv": KVReport,
     "migrate": MigrateReport,

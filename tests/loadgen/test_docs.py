@@ -12,8 +12,8 @@ from loadgen.experiments.density.tables import LATENCIES
 from loadgen.targets.subject import HISTOGRAMS
 
 EXPERIMENTS = (
-    *("all", "capacity", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck", "weights"),
-    *("soak", "whitebox"),
+    *("all", "capacity", "cluster", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck"),
+    *("soak", "weights", "whitebox"),
 )
 TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")
 

@@ -1,0 +1,123 @@
+"""A cluster of replicas that the load generator starts, and the single server that it is held against."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+
+from loadgen.errors import NotAsMeant
+from loadgen.experiments.soak.hosting import HostedServer
+from loadgen.peers.base import SERVED_NAME
+from loadgen.peers.djinn import PACKAGES, djinn_launch
+from loadgen.processes.launch import ROOT, Launch, flatten, without_folders
+from loadgen.processes.process import START_TIMEOUT_S, free_port
+from loadgen.results.inputs import Server
+from loadgen.results.origin import versions
+from loadgen.targets import TargetSpec
+
+READ_TIMEOUT_S = 5.0
+POLL_S = 0.1
+NAME = "--replica"
+"""Comes before its name in the command line of a replica."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+"""Of a replica that has one core."""
+
+
+class Cluster(HostedServer):
+    """A `djinn cluster serve` whose replicas are its children."""
+
+    def __init__(self, replicas: int, launch: Launch, port: int, state: Path, timeout_s: float) -> None:
+        super().__init__(f"cluster-{replicas}", launch, port, state)
+        self.spec = TargetSpec(f"{replicas}", self.url, timeout_s=timeout_s)
+        self._state = state
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where each replica listens, by name."""
+        found: dict[str, str] = json.loads((self._state / "cluster" / "peers.json").read_text())
+        return found
+
+    def replicas(self) -> dict[str, psutil.Process]:
+        """The processes of the replicas that run, by name."""
+        found = {}
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children():
+                if (name := _name_of(child)) is not None:
+                    found[name] = child
+        return found
+
+    async def until_whole(self) -> None:
+        """Wait until all replicas take new work. Raises `NotAsMeant` if that takes too long."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while any(state != "ready" for state in (await self.states() or {"": "away"}).values()):
+            if time.monotonic() > deadline:
+                raise NotAsMeant(f"not all replicas were ready within {START_TIMEOUT_S:.0f} s: {await self.states()}")
+            await asyncio.sleep(POLL_S)
+
+    async def states(self) -> dict[str, str]:
+        """What each replica does, as the front door tells; empty if it does not."""
+        try:
+            async with httpx.AsyncClient(timeout=READ_TIMEOUT_S) as http:
+                answer = await http.get(f"{self.url}/ready")
+        except httpx.TransportError:
+            return {}
+        found: dict[str, str] = answer.json()["replicas"] if answer.is_success else {}
+        return found
+
+    def shown(self, model: str) -> Server:
+        """What may be published of it."""
+        launch = without_folders(self.launch, [ROOT, Path(model).parent, self._state.parent])
+        return Server(f"{self.spec.name}", self.url, "djinn", None, launch.as_words(), versions(PACKAGES))
+
+
+def cluster_of(
+    replicas: int, model: str, room: Mapping[str, str], state: Path, *, one_core: bool, timeout_s: float
+) -> Cluster:
+    """A cluster that is not started yet, with `room` for KV in each replica."""
+    port = free_port()
+    flags = {"--replicas": f"{replicas}", "--control": "processes", **_flags(model, port), **room}
+    words = [sys.executable, "-P", "-m", "app", "cluster", "serve", *flatten({**flags, "--state-dir": str(state)})]
+    return Cluster(replicas, Launch(words, ONE_THREAD if one_core else {}), port, state, timeout_s)
+
+
+@asynccontextmanager
+async def single(model: str, room: Mapping[str, str]) -> AsyncIterator[HostedServer]:
+    """One server without replicas or state, within the block. Raises `ServerFailedError`."""
+    port = free_port()
+    server = HostedServer(
+        "cluster-twin", djinn_launch({**_flags(model, port), **room, "--state-dir": "none"}), port, None
+    )
+    async with started(server):
+        yield server
+
+
+@asynccontextmanager
+async def started(server: HostedServer) -> AsyncIterator[None]:
+    """It runs within the block. Raises `ServerFailedError`."""
+    try:
+        await server.start()
+        yield
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+def _name_of(process: psutil.Process) -> str | None:
+    """Of the replica that the process is; None if it is none, or has ended."""
+    try:
+        words = process.cmdline()
+    except psutil.NoSuchProcess:
+        return None
+    return words[words.index(NAME) + 1] if NAME in words else None
+
+
+def _flags(model: str, port: int) -> dict[str, str]:
+    """In float32 a CPU gives a session the same tokens beside others as alone."""
+    return {"--model": model, "--served-name": SERVED_NAME, "--dtype": "float32", "--port": f"{port}"}

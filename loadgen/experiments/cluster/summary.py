@@ -1,0 +1,64 @@
+"""The targets that a cluster is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadgen.experiments.cluster.findings import Findings
+from loadgen.experiments.cluster.plan import ClusterPlan
+from loadgen.results.verdicts import Verdict, verdict
+from loadgen.stats import Summary
+
+
+def judge(replicas: int, plan: ClusterPlan, summary: Summary, findings: Findings) -> tuple[Verdict, ...]:
+    """Every target, in the order of the report."""
+    return (*_kept(summary, findings), *_done(replicas, plan, findings))
+
+
+def _kept(summary: Summary, findings: Findings) -> Iterator[Verdict]:
+    """What must hold whatever was done."""
+    completed, planned = summary.turns_completed, summary.turns_planned
+    yield verdict("turns completed", "all", f"{completed:,} of {planned:,}", completed == planned)
+    same = findings.compared - len(findings.wrong)
+    yield verdict(
+        "turns with a single server's tokens",
+        "all",
+        f"{same:,} of {findings.compared:,}",
+        None if not findings.compared else not findings.wrong,
+    )
+    lost = len(findings.lost)
+    yield verdict("finished turns lost", "none", f"{lost:,}", not lost)
+    sessions = sum(findings.owners.values())
+    one = findings.owners.get(1, 0)
+    yield verdict(
+        "sessions that exactly one replica has",
+        "all",
+        f"{one:,} of {sessions:,}",
+        None if not sessions else one == sessions,
+    )
+    affinity = None if findings.routing is None else findings.routing.affinity
+    told = "not told" if affinity is None else percent(affinity)
+    yield verdict("turns whose owner was asked first", "100 %", told, None if affinity is None else affinity == 1)
+
+
+def _done(replicas: int, plan: ClusterPlan, findings: Findings) -> Iterator[Verdict]:
+    """What was to be done to it."""
+    if plan.moves(replicas):
+        yield verdict("sessions moved", "some", f"{len(findings.moves):,}", bool(findings.moves))
+    if plan.kill_every is not None:
+        kills = came_back(findings, "kill")
+        target = f"{plan.kills}" if plan.kills else "some"
+        yield verdict("replicas killed that came back", target, f"{kills}", kills >= max(1, plan.kills))
+    if plan.drain_at is not None:
+        drains = came_back(findings, "drain")
+        yield verdict("replicas told to end that came back", "1", f"{drains}", drains == 1)
+
+
+def came_back(findings: Findings, kind: str) -> int:
+    """Faults of that kind whose replica took new work again."""
+    return sum(fault.kind == kind and fault.ended_s is not None for fault in findings.faults)
+
+
+def percent(share: float) -> str:
+    """Such as 99.99 %; only what is whole is 100 %."""
+    return f"{int(10_000 * share) / 100:.2f} %"
