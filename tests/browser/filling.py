@@ -9,6 +9,11 @@ from typing import Any
 import httpx
 
 DEADLINE_S = 15
+SEE = """(state) => {
+  Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""Hides a tab, or shows it again: Chromium without a window does neither."""
 
 
 def open_session(http: httpx.Client, *, tokens: int = 0, **metadata: str) -> str:

@@ -95,6 +95,7 @@ export function useWindow(desk) {
   const total = desk.lens.end.value;
   const [range, setRange] = useState({ first: 0, end: 0 });
   const measure = () => {
+    if (box.current === null) return; // news of a box whose screen has just closed
     const { scrollLeft, clientWidth, scrollWidth } = box.current;
     atEnd.current = scrollLeft + clientWidth >= scrollWidth - CELL_WIDTH;
     const first = Math.max(0, STEP * Math.floor(scrollLeft / CELL_WIDTH / STEP - 0.5));

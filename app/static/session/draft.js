@@ -37,7 +37,9 @@ export function bodyOf(draft) {
 
 function input({ kind, role, text }) {
   if (kind === "message") return { messages: [{ role, content: text }] };
-  return kind === "prompt" ? { prompt: text } : { token_ids: [] };
+  if (kind === "nothing") return { token_ids: [] };
+  if (text) return { prompt: text };
+  throw refusal("prompt", "prompt: write what comes next, or choose “Go on”");
 }
 
 /** A text that is no number goes as it is: the server says which are allowed. */

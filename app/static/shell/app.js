@@ -20,6 +20,8 @@ export function App() {
   useEffect(() => {
     // What had the focus may have gone with the screen before.
     if (place.current && document.activeElement === document.body) document.getElementById("main").focus();
+    // A session is read from its top. The browser itself goes back to where the list was.
+    if (place.current && route.value.id !== null) scrollTo(0, 0);
     place.current = route.value;
     document.title = titleOf(route.value);
   }, [route.value]);

@@ -65,6 +65,12 @@ export function put(view) {
   });
 }
 
+/** A turn of this page stands at this checkpoint: the live stream tells of it later, and the next step must know. */
+export function stand(id, checkpoint) {
+  const view = sessionOf(id).peek();
+  if (view !== null) put({ ...view, state: "paused", checkpoint });
+}
+
 /** How many tokens sessions have by now: an object by id. */
 export function grow(tokens) {
   batch(() => {

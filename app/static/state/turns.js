@@ -3,7 +3,7 @@ import { computed, signal } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
 import { historyOf, loadHistory } from "./history.js";
 import { perSession } from "./per_key.js";
-import { sessionOf } from "./sessions.js";
+import { sessionOf, stand } from "./sessions.js";
 
 const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null };
 
@@ -51,6 +51,7 @@ async function run(id, verb, body, sent, onPiece) {
   let rest;
   try {
     const end = await follow(`/v1/sessions/${id}/${verb}`, body, (piece) => (drawn.take(piece), onPiece?.(piece)));
+    if (end.checkpoint) stand(id, end.checkpoint);
     rest = { text: end.text, usage: end.status === "paused" ? end.usage : null };
   } catch (error) {
     rest = { error: error instanceof ApiError ? error : AWAY };

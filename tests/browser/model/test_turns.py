@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import eventually
+from tests.browser.filling import SEE, eventually
 from tests.browser.model.inside import Inside
 from tests.serving import serve
 
@@ -81,6 +81,16 @@ def test_a_turn_pauses_and_goes_on_step_by_step(open_page: OpenPage, page_server
     shown = inside.page.locator(".said")
     expect(shown).not_to_be_empty()
     assert history["text"].endswith(str(shown.text_content()))
+
+
+def test_the_next_step_does_not_wait_for_news(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(0)
+    inside.page.evaluate(SEE, "hidden")  # as if the live stream were slow
+    for _ in range(inside.layers - 1):
+        inside.button("Next layer").click()
+    inside.expect_pause(inside.layers - 1)
+    expect(inside.page.get_by_role("alert")).to_have_count(0)
 
 
 def test_a_turn_goes_on_to_the_next_breakpoint(open_page: OpenPage, page_server: str) -> None:

@@ -11,15 +11,11 @@ import pytest
 from playwright.sync_api import Browser, Request, Route, expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import eventually, open_session
+from tests.browser.filling import SEE, eventually, open_session
 from tests.browser.session.on_session import OnSession, panel
 
 pytestmark = pytest.mark.browser
 
-SEE = """(state) => {
-  Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
-  document.dispatchEvent(new Event("visibilitychange"));
-}"""
 AHEAD = "(() => { const real = Date.now; Date.now = () => real() + 3 * 3600 * 1000; })()"
 
 

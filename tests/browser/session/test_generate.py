@@ -36,6 +36,20 @@ def test_a_prompt_is_sent_and_its_tokens_appear(on: OnSession) -> None:
     expect(page.get_by_label("Text")).to_have_value("")
 
 
+def test_an_empty_prompt_is_no_turn(on: OnSession) -> None:
+    on.generate(tokens=2)
+    tokens = on.view()["tokens"]
+    page = on.open()
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_have_text(re.compile("write what comes next"))
+    assert on.view()["tokens"] == tokens
+    page.get_by_label("Go on", exact=True).check()
+    page.get_by_label("Most tokens").fill("3")
+    ignore_the_end(page)
+    page.get_by_role("button", name="Send").click()
+    on.wait_until(tokens=tokens + 3)
+
+
 def test_tokens_appear_while_the_turn_runs(on_roomy: OnSession) -> None:
     page = on_roomy.open()
     write(page, "Hello", **{"Most tokens": str(LONG)})
