@@ -1,0 +1,1 @@
+"""A cluster of any size, simulated with the measured costs of one server."""

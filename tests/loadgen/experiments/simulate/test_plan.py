@@ -1,0 +1,66 @@
+"""What can be asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgen.errors import LoadgenError
+from loadgen.experiments.simulate.costs import StepTimes
+from loadgen.experiments.simulate.plan import ClusterPlan, Event
+from loadgen.experiments.simulate.population import BLOCK, population
+from loadgen.load.workload import Workload, plan_trace
+
+from .building import costs
+
+
+@pytest.mark.parametrize("text", ["zone:3@60", "replica@1.5", "rolling:2@0", "add:10@7", "balance@3"])
+def test_an_event_reads_as_it_is_shown(text: str) -> None:
+    assert str(Event.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("flood@3", "one of replica, zone, rolling, restarts, add, balance"),
+        ("zone", "WHAT@SECOND"),
+        ("add@3", "add needs a number: add:COUNT@3"),
+        ("balance:2@3", "balance takes no number"),
+    ],
+)
+def test_a_bad_event_says_what_is_wrong(text: str, why: str) -> None:
+    with pytest.raises(LoadgenError, match=why):
+        Event.parse(text)
+
+
+def test_a_cluster_needs_a_replica() -> None:
+    with pytest.raises(LoadgenError, match="replicas must be at least 1"):
+        ClusterPlan(replicas=0)
+
+
+def test_one_replica_has_the_agents_of_density() -> None:
+    load = Workload(agents=20, seed=5)
+
+    assert tuple(population(load, 1)) == plan_trace(load)
+
+
+def test_many_agents_arrive_in_order_and_at_their_rate() -> None:
+    load = Workload(agents=BLOCK // 10, turns=1, rate=2.0)
+
+    times = [agent.arrival_s for agent in population(load, 12)]
+
+    assert len(times) == 12 * load.agents
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(len(times) / 24, rel=0.02)
+
+
+def test_step_times_lie_between_the_measured_points() -> None:
+    steps = StepTimes(costs(((1, 0.02), (3, 0.04)), ((1, 0.02), (101, 0.12))), 4, 200)
+
+    assert steps.decode[1:] == pytest.approx([0.02, 0.03, 0.04, 0.05])
+    assert steps.mixed(0, 51) == pytest.approx(0.07)
+    assert steps.mixed(2, 49) == pytest.approx(0.03 + 0.05 - 0.001 + 0.0, abs=0.002)
+
+
+def test_costs_without_points_are_refused() -> None:
+    with pytest.raises(LoadgenError, match="decode_s needs points"):
+        costs(decode_s=())
