@@ -1,0 +1,139 @@
+"""The same trace for real and simulated, side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import psutil
+
+from loadgen.errors import LoadgenError
+from loadgen.experiments.density.measuring import Attempt, Plan, measure
+from loadgen.experiments.simulate.costs import Costs
+from loadgen.experiments.simulate.plan import ClusterPlan, Policy
+from loadgen.experiments.simulate.world import Simulated, simulate
+from loadgen.load.corpus import Corpus
+from loadgen.load.measurement import Measurement
+from loadgen.load.records import Run
+from loadgen.load.trace import planned_turns, trace_sha256
+from loadgen.load.workload import Workload, plan_trace
+from loadgen.results.verdicts import Verdict, verdict
+from loadgen.stats import Distribution
+from loadgen.targets import TargetSpec
+
+TOLERANCE = 0.15
+"""The error that a simulated percentile may have."""
+FIGURES = ("first token, first turn", "first token, resumed turns", "time per output token")
+PERCENTILES = ("p50", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One figure of the same turns, in seconds."""
+
+    measured: Distribution
+    simulated: Distribution
+
+    def error(self, percentile: str) -> float:
+        """How far the simulated percentile is from the measured, over the measured."""
+        measured: float = getattr(self.measured, percentile)
+        simulated: float = getattr(self.simulated, percentile)
+        return simulated / measured - 1 if measured else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """One trace, by its seed; that with `seed` None has the turns of all together. `others_cpus`: how many processors
+    were busy on average with what is neither the target nor the load generator; None if that is not known.
+    """
+
+    seed: int | None
+    trace_sha256: tuple[str, ...]
+    turns: int
+    pairs: dict[str, Pair]
+    others_cpus: float | None
+
+
+Samples = dict[str, list[float]]
+
+
+async def validate(
+    spec: TargetSpec, load: Workload, seeds: Iterable[int], corpus: Corpus, plan: ClusterPlan, costs: Costs
+) -> tuple[Validation, ...]:
+    """Run the load with each of the seeds on the target, and simulate it.
+
+    Raises `LoadgenError` if a turn failed: what it would have cost the others is not known.
+    """
+    found, measured_of_all, simulated_of_all = list[Validation](), list[Samples](), list[Samples]()
+    for seed in seeds:
+        seeded = replace(load, seed=seed)
+        trace = plan_trace(seeded)
+        attempt = Attempt(spec)
+        busy_s, own_s = _busy_s(), time.process_time()
+        await measure(attempt, spec, Plan(seeded, trace, corpus, Measurement()), 0, lambda run, clocks: None)
+        others_s = _busy_s() - busy_s - (time.process_time() - own_s)
+        if attempt.run.failures or len(attempt.run.turns) < planned_turns(trace):
+            first = attempt.run.failures[0].message if attempt.run.failures else "the run was interrupted"
+            raise LoadgenError(f"seed {seed}: not every turn completed: {first}")
+        done = simulate(plan, Policy.OWNER, costs, trace, load.signals, load.system_tokens)
+        measured_of_all.append(_measured(attempt.run))
+        simulated_of_all.append(_simulated(done))
+        pairs = _pairs(measured_of_all[-1:], simulated_of_all[-1:])
+        others = _others(attempt.run, others_s)
+        found.append(Validation(seed, (trace_sha256(trace),), len(attempt.run.turns), pairs, others))
+    shas = tuple(sha for each in found for sha in each.trace_sha256)
+    together = _pairs(measured_of_all, simulated_of_all)
+    known = [each.others_cpus for each in found if each.others_cpus is not None]
+    others = sum(known) / len(known) if known else None
+    return (*found, Validation(None, shas, sum(each.turns for each in found), together, others))
+
+
+def judge(validations: Iterable[Validation]) -> tuple[Verdict, ...]:
+    """Every figure of every trace against `TOLERANCE`."""
+    return tuple(
+        verdict(
+            f"{'all seeds' if each.seed is None else f'seed {each.seed}'}: {figure}, {percentile}",
+            f"error at most {TOLERANCE:.0%}",
+            f"{pair.error(percentile):+.0%}",
+            abs(pair.error(percentile)) <= TOLERANCE,
+        )
+        for each in validations
+        for figure, pair in each.pairs.items()
+        for percentile in PERCENTILES
+    )
+
+
+def _busy_s() -> float:
+    """Seconds that all processors have worked."""
+    times = psutil.cpu_times()
+    return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+
+
+def _others(run: Run, others_s: float) -> float | None:
+    """Processors busy with others, where `others_s` has the target's time in it too."""
+    told = [sample.cpu_s for sample in run.samples if sample.cpu_s is not None]
+    if len(told) < 2 or not run.duration_s:
+        return None
+    return max(0.0, others_s - (told[-1] - told[0])) / run.duration_s
+
+
+def _measured(run: Run) -> Samples:
+    first, resumed = ([turn.ttft_s for turn in run.turns if (turn.turn > 0) is later] for later in (False, True))
+    tpots = [tpot for turn in run.turns if (tpot := turn.tpot_s) is not None]
+    return dict(zip(FIGURES, (first, resumed, tpots), strict=True))
+
+
+def _simulated(done: Simulated) -> Samples:
+    tally = done.tally
+    found = (tally.ttfts(resumed=False), tally.ttfts(resumed=True), tally.tpots())
+    return {figure: list(samples) for figure, samples in zip(FIGURES, found, strict=True)}
+
+
+def _pairs(measured: list[Samples], simulated: list[Samples]) -> dict[str, Pair]:
+    pairs = {}
+    for figure in FIGURES:
+        sides = [Distribution.of(value for one in each for value in one[figure]) for each in (measured, simulated)]
+        if sides[0] is not None and sides[1] is not None:
+            pairs[figure] = Pair(sides[0], sides[1])
+    return pairs
