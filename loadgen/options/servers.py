@@ -24,11 +24,11 @@ def add_server_options(parser: argparse._ActionsContainer, *, kv: str | None = D
     )
     parser.add_argument(
         "--kv",
-        type=_kv_tokens,
+        type=kv_tokens,
         metavar="SESSIONSxTOKENS",
         help=f"room for KV on the device (default: {'what the experiment needs' if kv is None else kv})",
     )
-    parser.set_defaults(default_kv=None if kv is None else _kv_tokens(kv), default_dtype=dtype)
+    parser.set_defaults(default_kv=None if kv is None else kv_tokens(kv), default_dtype=dtype)
 
 
 def read_settings(
@@ -53,7 +53,7 @@ def refuse_server_options(options: argparse.Namespace, *, but: Collection[str] =
             raise LoadgenError(f"--{name} is for servers that are started for the run, and all targets are up already")
 
 
-def _kv_tokens(text: str) -> int:
+def kv_tokens(text: str) -> int:
     """`20x1024` is 20,480."""
     if (found := re.fullmatch("([1-9][0-9]*)x([1-9][0-9]*)", text)) is None:
         raise argparse.ArgumentTypeError(f"must be SESSIONSxTOKENS, such as {DEFAULT_KV}, not {text!r}")

@@ -28,8 +28,9 @@ def add_targets(
     openai: bool = False,
     kv: str | None = DEFAULT_KV,
     dtype: str = AUTO,
+    required: bool = True,
 ) -> None:
-    """`--target`, and what servers are given that are started for the run.
+    """`--target`, unless `required` optional, and what servers are given that are started for the run.
 
     `openai`: not only Djinn can be measured, and what the servers' processes use is, too. `kv` and `dtype` are the
     defaults of --kv and --dtype; an experiment that gives None as `kv` tells `read_targets` what it needs.
@@ -40,7 +41,7 @@ def add_targets(
     parser.add_argument(
         "--target",
         action="append",
-        required=True,
+        required=required,
         metavar="TARGET",
         help=f"{running}, a server that is up{speaks}; or [NAME=]PEER, a server that is started for its run and "
         f"stopped after it: {', '.join(peers)}. Repeat to compare",

@@ -13,7 +13,7 @@ from loadgen.targets.subject import HISTOGRAMS
 
 EXPERIMENTS = (
     *("all", "capacity", "cluster", "density", "kv", "migrate", "oversubscribe", "resume-latency", "selfcheck"),
-    *("soak", "weights", "whitebox"),
+    *("simulate", "soak", "weights", "whitebox"),
 )
 TEXT = (Path(__file__).parents[2] / "docs/loadgen.md").read_text("utf-8")
 

@@ -1,0 +1,130 @@
+"""The command from a file of costs to its page, and costs of a real server."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from loadgen.cli import main
+from loadgen.experiments.simulate import calibrating, probing
+from loadgen.experiments.simulate.calibrating import Calibration
+from loadgen.experiments.simulate.plan import ClusterPlan
+from loadgen.experiments.simulate.report import SimulateReport
+from loadgen.load.workload import Workload
+from loadgen.results.files import read_result, write_result
+from loadgen.results.inputs import Server
+from loadgen.results.origin import machine
+from loadgen.results.schema import json_schema
+from tests.serving import serve
+
+from .building import costs
+
+SMALL = ("--agents", "5", "--rate", "0.5", "--turns", "2", "--think", "1:9", "--seed", "4")
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Path:
+    """A result with costs."""
+    report = SimulateReport(
+        seed=0,
+        workload=Workload(),
+        plan=ClusterPlan(),
+        calibration=Calibration(costs(), 32, 5),
+        calibrated_on=machine(),
+        server=Server("djinn", "http://127.0.0.1:1", "djinn", None),
+        validations=(),
+        verdicts=(),
+        outcomes=(),
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    return write_result(report, tmp_path / "costs.json")
+
+
+def result(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("simulate-*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    jsonschema.validate(found, json_schema(SimulateReport))
+    assert read_result(path, SimulateReport).calibration.costs == costs()
+    return found
+
+
+def test_a_cluster_is_simulated_with_known_costs(
+    known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = ("--event", "zone@3", "--event", "rolling:2@10")
+    out = tmp_path / "out"
+
+    code = main(["simulate", "--costs", str(known), "--replicas", "3,6", *SMALL, *events, "--output", str(out)])
+
+    assert code == 0
+    outcomes = result(out)["outcomes"]
+    assert [(each["replicas"], each["policy"]) for each in outcomes] == [
+        (size, policy) for size in (3, 6) for policy in ("owner", "hash", "shortest")
+    ]
+    assert [each["turns"] for each in outcomes] == [30] * 3 + [60] * 3
+    (page,) = out.glob("*.html")
+    text = page.read_text()
+    assert "Assumed, and measured nowhere" in text
+    assert "zone:3@3, rolling:2@10" in text
+    assert len(list(out.glob("*.png"))) == 5
+    assert "Simulated: directory" in capsys.readouterr().out
+
+
+def test_rates_are_compared(known: Path, tmp_path: Path) -> None:
+    chosen = ("--replicas", "2", "--rates", "0.5,50", "--agents", "40", "--policy", "owner")
+    out = ("--output", str(tmp_path / "out"))
+
+    assert main(["simulate", "--costs", str(known), *SMALL, *chosen, *out]) == 0
+
+    slow, fast = result(tmp_path / "out")["outcomes"]
+    assert (slow["rate"], fast["rate"]) == (0.5, 50.0)
+    assert slow["ttft_resumed_s"]["p99"] < fast["ttft_resumed_s"]["p99"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ([], "costs are missing"),
+        (["--validate", "1"], "--validate needs a --target"),
+        (["--event", "flood@3"], "an event is"),
+        (["--target", "djinn", "--target", "djinn+lru"], "one target"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    options: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *options, "--output", str(tmp_path)]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_nothing_to_do_is_said(known: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--costs", str(known), "--output", str(tmp_path / "out")]) == 2
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def test_a_real_server_is_measured_and_its_turns_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny model takes no time: the errors are those of its surroundings, and have no limit here."""
+    for name, few in (("ROWS", (1, 2)), ("PROMPTS", (16, 64))):
+        monkeypatch.setattr(calibrating, name, few)
+    for name in ("REPEATS", "DECODES", "MOVED"):
+        monkeypatch.setattr(probing, name, 1)
+    load = ("--context", "48", "--resume-tokens", "16", "--completion-tokens", "16", "--system-tokens", "16")
+    out = tmp_path / "out"
+    with serve() as url:
+        target = ("--target", f"djinn={url}", "--kv", "4x512", "--validate", "1", "--replicas", "2")
+        code = main(["simulate", *target, *SMALL, *load, "--time-scale", "0.05", "--output", str(out)])
+
+    found = json.loads(next(out.glob("simulate-*.json")).read_text())
+    assert code in (0, 1)
+    points = found["calibration"]["costs"]["decode_s"]
+    assert [rows for rows, _ in points] == [1, 2]
+    assert all(seconds > 0 for _, seconds in points)
+    assert [each["seed"] for each in found["validations"]] == [1, None]
+    pairs = found["validations"][0]["pairs"]
+    assert {pair["measured"]["count"] - pair["simulated"]["count"] for pair in pairs.values()} == {0}
+    assert len(found["verdicts"]) == 12
