@@ -61,11 +61,14 @@ class Replica:
             self.load, self.placed = load, 0
 
     @property
-    def room(self) -> tuple[float, int]:
-        """Orders replicas by what a new session finds there: free KV, then turns that would be before its own."""
+    def room(self) -> tuple[float, float, int]:
+        """Orders replicas by what a new session finds there: free KV, then free host memory, then turns that would be
+        before its own. Where all sessions are away from the device, host memory tells who has more of them.
+        """
         if self.load is None:
-            return (0.0, -self.placed)
-        return (self.load.kv_free - PLACED_COSTS * self.placed, -self.load.turns - self.placed)
+            return (0.0, 0.0, -self.placed)
+        free = self.load.kv_free - PLACED_COSTS * self.placed
+        return (free, self.load.host_free, -self.load.turns - self.placed)
 
 
 class Fleet:

@@ -27,6 +27,10 @@ def test_of_equal_room_the_less_busy_replica_is_chosen() -> None:
     assert _fleet(a=Load(1, 5), b=Load(1, 4)).place().name == "b"
 
 
+def test_where_all_sessions_are_parked_the_replica_with_fewer_of_them_is_chosen() -> None:
+    assert _fleet(a=Load(1, 0, host_free=0.4), b=Load(1, 0, host_free=0.6)).place().name == "b"
+
+
 def test_nothing_new_goes_to_a_replica_that_refuses_or_is_away() -> None:
     fleet = _fleet(a=Load(0.9, 0), b=Load(0.1, 0), c=Load(0.8, 0))
     states = {each.name: each for each in fleet}

@@ -10,8 +10,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import OpenPage
+from tests.browser.filling import SEE
 from tests.browser.session.on_session import GREEDY, LONG, OnSession, panel
-from tests.browser.session.test_following import SEE
 
 pytestmark = pytest.mark.browser
 
