@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 
 from app.bridge.executor import Engine, EngineExecutor
 from app.cluster.moves.cluster import Cluster, Membership
+from app.cluster.prefill.prefill import Prefill
 from app.domain.values import KVPolicy
 from app.engine_process.engine import EngineProcess
 from app.engine_process.frames import Load
@@ -131,6 +132,7 @@ def create_app(
     kept_responses = ResponseStore(registry, journal, limit=most_kept, max_bytes=most_bytes)
     kept_responses.restore(restored)
     cluster = None if member is None else Cluster(registry, tenancy.directory, member)
+    prefill = None if member is None else Prefill(registry, member, settings)
     lifespan = Lifespan(
         settings=settings,
         executor=executor,
@@ -141,8 +143,10 @@ def create_app(
         room=room,
         restored=restored,
         cluster=cluster,
+        prefill=prefill,
     )
-    app = _described(lifespan, middleware(settings, tenancy, cluster, is_traced=traces is not None))
+    ways = {} if prefill is None else prefill.ways
+    app = _described(lifespan, middleware(settings, tenancy, cluster, ways, is_traced=traces is not None))
     app.state.services = Services(
         settings=settings,
         info=engine.info,

@@ -110,7 +110,8 @@ class Fleet:
         return self._best(ready_only=False)
 
     def place(self) -> Replica:
-        """Where a new session goes: the replica with the most free KV. Raises `ReplicaAway` if none answers.
+        """Where a new session goes: the replica with the most free KV, but for those that only compute prompts, if
+        there are others. Raises `ReplicaAway` if none answers.
 
         If none takes new work, one that says so itself.
         """
@@ -123,4 +124,7 @@ class Fleet:
         if not answering:
             raise ReplicaAway("no replica answers: try again")
         ready = [each for each in answering if each.state is State.READY]
-        return max(ready or answering, key=lambda each: each.room) if ready_only else (ready or answering)[0]
+        if not ready_only:
+            return (ready or answering)[0]
+        homes = [each for each in ready if each.load is None or each.load.takes_sessions]
+        return max(homes or ready or answering, key=lambda each: each.room)

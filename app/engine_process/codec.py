@@ -22,7 +22,19 @@ from app.domain.memory_map import MemoryMap
 from app.domain.values import Ticket
 from app.engine_process.frames import FromEngine, ToEngine
 from app.engine_process.interventions import put_back, take_out
-from app.messages import Command, Done, Event, ExportedKV, Failed, ImportedKV, KeptKV, ReceivedKV, SentKV, Token
+from app.messages import (
+    Command,
+    Done,
+    Event,
+    ExportedKV,
+    Failed,
+    ImportedKV,
+    KeptKV,
+    ReceivedKV,
+    ReceivedPrompt,
+    SentKV,
+    Token,
+)
 
 Frame = Command | ToEngine | FromEngine
 FRAMES: dict[str, type[Any]] = {each.__name__: each for each in get_args(Frame)}
@@ -31,7 +43,8 @@ VALUES: dict[str, Any] = {
     "NoneType": None,
     "int": int,
     **{each.__name__: each for each in (Activation, ActivationMap, ActivationNorms, Captures, ExportedKV, ImportedKV)},
-    **{each.__name__: each for each in (CheckpointLens, KeptKV, LensRows, MemoryMap, PausedTurn, ReceivedKV, SentKV)},
+    **{each.__name__: each for each in (CheckpointLens, KeptKV, LensRows, MemoryMap, PausedTurn)},
+    **{each.__name__: each for each in (ReceivedKV, ReceivedPrompt, SentKV)},
 }
 """What a `Done` may carry, by the name of its type."""
 MADE_LATER = ("ActivationNorms", "Captures")

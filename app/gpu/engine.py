@@ -175,7 +175,8 @@ class Engine:
         try:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
-            self._stalled = not plan.rows and bool(self._placement.tiers.ledger.in_flight)
+            under_way = bool(self._placement.tiers.ledger.in_flight) or self._scheduler.queue.waits_for_others
+            self._stalled = not plan.rows and under_way
             self._outdated |= plan.gave_way or plan.passed_over
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
@@ -263,7 +264,7 @@ class Engine:
                 self.progress.note()
                 self._outdated = True
         self._phases.tick()
-        events += self._handler.keeper.tick()
+        events += self._handler.tick()
         self._mover.submit(self._placement.take_orders())
         return events
 

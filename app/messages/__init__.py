@@ -6,7 +6,7 @@ turn. A turn that is cancelled while it is paused ends once more, with `TurnFini
 paused under. Nothing is dropped in silence.
 """
 
-from app.messages.answers import ExportedKV, ImportedKV, KeptKV, ReceivedKV, SentKV
+from app.messages.answers import ExportedKV, ImportedKV, KeptKV, ReceivedKV, ReceivedPrompt, SentKV
 from app.messages.checkpoint_commands import (
     Arm,
     BreakpointCommand,
@@ -30,6 +30,7 @@ from app.messages.events import (
     Done,
     Event,
     Failed,
+    Lacking,
     Lost,
     Notice,
     Paused,
@@ -42,6 +43,7 @@ from app.messages.events import (
     TurnEvent,
     TurnFinished,
 )
+from app.messages.prompt_commands import ComputePrompt, PromptCommand, ReceivePrompt, SendPrompt
 from app.messages.server_commands import FreeDisk, Inspect, KeepKV, Restored
 from app.messages.session_commands import (
     Close,
@@ -59,7 +61,17 @@ from app.messages.session_commands import (
 )
 from app.messages.turn_commands import Cancel, Resume, Submit, TurnCommand
 
-Command = TurnCommand | SessionCommand | BreakpointCommand | CheckpointCommand | Restored | Inspect | FreeDisk | KeepKV
+Command = (
+    TurnCommand
+    | SessionCommand
+    | BreakpointCommand
+    | CheckpointCommand
+    | PromptCommand
+    | Restored
+    | Inspect
+    | FreeDisk
+    | KeepKV
+)
 
 __all__ = [
     "Arm",
@@ -71,6 +83,7 @@ __all__ = [
     "Close",
     "CloseMap",
     "Command",
+    "ComputePrompt",
     "Disarm",
     "Done",
     "EditCheckpoint",
@@ -86,6 +99,7 @@ __all__ = [
     "Inspect",
     "KeepKV",
     "KeptKV",
+    "Lacking",
     "Lens",
     "Lost",
     "MapLens",
@@ -94,6 +108,7 @@ __all__ = [
     "OpenMap",
     "Paused",
     "Placed",
+    "PromptCommand",
     "PromptScored",
     "PublishKV",
     "ReadCaptures",
@@ -101,13 +116,16 @@ __all__ = [
     "ReadNorms",
     "ReadPaused",
     "ReceiveKV",
+    "ReceivePrompt",
     "ReceivedKV",
+    "ReceivedPrompt",
     "Reinstate",
     "Replacement",
     "Restored",
     "Resume",
     "Rewind",
     "SendKV",
+    "SendPrompt",
     "SentKV",
     "SessionCommand",
     "SetPhase",

@@ -40,6 +40,14 @@ class SentKV:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceivedPrompt:
+    """KV of `tokens` tokens of a prompt has come from another server; `error` says why not that of all."""
+
+    tokens: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReceivedKV:
     """A session has come, with the KV of its first `computed_tokens`."""
 

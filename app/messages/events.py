@@ -94,6 +94,17 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Lacking:
+    """The turn waits for another server to compute its prompt, whose blocks from the one of that number, `first`, on
+    have no KV here. It answers no command. Whoever hears it sends `ReceivePrompt` or `ComputePrompt`.
+    """
+
+    session: SessionId
+    turn: Ticket
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Spent:
     """A breakpoint that acts `once` has done so, and is gone. It answers no command."""
 
@@ -114,7 +125,7 @@ class Back:
 
 
 TurnEvent = Started | PromptScored | Token | Paused | TurnFinished | Failed
-Notice = Placed | Spent
+Notice = Placed | Spent | Lacking
 """Events that answer no command."""
 Event = TurnEvent | Done | Notice
 Replacement = Lost | Back

@@ -12,6 +12,9 @@ class Submit:
 
     With `replace`, `token_ids` is the whole wanted history: the engine keeps the longest common prefix with the history
     that it has (and its KV) and drops what came after. Breakpoints that pause are passed unless the turn is `pausable`.
+
+    If KV is missing for `apart_tokens` of the prompt or more (0: never mind), the turn may wait for another server to
+    compute it: then `Lacking` says so, and the turn goes on after `ReceivePrompt` or `ComputePrompt`.
     """
 
     ticket: Ticket
@@ -21,6 +24,7 @@ class Submit:
     stop: StopRule
     replace: bool = False
     pausable: bool = True
+    apart_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

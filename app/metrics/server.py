@@ -12,6 +12,7 @@ from app.domain.memory_map import MemoryMap
 from app.metrics.connections import ConnectionMetrics
 from app.metrics.journal import journal_metrics
 from app.metrics.memory import engine_metrics
+from app.metrics.prompts import PromptMetrics
 from app.metrics.tenants import TenantUse, tenant_metrics
 from app.metrics.turns import TurnMetrics, seconds
 from app.metrics.vllm import WithVllmNames
@@ -37,6 +38,7 @@ class Metrics:
             self.moved.labels(reason.value)
         self.event_streams = Gauge("djinn_event_streams", "Open streams of /v1/events", registry=own)
         self.connections = ConnectionMetrics(own)
+        self.prompts = PromptMetrics(own)
         self._own = own
         self._labels = {"model_name": model_name, "engine": "0"}
 

@@ -55,7 +55,7 @@ async def _load(services: Services) -> load_header.Load | None:
     """How busy this replica is; None: the engine does not say it in time."""
     try:
         async with asyncio.timeout(LOAD_PATIENCE_S):
-            return load_header.Load.measured(await services.sessions.memory())
+            return load_header.Load.measured(await services.sessions.memory(), services.settings.role)
     except TimeoutError:
         return None
 

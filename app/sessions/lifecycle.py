@@ -12,7 +12,7 @@ from app.bridge.executor import EngineExecutor
 from app.domain.errors import Busy, EngineRestarting
 from app.domain.memory_map import SessionMemory
 from app.domain.values import Phase, Residency, SessionState
-from app.messages import Close, Notice, Open, Placed, Restored, Rewind, SetPhase, Spent
+from app.messages import Close, Lacking, Notice, Open, Placed, Restored, Rewind, SetPhase, Spent
 from app.sessions.keeper import SessionKeeper
 from app.sessions.kept_kv import LATE_S, keep_kv
 from app.sessions.registry import SessionRegistry
@@ -198,5 +198,7 @@ class Notices:
                     session.spent[notice.breakpoint] = session.breakpoints.pop(notice.breakpoint)
                     self._keeper.note(session)
                     session.watcher.armed(session)
+            case Lacking():
+                self._table.on_lacking(session, notice)
             case _:
                 assert_never(notice)

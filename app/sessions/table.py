@@ -11,6 +11,7 @@ from app.domain.errors import Draining, FieldOutOfRange, Moving, NotFound, Tenan
 from app.domain.limits import Quotas
 from app.domain.session_ids import home_of
 from app.domain.values import Residency, SessionId, SessionState, Tier
+from app.messages import Lacking
 from app.sessions.busy import BusySessions
 from app.sessions.places import RETRY_AFTER_S, SessionPlaces
 from app.sessions.session import Session
@@ -33,6 +34,8 @@ class SessionTable:
         wants."""
         self.require_home: RequireHome = lambda session, owner, or_any: None
         """Asked for each session that is not found."""
+        self.on_lacking: Callable[[Session, Lacking], None] = lambda session, notice: None
+        """Told of each turn that waits for another server to compute its prompt."""
         self._quotas = quotas
         self._open: dict[SessionId, Session] = {}
         self._opening: dict[SessionId, Session] = {}

@@ -86,6 +86,8 @@ class Turns:
         self._traces = traces
         self._known_grammars: OrderedDict[Grammar, None] = OrderedDict()
         self._deadly = DeadlyTurns()
+        self.apart_tokens: Callable[[], int] = lambda: 0
+        """How many tokens without KV make a prompt that another server may compute; 0: none does."""
 
     async def compile_grammar(
         self, owner: str | None, sampling: SamplingParams, min_tokens: int, cleanup: AsyncExitStack
@@ -139,7 +141,8 @@ class Turns:
             sent = len(request.token_ids) + (0 if request.replace else session.uncounted)
             need = _need(request, len(history), sent)
             (charge,) = self._charges.reserve(session.owner, [need], cleanup)
-        turn = self._executor.start_turn(partial(_submit, session, request), self.observer(session, charge))
+        submit = partial(_submit, session, request, self.apart_tokens())
+        turn = self._executor.start_turn(submit, self.observer(session, charge))
         self._charges.begin(session.owner, charge)  # from here on the turn has an end
         session.begin(turn, history, request.stop.max_tokens)
         session.watcher.begun(session)
@@ -234,7 +237,7 @@ def _need(request: TurnRequest, context: int, sent: int) -> TurnNeed:
     return TurnNeed(context, sent, most, of_prompt + reported(sampling.logprobs, min(most, MOST_RESERVED)))
 
 
-def _submit(session: Session, request: TurnRequest, ticket: Ticket) -> Submit:
+def _submit(session: Session, request: TurnRequest, apart_tokens: int, ticket: Ticket) -> Submit:
     return Submit(
         ticket,
         session.id,
@@ -243,6 +246,7 @@ def _submit(session: Session, request: TurnRequest, ticket: Ticket) -> Submit:
         request.stop,
         request.replace,
         request.pausable,
+        apart_tokens,
     )
 
 

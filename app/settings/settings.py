@@ -82,6 +82,14 @@ class Settings(BaseSettings):
     balance: bool = Field(
         True, description="hand sessions that rest to a server of --peers with more room, when memory is nearly full"
     )
+    role: Literal["both", "decode", "prefill"] = Field(
+        "both",
+        description="decode: servers of the cluster whose role is prefill compute its long prompts; both: it computes "
+        "its own",
+    )
+    prefill_apart_tokens: int = Field(
+        512, ge=1, description="so many tokens of a prompt without KV make it a long one, with --role decode"
+    )
     insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
     allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
@@ -282,6 +290,8 @@ class Settings(BaseSettings):
             raise ValueError("peers: the server itself needs a name, replica")
         if self.peers is not None and self.state_dir is None:
             raise ValueError("peers: sessions that move must survive a restart, and state_dir is none")
+        if self.peers is None and self.role != "both":
+            raise ValueError("role: needs peers, which compute prompts or have them computed")
         return self
 
     @model_validator(mode="after")

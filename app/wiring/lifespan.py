@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from app.bridge.executor import EngineExecutor, GrammarCompiler
 from app.cluster.moves.cluster import Cluster
+from app.cluster.prefill.prefill import Prefill
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
 from app.sessions.guards.disk import guard_disk
@@ -41,6 +42,7 @@ class Lifespan:
     room: DiskRoom
     restored: Sequence[Session]
     cluster: Cluster | None
+    prefill: Prefill | None
 
     @asynccontextmanager
     async def run(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -59,6 +61,9 @@ class Lifespan:
             if self.cluster is not None:
                 self.cluster.start()
                 ends.push_async_callback(self.cluster.close)
+            if self.prefill is not None:
+                self.prefill.start()
+                ends.push_async_callback(self.prefill.close)
             table = self.registry.table
             endless = [
                 sweep(self.registry),

@@ -1,10 +1,12 @@
 """What each request passes on its way to a route."""
 
+from collections.abc import Mapping
+
 from starlette.middleware import Middleware
 from starlette.types import Scope
 
 from app.cluster.moves.cluster import Cluster
-from app.cluster.moves.doors import ClusterDoors
+from app.cluster.moves.doors import ClusterDoors, Way
 from app.routers.export import IMPORT_PATH
 from app.settings import Settings
 from app.tenants.audit import AuditMiddleware
@@ -19,8 +21,12 @@ from app.web.request_id import RequestIdMiddleware
 from app.web.trace_response import TraceResponseMiddleware
 
 
-def middleware(settings: Settings, tenancy: Tenancy, cluster: Cluster | None, *, is_traced: bool) -> list[Middleware]:
-    """All of it, outermost first. `is_traced`: answers name the trace of their turn."""
+def middleware(
+    settings: Settings, tenancy: Tenancy, cluster: Cluster | None, ways: Mapping[str, Way], *, is_traced: bool
+) -> list[Middleware]:
+    """All of it, outermost first. `ways` are those of the cluster, beside that of sessions. `is_traced`: answers name
+    the trace of their turn.
+    """
 
     def most_imported(scope: Scope) -> int:
         own = import_limit(scope)
@@ -29,7 +35,7 @@ def middleware(settings: Settings, tenancy: Tenancy, cluster: Cluster | None, *,
     audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
     access = [Middleware(AccessLogMiddleware)] if settings.access_log else []
     spans = [Middleware(TraceResponseMiddleware)] if is_traced else []
-    doors = [] if cluster is None else [_doors(cluster)]
+    doors = [] if cluster is None else [_doors(cluster, ways)]
     return [
         Middleware(RequestIdMiddleware),
         *spans,
@@ -48,7 +54,7 @@ def middleware(settings: Settings, tenancy: Tenancy, cluster: Cluster | None, *,
     ]
 
 
-def _doors(cluster: Cluster) -> Middleware:
+def _doors(cluster: Cluster, ways: Mapping[str, Way]) -> Middleware:
     """Before the gates for clients: other servers have no key of a tenant."""
     member = cluster.member
-    return Middleware(ClusterDoors, here=member.here, key=member.key, arrivals=cluster.arrivals)
+    return Middleware(ClusterDoors, here=member.here, key=member.key, arrivals=cluster.arrivals, ways=ways)

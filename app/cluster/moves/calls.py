@@ -18,6 +18,7 @@ from app.domain.errors import PeerAway, PeerStranger
 
 ANSWER_S = 30.0
 """The other server may have to wait for its disk."""
+UPGRADE = {"connection": "upgrade", "upgrade": "djinn-kv"}
 READ_BYTES = 1 << 16
 MAX_ANSWER_BYTES = 1 << 16
 
@@ -53,18 +54,24 @@ class PeerCalls:
         the session, and the other server's count of moves and its word for this one. Raises what it refuses with,
         `PeerAway`, `PeerStranger`.
         """
-        body = encode(offer)
-        headers = sign_request(self._key, peer.name, OFFER, body)
+        connection, said = await self.connect(peer, OFFER, encode(offer))
+        self._connections.prepare(peer)
+        count, _, word = said.partition(" ")
+        return connection, int(count), word
+
+    async def connect(self, peer: Peer, path: str, body: bytes) -> tuple[socket.socket, str]:
+        """Offer something that is to go from engine to engine. Returns the connection, which the other server hands to
+        its engine, and what it says. Raises what it refuses with, `PeerAway`, `PeerStranger`.
+        """
+        headers = sign_request(self._key, peer.name, path, body)
         connection = await self._connections.take(peer)
         try:
-            status, answer, signature, _ = await _exchange(peer, connection, OFFER, headers, body)
+            status, answer, signature, _ = await _exchange(peer, connection, path, headers | UPGRADE, body)
             self._check(peer, headers, status, answer, signature)
             if status != HTTPStatus.SWITCHING_PROTOCOLS:
                 refused = msgspec.msgpack.decode(answer, type=Answer)
                 raise refused.error or PeerAway(f"{peer.name} answers with status {status}")
-            self._connections.prepare(peer)
-            count, _, word = answer.decode().partition(" ")
-            return connection, int(count), word
+            return connection, answer.decode()
         except BaseException:
             connection.close()
             raise
@@ -93,8 +100,6 @@ async def _exchange(
     loop, host = asyncio.get_running_loop(), ":".join(map(str, peer.address))
     h11_side = h11.Connection(h11.CLIENT)
     fields = {"host": host, "content-length": str(len(body)), **headers}
-    if path == OFFER:
-        fields |= {"connection": "upgrade", "upgrade": "djinn-kv"}
     request = h11.Request(method="POST", target=path, headers=list(fields.items()))
     out = [h11_side.send(request), h11_side.send(h11.Data(data=body)), h11_side.send(h11.EndOfMessage())]
     try:

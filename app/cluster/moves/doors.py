@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import msgspec
 from starlette.datastructures import Headers
@@ -14,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.cluster.moves import wire
-from app.cluster.moves.arrivals import Arrivals
+from app.cluster.moves.arrivals import Arrival, Arrivals
 from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.signatures import SIGNATURE, is_body, is_request, sign_answer
 from app.cluster.moves.wire import ABORT, COMMIT, OFFER, PREFIX, SETTLE, Answer, Offer, Question, Step, encode
@@ -39,15 +41,78 @@ MAX_OFFER_BYTES = MAX_LABEL_BYTES + (256 << 20)
 HandOver = Callable[[], socket.socket]
 
 
+class Offered(Protocol):
+    """What another server has offered, and this one takes, if the connection can be handed over."""
+
+    @property
+    def said(self) -> str:
+        """What the other server is told."""
+        ...
+
+    def begin(self, connection: socket.socket) -> None:
+        """Have the engine use the connection."""
+        ...
+
+    async def lose(self) -> None:
+        """Forget it: the connection has been lost."""
+        ...
+
+
+class Way(Protocol):
+    """Takes what is offered at one path, and then goes from engine to engine."""
+
+    async def offer(self, body: bytes) -> Offered:
+        """Take note of it. Raises the `DjinnError` that says why not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A session that is offered."""
+
+    arrivals: Arrivals
+    arrival: Arrival
+
+    @property
+    def said(self) -> str:
+        """The count of moves, and the word."""
+        return f"{self.arrivals.count} {self.arrival.word}"
+
+    def begin(self, connection: socket.socket) -> None:
+        """Have the engine receive it."""
+        self.arrivals.begin(self.arrival, connection)
+
+    async def lose(self) -> None:
+        """Forget it."""
+        await self.arrivals.lose(self.arrival)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """The way of sessions."""
+
+    arrivals: Arrivals
+
+    async def offer(self, body: bytes) -> _Move:
+        """Take note of a session."""
+        return _Move(self.arrivals, await self.arrivals.offer(read_message(body, Offer)))
+
+
+NO_WAYS: Mapping[str, Way] = MappingProxyType({})
+
+
 class ClusterDoors:
     """Answers requests of other servers, and passes on all others."""
 
-    def __init__(self, app: ASGIApp, here: str, key: ClusterKey, arrivals: Arrivals) -> None:
-        """`here` is the server's own name."""
+    def __init__(
+        self, app: ASGIApp, here: str, key: ClusterKey, arrivals: Arrivals, ways: Mapping[str, Way] = NO_WAYS
+    ) -> None:
+        """`here` is the server's own name. `ways` are those of other things than sessions, by path."""
         self.app = app
         self._here = here
         self._key = key
         self._arrivals = arrivals
+        self._ways: Mapping[str, Way] = {OFFER: _Moves(arrivals), **ways}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -59,8 +124,8 @@ class ClusterDoors:
         except DjinnError as error:
             await error_response(error, scope)(scope, receive, send)
             return
-        if scope["path"] == OFFER:
-            answer = await self._offer(scope, headers, body, send)
+        if (way := self._ways.get(scope["path"])) is not None:
+            answer = await self._offer(way, scope, headers, body, send)
         else:
             answer = await self._step(scope["path"], headers, body)
         if answer is not None:
@@ -71,11 +136,11 @@ class ClusterDoors:
         `NotFound`, `TooLarge`, `MalformedRequest`. A stranger's body is not read.
         """
         path, headers = scope["path"], Headers(scope=scope)
-        if path not in (OFFER, COMMIT, ABORT, SETTLE) or scope["method"] != "POST":
+        if path not in (*self._ways, COMMIT, ABORT, SETTLE) or scope["method"] != "POST":
             raise NotFound(f"{scope['method']} {path}: Not Found")
         if not is_request(self._key, self._here, path, headers):
             raise Unauthenticated(f"only servers of the cluster, with its key, ask {self._here} for this")
-        most, body = MAX_OFFER_BYTES if path == OFFER else MAX_STEP_BYTES, bytearray()
+        most, body = MAX_OFFER_BYTES if path in self._ways else MAX_STEP_BYTES, bytearray()
         while True:
             part = await receive()
             if part["type"] != "http.request":
@@ -89,23 +154,25 @@ class ClusterDoors:
             raise Unauthenticated("the body is not the one that was signed")
         return headers, bytes(body)
 
-    async def _offer(self, scope: Scope, headers: Mapping[str, str], body: bytes, send: Send) -> Response | None:
+    async def _offer(
+        self, way: Way, scope: Scope, headers: Mapping[str, str], body: bytes, send: Send
+    ) -> Response | None:
         """None: the connection has been handed over."""
         hand_over: HandOver | None = scope["state"].get("hand_over")
         try:
             if hand_over is None:
                 raise PeerMismatch("this server cannot hand connections over")
-            arrival = await self._arrivals.offer(_read(body, Offer))
+            offered = await way.offer(body)
         except DjinnError as error:
             return self._answer(headers, 409, encode(Answer.refusing(error)))
         try:
             connection = hand_over()
-            connection.send(self._switch(headers, arrival.word))
+            connection.send(self._switch(headers, offered.said))
         except OSError as error:
             logger.warning("a connection of another server was lost: %s", error)
-            await self._arrivals.lose(arrival)
+            await offered.lose()
             return None
-        self._arrivals.begin(arrival, connection)
+        offered.begin(connection)
         # For the logs: it goes nowhere.
         await send({"type": "http.response.start", "status": HTTPStatus.SWITCHING_PROTOCOLS, "headers": []})
         return None
@@ -115,12 +182,12 @@ class ClusterDoors:
         try:
             match path:
                 case wire.COMMIT:
-                    step = _read(body, Step)
+                    step = read_message(body, Step)
                     answer = await arrivals.commit(step.token, step.word)
                 case wire.ABORT:
-                    answer = await arrivals.abort(_read(body, Step).token)
+                    answer = await arrivals.abort(read_message(body, Step).token)
                 case _:
-                    answer = await arrivals.settle(_read(body, Question))
+                    answer = await arrivals.settle(read_message(body, Question))
         except NotDurable as error:
             return self._answer(headers, 503, encode(Answer.refusing(error)))
         except DjinnError as error:
@@ -131,15 +198,15 @@ class ClusterDoors:
         signed = {SIGNATURE: self._sign(headers, status, body)}
         return Response(body, status, signed, "application/vnd.msgpack")
 
-    def _switch(self, headers: Mapping[str, str], word: str) -> bytes:
-        """The answer to an offer that is taken note of: the count of moves, and the word. After it comes nothing."""
-        count = f"{self._arrivals.count} {word}".encode()
+    def _switch(self, headers: Mapping[str, str], text: str) -> bytes:
+        """The answer to an offer that is taken note of. After it comes nothing."""
+        said = text.encode()
         lines = [
             b"HTTP/1.1 101 Switching Protocols",
             b"connection: upgrade",
             b"upgrade: djinn-kv",
-            b"djinn-seq: " + count,
-            f"{SIGNATURE}: {self._sign(headers, HTTPStatus.SWITCHING_PROTOCOLS, count)}".encode(),
+            b"djinn-seq: " + said,
+            f"{SIGNATURE}: {self._sign(headers, HTTPStatus.SWITCHING_PROTOCOLS, said)}".encode(),
         ]
         return b"\r\n".join([*lines, b"", b""])
 
@@ -147,7 +214,8 @@ class ClusterDoors:
         return sign_answer(self._key, headers, status, body)
 
 
-def _read(body: bytes, kind: type[Any]) -> Any:
+def read_message(body: bytes, kind: type[Any]) -> Any:
+    """A message of another server. Raises `PeerMismatch` for what is none."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except msgspec.MsgspecError as error:

@@ -11,11 +11,14 @@ from app.gpu.commands.host_bound import HostBound
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.kept_kv import KVKeeper
 from app.gpu.commands.peer_kv import PeerKV
+from app.gpu.commands.prompts_received import PromptReceiver
+from app.gpu.commands.prompts_sent import PromptSender
 from app.gpu.commands.saved_files import FilesFound, SavedFiles
 from app.gpu.commands.session_files import SessionFiles
 from app.gpu.commands.sessions import SessionHandler
 from app.gpu.commands.turns import TurnHandler
 from app.gpu.kv.moves import Moved, MoveKind
+from app.gpu.kv.transport import Ways
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
@@ -27,6 +30,7 @@ from app.messages import (
     Close,
     CloseMap,
     Command,
+    ComputePrompt,
     Disarm,
     Done,
     EditCheckpoint,
@@ -49,11 +53,13 @@ from app.messages import (
     ReadNorms,
     ReadPaused,
     ReceiveKV,
+    ReceivePrompt,
     Reinstate,
     Restored,
     Resume,
     Rewind,
     SendKV,
+    SendPrompt,
     SetPhase,
     Submit,
     WriteCheckpoint,
@@ -73,13 +79,16 @@ class CommandHandler:
         inspector: Inspector,
         files: FilesFound,
         discard: Callable[[int], None],
+        ways: Ways,
     ) -> None:
-        """`discard` closes the connection of that number, which nothing is sent over."""
+        """`discard` closes the connection of that number, which nothing is sent over. `ways` are those of prompts."""
         self._placement = scheduler.placement
         self._phases = phases
         self._saved = SavedFiles(scheduler.placement, files)
         self._sessions = SessionHandler(scheduler, phases, turns, self._saved)
-        self._turns = TurnHandler(scheduler, phases, turns)
+        self._received = PromptReceiver(scheduler.placement, ways)
+        self._sent = PromptSender(scheduler.placement, self._sessions, ways)
+        self._turns = TurnHandler(scheduler, phases, turns, self._received)
         self._checkpoints = checkpoints
         self._inspector = inspector
         self._host_bound = HostBound(scheduler.placement)
@@ -115,6 +124,13 @@ class CommandHandler:
                 return self._peer_kv.receive(command)
             case PublishKV():
                 self._placement.tiers.cache.publish_copies(sessions.find(command.session))
+            case ReceivePrompt():
+                return self._received.receive(sessions.find(command.session), command)
+            case ComputePrompt():
+                if command.session in sessions:
+                    self._received.compute(sessions.find(command.session), command)
+            case SendPrompt():
+                return self._sent.begin(sessions.find(command.session), command)
             case KeepKV():
                 found = (sessions.find(each) for each in command.sessions if each in sessions)
                 self.keeper.begin(command.ticket, found, command.within_s)
@@ -169,6 +185,10 @@ class CommandHandler:
                 assert_never(command)
         return [Done(command.ticket, value)]
 
+    def tick(self) -> list[Event]:
+        """Go on with what goes on between steps."""
+        return [*self.keeper.tick(), *self._received.go_on(), *self._sent.go_on()]
+
     def placed(self) -> list[Event]:
         """Sessions whose KV has changed its place or size since the last call."""
         placed = self._placement.take_placed()
@@ -185,5 +205,9 @@ class CommandHandler:
                 self._sessions.add(imported)
         if move.kind in (MoveKind.SEND, MoveKind.RECEIVE):
             events = self._peer_kv.finish(move, report)
+        if move.kind is MoveKind.SEND_PROMPT:
+            events = self._sent.finish(move, report)
+        if move.kind is MoveKind.RECEIVE_PROMPT:
+            events = self._received.finish(move, report)
         self._host_bound.go_on()
         return [*events, *self._peer_kv.go_on()]

@@ -4,6 +4,7 @@ import time
 
 from app.domain.errors import ContextTooLong, MalformedRequest, WrongState
 from app.domain.histories import common_prefix
+from app.gpu.commands.prompts_received import PromptReceiver
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
@@ -14,8 +15,9 @@ from app.messages import Cancel, Done, Event, Resume, Submit
 class TurnHandler:
     """Begins, resumes and cancels turns."""
 
-    def __init__(self, scheduler: Scheduler, phases: Phases, turns: Turns) -> None:
+    def __init__(self, scheduler: Scheduler, phases: Phases, turns: Turns, prompts: PromptReceiver) -> None:
         self._scheduler = scheduler
+        self._prompts = prompts
         self._phases = phases
         self._turns = turns
 
@@ -35,7 +37,7 @@ class TurnHandler:
             raise ContextTooLong(f"the context would have {length} tokens; at most {limit} fit, one of them generated")
         self._phases.forget(sequence)
         self._turns.begin(sequence, command, keep)
-        return []
+        return self._prompts.hold(sequence, command)
 
     def resume(self, sequence: TokenSequence, command: Resume) -> list[Event]:
         """Let a paused turn go on; its end is the answer. Raises `WrongState`, `FieldOutOfRange`."""

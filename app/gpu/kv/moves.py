@@ -26,6 +26,10 @@ class MoveKind(StrEnum):
     """Host blocks to another server's engine."""
     RECEIVE = "receive"
     """From another server's engine to host blocks, or to the session's file."""
+    SEND_PROMPT = "send_prompt"
+    """Host blocks, a part of a prompt that this server computes for another one, to that one's engine."""
+    RECEIVE_PROMPT = "receive_prompt"
+    """From the engine of a server that computes a prompt for this one to host blocks."""
     DELETE = "delete"
     """The session's file goes."""
 
@@ -59,6 +63,8 @@ class Move:
     namespace: BlockHash = b""
     connection: int = 0
     """The number of the one to the other server."""
+    ends: bool = False
+    """Whether nothing more is sent over it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,8 @@ class Moved:
     `disk_is_full` whether it is that, `is_mismatch` whether it is of another model.
 
     `token_ids` and `computed` are what an imported file holds, and `about_bytes` from `about_at` on what it says.
-    `computed` is also what another server has sent, and `sent_bytes` what has been sent to one.
+    `computed` is also what another server has sent, of a prompt even if there is an `error`, and `sent_bytes` what has
+    been sent to one.
     """
 
     number: int

@@ -19,12 +19,13 @@ from app.gpu.kv.moves import Move, Moved, MoveKind
 from app.gpu.kv.stream import each_block, receive_into, receive_lead, send_kv
 from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.orders import Orders
+from app.gpu.kv_pools.prompts import PromptStreams
 from app.machine.disk import is_full
 from app.machine.handover import SocketTable
 
 logger = logging.getLogger(__name__)
 
-_PEERS = (MoveKind.SEND, MoveKind.RECEIVE)
+_PEERS = (MoveKind.SEND, MoveKind.RECEIVE, MoveKind.SEND_PROMPT, MoveKind.RECEIVE_PROMPT)
 _WORKERS = {MoveKind.OUT: "out", MoveKind.IN: "in", MoveKind.EXPORT: "files", MoveKind.IMPORT: "files"}
 
 
@@ -41,6 +42,7 @@ class KVMover:
         self._report: Callable[[Moved], None] = lambda report: None
         self.connections = SocketTable()
         """Those to other servers that the engine has been given."""
+        self.prompts = PromptStreams(host, identity, self.connections)
 
     def start(self, report: Callable[[Moved], None]) -> None:
         """Start the workers; each end of a move is reported from the worker's thread."""
@@ -123,6 +125,10 @@ class KVMover:
                 done = Moved(move.number, sent_bytes=sent)
             case MoveKind.RECEIVE:
                 done = self._receive(move)
+            case MoveKind.SEND_PROMPT:
+                done = self.prompts.send(move)
+            case MoveKind.RECEIVE_PROMPT:
+                done = self.prompts.receive(move)
         return done
 
     def _receive(self, move: Move) -> Moved:

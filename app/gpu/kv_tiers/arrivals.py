@@ -30,6 +30,8 @@ class Arrivals:
             case MoveKind.RECEIVE if arrived and move.target:
                 sequence.computed = computed
                 self._keep_on_host(sequence, move)  # nobody else shares it before it is known to be wanted
+            case MoveKind.RECEIVE_PROMPT:
+                self._behind_the_known(sequence, move, computed)
         return True
 
     def _on_host(self, sequence: TokenSequence, move: Move, arrived: bool) -> None:
@@ -85,6 +87,17 @@ class Arrivals:
             self._keep_on_host(sequence, move)
             self._cache.publish_copies(sequence)
         return arrived
+
+    def _behind_the_known(self, sequence: TokenSequence, move: Move, computed: int) -> None:
+        """Offer a prompt's blocks to all on the host, and give them to the turn that waits for them, if it still does.
+        They may be fewer than were asked for.
+        """
+        host, turn = self._cache.host, sequence.turn
+        came = move.target[: max(0, computed // host.block_size - move.first)]
+        for block, block_hash in zip(came, move.hashes, strict=False):
+            host.publish(block, block_hash)
+        if came and turn is not None and turn.coming is move:
+            self._cache.extend(sequence, move.first, came)
 
     def _keep_on_host(self, sequence: TokenSequence, move: Move) -> None:
         """Give the sequence the KV of its computed tokens, which has come from outside this memory."""

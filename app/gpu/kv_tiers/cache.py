@@ -9,7 +9,7 @@ from copy import copy
 
 from app.domain.values import SessionId
 from app.gpu.kv.blocks import BlockHash, BlockId, BlockPool, chain_hash
-from app.gpu.passes.ways import expected_edits
+from app.gpu.passes.ways import NO_EDITS, expected_edits
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
 
@@ -56,6 +56,31 @@ class KVCache:
             sequence.host_blocks, sequence.hashes = blocks, hashes
             sequence.computed = len(blocks) * self.pool.block_size
             self.accept_prefix(sequence)
+
+    def prompt_hashes(self, sequence: TokenSequence) -> list[BlockHash]:
+        """Hashes of the full blocks that come before the last token of an unwatched sequence."""
+        count = (len(sequence.tokens) - 1) // self.pool.block_size
+        return list(self._chain(sequence, count, NO_EDITS))
+
+    def published(self, sequence: TokenSequence) -> int:
+        """How many blocks of an unwatched sequence the device has, or the host, from the first one on."""
+        hashes = self.prompt_hashes(sequence)
+        return max(_leading(self.pool.find_all(hashes)), _leading(self.host.find_all(hashes)))
+
+    def extend(self, sequence: TokenSequence, first: int, blocks: Sequence[BlockId]) -> None:
+        """Put host blocks, the one that is number `first` and those behind it, in place of what the sequence has from
+        there on, if that is less and the host has all before them. The KV is on the host then.
+        """
+        end = (first + len(blocks)) * self.pool.block_size
+        if sequence.moving is not None or len(sequence.host_blocks) < first or sequence.computed >= end:
+            return
+        sequence.outgoing = sequence.incoming = None  # copies under way were of what there was before
+        self.release_copies(sequence, first)
+        self.release_blocks(sequence, 0)
+        self.host.share(blocks)
+        sequence.host_blocks.extend(blocks)
+        sequence.computed = end
+        self.hash_blocks(sequence)
 
     def accept_prefix(self, sequence: TokenSequence) -> None:
         """Go on from the prefix that was found, and record the edits that it was computed with."""
@@ -225,3 +250,8 @@ class KVCache:
         """Indices of the sequence's blocks that its next tokens are written to and that others hold too."""
         first = sequence.computed // self.pool.block_size
         return [i for i in range(first, len(sequence.blocks)) if self.pool.holders(sequence.blocks[i]) > 1]
+
+
+def _leading(found: Sequence[BlockId | None]) -> int:
+    """How many there are before the first that is missing."""
+    return found.index(None) if None in found else len(found)

@@ -49,15 +49,21 @@ class TurnQueue:
         return len(self.waiting) + len(self.running)
 
     def claims(self, prompts: Iterable[ActiveTurn], prompt_tokens: int) -> list[ActiveTurn]:
-        """Turns that run and have `prompts` to compute, and all that wait, in the order of their claims to a step with
-        `prompt_tokens`: the one with the fewest tokens to its next one comes first (shortest remaining time), then who
-        came first. Each step that passes over a turn counts as a part of its tokens, so that none starves.
+        """Turns that run and have `prompts` to compute, and those that wait to compute theirs, in the order of their
+        claims to a step with `prompt_tokens`: the one with the fewest tokens to its next one comes first (shortest
+        remaining time), then who came first. Each step that passes over a turn counts as a part of its tokens, so that
+        none starves.
         """
         part = max(1, prompt_tokens // AGING_STEPS)
         return sorted(
-            [*prompts, *self.waiting.values()],
+            [*prompts, *(active for active in self.waiting.values() if not active.turn.apart)],
             key=lambda active: active.sequence.pending - active.turn.passed_over * part,
         )
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether a turn waits for another server to compute its prompt."""
+        return any(active.turn.apart for active in self.waiting.values())
 
     @property
     def tenants_running(self) -> int:

@@ -134,6 +134,7 @@ def build_engine(
         inspector=inspector,
         files=_find_files(disk),
         discard=mover.connections.discard,
+        ways=mover.prompts,
     )
     return Engine(
         _describe(model.name, stack, limit, layout),

@@ -9,6 +9,7 @@ from app.domain.breakpoints import Intervention
 from app.domain.values import FinishReason, SamplingParams, StopRule, Ticket, TokenLogprobs, TurnUsage
 from app.gpu.drafts.drafter import Drafter
 from app.gpu.kv.blocks import BlockHash
+from app.gpu.kv.moves import Move
 from app.gpu.state.interventions import InterventionLog
 from app.grammars.matcher import Matcher
 
@@ -59,6 +60,10 @@ class TurnState:
     """Chain hashes of the history's first blocks without edits, as far as the turn has looked for them."""
     expected: ExpectedEdits | None = None
     """When it was last asked for: while the turn waits, each step does."""
+    apart: bool = False
+    """Whether it waits for another server to compute its prompt. It has its place in the queue, and nothing more."""
+    coming: Move | None = None
+    """What brings the KV of that."""
     passed_over: int = 0
     """Steps that computed prompts of others instead of its own."""
     slice_began: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import pytest
 from hypothesis import settings
@@ -27,6 +27,7 @@ from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.saved_files import FilesFound
 from app.gpu.kv.blocks import BlockPool
+from app.gpu.kv.transport import Ways
 from app.gpu.kv_tiers.cache import KVCache
 from app.gpu.kv_tiers.moving import KVTiers
 from app.gpu.kv_tiers.phases import Phases
@@ -114,6 +115,7 @@ class PlanningMachine(RuleBasedStateMachine):
             inspector=inspector,
             files=FilesFound(),
             discard=nobody_asks,
+            ways=cast("Ways", nobody_asks),
         )
         self.model = KVModel(BLOCK_SIZE)
         self.tickets = map(Ticket, itertools.count(1))

@@ -1,0 +1,296 @@
+"""A prompt that one engine computes for another: the same tokens, and a turn that goes on whatever happens."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from app.domain.errors import EngineError, PeerFull, WrongState
+from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket
+from app.messages import (
+    Cancel,
+    Close,
+    ComputePrompt,
+    Event,
+    Lacking,
+    Open,
+    ReceivedPrompt,
+    ReceivePrompt,
+    SendPrompt,
+    SentKV,
+    Submit,
+)
+from app.model_store.resolve import ResolvedModel, resolve
+from tests.gpu.commands.test_peer_kv import tcp_pair
+from tests.gpu.driving import GREEDY, Driver
+from tests.gpu.tiny_engine import BLOCK, make_engine, model, prompt
+
+__all__ = ["model"]
+
+ID, THERE = SessionId("ses_a_1"), SessionId("ses_b_1")
+DRAWN = SamplingParams(seed=7, temperature=1.0)
+Way = Callable[[], tuple[socket.socket, socket.socket]]
+PROMPT = prompt(3, 12 * BLOCK + 2)
+
+
+class Decoder(Driver):
+    """An engine whose long prompts another one computes."""
+
+    def __init__(self, model: ResolvedModel, host_blocks: int = 100, blocks: int = 200) -> None:
+        super().__init__(make_engine(model, blocks=blocks, host_blocks=host_blocks, policy=KVPolicy.SIGNAL))
+        self.lacking: list[Lacking] = []
+
+    def take(self, events: list[Event]) -> None:  # type: ignore[override]
+        self.lacking += [each for each in events if isinstance(each, Lacking)]
+        super().take([each for each in events if not isinstance(each, Lacking)])
+
+    def ask(self, token_ids: list[int], sampling: SamplingParams = GREEDY, apart_tokens: int = 2 * BLOCK) -> Ticket:
+        """Begin a turn of 6 tokens in the session, which is opened."""
+        if ID not in self.engine._handler._sessions:
+            self.do(Open(self.ticket(), ID, "t"))
+        turn = self.ticket()
+        rule = StopRule(6)
+        self.take(self.engine.handle(Submit(turn, ID, tuple(token_ids), sampling, rule, apart_tokens=apart_tokens)))
+        return turn
+
+    def await_prompt(self, way: socket.socket) -> Ticket:
+        """Begin to receive the prompt that the last turn waits for."""
+        (asked,) = self.lacking[-1:]
+        ticket = self.ticket()
+        number = self.engine.give(way)
+        self.take(self.engine.handle(ReceivePrompt(ticket, ID, asked.turn, number, asked.first)))
+        return ticket
+
+    def received(self, ticket: Ticket) -> ReceivedPrompt:
+        self.move()
+        self.take(self.engine._handler.tick())
+        value = self.events[ticket][-1].value  # type: ignore[union-attr]
+        assert isinstance(value, ReceivedPrompt)
+        return value
+
+
+class Prefiller(Driver):
+    """The other engine."""
+
+    def __init__(self, model: ResolvedModel, host_blocks: int = 100) -> None:
+        super().__init__(make_engine(model, host_blocks=host_blocks, policy=KVPolicy.SIGNAL))
+
+    def begin(self, token_ids: list[int], way: socket.socket, first: int, tenant: str = "t") -> Ticket:
+        """Begin to compute the prompt's full blocks, and to send them."""
+        self.do(Open(self.ticket(), THERE, tenant))
+        whole = token_ids[: (len(token_ids) - 1) // BLOCK * BLOCK]
+        self.turn = self.submit(THERE, whole or token_ids, 0)
+        ticket = self.ticket()
+        self.take(self.engine.handle(SendPrompt(ticket, THERE, self.engine.give(way), first)))
+        return ticket
+
+    def step(self) -> None:
+        """One step, and the moves that it leads to."""
+        self.take(self.engine.step())
+        self.look()
+
+    def look(self) -> None:
+        """Go on until nothing moves any more."""
+        for _ in range(3):
+            self.take(self.engine._handler.tick())
+            self.move()
+
+    def send(self, token_ids: list[int], way: socket.socket, first: int) -> SentKV:
+        ticket = self.begin(token_ids, way, first)
+        while not self.ended(self.turn):
+            self.step()
+        self.look()
+        self.do(Close(self.ticket(), THERE))
+        value = self.events[ticket][-1].value  # type: ignore[union-attr]
+        assert isinstance(value, SentKV)
+        return value
+
+
+@pytest.fixture
+def way() -> Iterator[Way]:
+    """Makes connections: the end that sends, and the one that receives."""
+    with ExitStack() as ends:
+
+        def make() -> tuple[socket.socket, socket.socket]:
+            pair = tcp_pair()
+            for end in pair:
+                ends.callback(end.close)
+            return pair
+
+        yield make
+
+
+def alone(model: ResolvedModel, *turns: list[int], sampling: SamplingParams = GREEDY) -> list[list[int]]:
+    """What one engine says to these turns."""
+    driver = Decoder(model)
+    said = []
+    for token_ids in turns:
+        turn = driver.ask(token_ids, sampling, apart_tokens=0)
+        driver.finish(turn)
+        said.append(driver.tokens(turn))
+    return said
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+def test_the_turn_goes_on_as_if_the_host_had_had_it(model: ResolvedModel, way: Way, sampling: SamplingParams) -> None:
+    here, there = Decoder(model), Prefiller(model)
+    turn = here.ask(PROMPT, sampling)
+    assert [(each.session, each.turn, each.first) for each in here.lacking] == [(ID, turn, 0)]
+    out, into = way()
+    sent = there.send(PROMPT, out, 0)
+    assert sent.computed_tokens == 12 * BLOCK
+    received = here.received(here.await_prompt(into))
+    assert received == ReceivedPrompt(12 * BLOCK)
+    here.finish(turn)
+    usage = here.end(turn).usage
+    assert (usage.cached_tokens, usage.tokens_recomputed) == (12 * BLOCK, 0)
+    again = here.ask([9], sampling)
+    here.finish(again)
+    assert [here.tokens(turn), here.tokens(again)] == alone(model, PROMPT, [9], sampling=sampling)
+    assert len(here.lacking) == 1, "a short prompt is computed here"
+    here.placement.tiers.cache.host.check_integrity([[*each.host_blocks] for each in here.engine._handler.sequences])
+
+
+def test_parts_go_as_they_are_computed(model: ResolvedModel, way: Way) -> None:
+    there = Prefiller(model)
+    out, into = way()
+    into.settimeout(5)
+    there.begin(PROMPT, out, 0)
+    arrived = []
+    while not there.ended(there.turn):
+        there.step()
+        arrived.append(len(into.recv(1 << 22)))
+    assert len(arrived) >= 3, "16 tokens a step"
+    block = there.placement.tiers.block_bytes
+    assert arrived[0] == 32 + 16 // BLOCK * block
+    assert sum(arrived) == 32 + 12 * block
+    assert into.recv(1) == b""
+
+
+def test_what_is_here_does_not_come(model: ResolvedModel, way: Way) -> None:
+    first, more = prompt(4, 3 * BLOCK), prompt(5, 14 * BLOCK)
+    here, there = Decoder(model), Prefiller(model)
+    turn = here.ask(first)
+    here.do(ComputePrompt(here.ticket(), ID, turn))
+    here.finish(turn)
+    said = here.tokens(turn)
+    turn = here.ask(more)
+    history = [*first, *said, *more]
+    out, into = way()
+    there.send(history, out, here.lacking[-1].first)
+    received = here.received(here.await_prompt(into))
+    assert received.error is None
+    here.finish(turn)
+    assert here.end(turn).usage.cached_tokens == (len(history) - 1) // BLOCK * BLOCK
+    assert [said, here.tokens(turn)] == alone(model, first, more)
+
+
+@pytest.mark.parametrize("blocks", [0, 5])
+def test_a_prompt_that_breaks_off_is_computed_to_its_end_here(model: ResolvedModel, way: Way, blocks: int) -> None:
+    here, there = Decoder(model), Prefiller(model)
+    turn = here.ask(PROMPT)
+    out, into = way()
+    there.send(PROMPT, out, 0)
+    whole = into.recv(1 << 22, socket.MSG_WAITALL)
+    out, into = way()
+    out.sendall(whole[: 32 + blocks * there.placement.tiers.block_bytes + 7])
+    out.close()
+    received = here.received(here.await_prompt(into))
+    assert received.tokens == blocks * BLOCK
+    assert received.error is not None
+    here.finish(turn)
+    assert here.end(turn).usage.cached_tokens == blocks * BLOCK
+    assert [here.tokens(turn)] == alone(model, PROMPT)
+
+
+def test_a_turn_that_nobody_helps_computes_its_prompt(model: ResolvedModel, way: Way) -> None:
+    here = Decoder(model)
+    turn = here.ask(PROMPT)
+    here.take(here.engine.step())
+    assert not here.engine._can_compute, "it waits, and does not spin"
+    here.do(ComputePrompt(here.ticket(), ID, turn))
+    here.do(ComputePrompt(here.ticket(), ID, turn))
+    here.finish(turn)
+    assert [here.tokens(turn)] == alone(model, PROMPT)
+    _, into = way()
+    with pytest.raises(WrongState, match="waits for no prompt"):
+        here.await_prompt(into)
+
+
+def test_others_run_while_it_waits(model: ResolvedModel) -> None:
+    here = Decoder(model)
+    waits = here.ask(PROMPT)
+    other = here.open()
+    runs = here.submit(other, PROMPT[:9], 4)
+    here.finish(runs)
+    assert not here.ended(waits)
+
+
+def test_without_room_on_the_host_the_turn_goes_on_alone(model: ResolvedModel, way: Way) -> None:
+    here = Decoder(model, host_blocks=14)
+    keeper = here.open()
+    turn = here.submit(keeper, prompt(8, 6 * BLOCK), 1)
+    here.finish(turn)
+    blocks = here.placement.tiers.cache.host.allocate(8)
+    turn = here.ask(PROMPT)
+    _, into = way()
+    with pytest.raises(PeerFull, match="no room"):
+        here.await_prompt(into)
+    here.finish(turn)
+    here.placement.tiers.cache.host.release(blocks)
+    assert [here.tokens(turn)] == alone(model, PROMPT)
+
+
+def test_a_turn_that_ends_lets_go_of_the_other_engine(model: ResolvedModel, way: Way) -> None:
+    here, there = Decoder(model), Prefiller(model)
+    turn = here.ask(PROMPT)
+    out, into = way()
+    there.begin(PROMPT, out, 0)
+    there.step()
+    ticket = here.await_prompt(into)
+    here.take(here.engine.handle(Cancel(here.ticket(), ID, turn)))
+    assert here.end(turn).reason is FinishReason.CANCELLED
+    here.take(here.engine._handler.tick())
+    assert here.received(ticket).error is not None
+    with pytest.raises(EngineError, match=r"wants it no more|Broken pipe|reset"):
+        there.step()
+    there.do(Close(there.ticket(), THERE))
+    assert not there.engine._scheduler.has_work
+    again = here.ask([9], apart_tokens=0)
+    here.finish(again)
+    free = here.placement.tiers.cache.host
+    free.check_integrity([[*each.host_blocks] for each in here.engine._handler.sequences])
+
+
+def test_another_model_is_no_help(model: ResolvedModel, way: Way, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = resolve("random:tiny-llama", cache_dir=tmp_path_factory.mktemp("other"), seed=5)
+    here, there = Decoder(model), Prefiller(other)
+    turn = here.ask(PROMPT)
+    out, into = way()
+    there.send(PROMPT, out, 0)
+    assert "another model" in (here.received(here.await_prompt(into)).error or "")
+    here.finish(turn)
+    assert [here.tokens(turn)] == alone(model, PROMPT)
+
+
+def test_a_prompt_that_is_refused_is_not_waited_for(model: ResolvedModel, way: Way) -> None:
+    there = Prefiller(model)
+    out, into = way()
+    with pytest.raises(WrongState, match="no block to send"):
+        there.begin(PROMPT[:3], out, 0)
+    into.settimeout(5)
+    assert into.recv(1) == b""
+
+
+def test_a_session_that_is_steered_computes_here(model: ResolvedModel) -> None:
+    here = Decoder(model)
+    for asked in ({"apart_tokens": 0}, {"apart_tokens": 13 * BLOCK}):
+        turn = here.ask(PROMPT, **asked)
+        here.finish(turn)
+        here.do(Close(here.ticket(), ID))
+    scored = here.ask(PROMPT, SamplingParams(seed=0, temperature=0, prompt_logprobs=0))
+    here.finish(scored)
+    assert not here.lacking
