@@ -27,6 +27,7 @@ from benchmarks.command import bind_to_cores
 from benchmarks.figures import Figure, Target, figure_table
 from benchmarks.record import RESULTS, Run, write_run
 from benchmarks.spread import middle_half, ratio_of_medians
+from loadgen.options.ending import sigterm_as_interrupt
 from loadgen.peers.djinn import djinn_launch
 from loadgen.processes.process import free_port, running_server
 from loadgen.results.tables import to_markdown
@@ -155,7 +156,8 @@ def measure(options: argparse.Namespace, cores: list[int]) -> dict[str, list[Rou
             for _ in range(options.rounds):
                 for name, tokens in ((f"{way}, quiet", 0), (way, options.prompt_tokens)):
                     found.setdefault(name, []).append(play(http, random, options.decoded, tokens))
-                    print(f"{name}: p99 {1e3 * found[name][-1].p99:.0f} ms", flush=True)
+                    last = found[name][-1]
+                    print(f"{name}: p99 {1e3 * last.p99:.0f} ms, {len(last.first_tokens)} prompts", flush=True)
             os.sched_setaffinity(0, cores)
     return found
 
@@ -185,7 +187,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for results")
     parser.add_argument("--no-output", action="store_true", help="write no file")
     options = parser.parse_args()
-    found = measure(options, bind_to_cores(2))
+    with sigterm_as_interrupt():
+        found = measure(options, bind_to_cores(2))
     title = f"Prompts of {options.prompt_tokens} tokens beside {SESSIONS} sessions that decode: {options.model}"
     table = to_markdown(figure_table(title, figures_of(found)))
     print(table)

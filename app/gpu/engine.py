@@ -175,8 +175,7 @@ class Engine:
         try:
             self._runner.pool.copy_blocks(plan.copies)
             self._order_moves()  # after the copies: a move may read a block made by one
-            under_way = bool(self._placement.tiers.ledger.in_flight) or self._scheduler.queue.waits_for_others
-            self._stalled = not plan.rows and under_way
+            self._stalled = not plan.rows and self._waits
             self._outdated |= plan.gave_way or plan.passed_over
             if plan.rows:
                 self._step = self._runner.launch(plan.rows, sample_requests(plan.rows))
@@ -229,6 +228,11 @@ class Engine:
     def _order_moves(self) -> None:
         self._placement.write_behind(active.sequence for active in self._scheduler.queue.running.values())
         self._mover.submit(self._placement.take_orders())
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a message will come: of a move that is under way, or of a prompt that another server computes."""
+        return bool(self._placement.tiers.ledger.in_flight) or self._scheduler.queue.waits_for_others
 
     @property
     def _can_compute(self) -> bool:

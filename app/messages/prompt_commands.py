@@ -35,8 +35,9 @@ class ComputePrompt:
 
 @dataclass(frozen=True, slots=True)
 class SendPrompt:
-    """Send the full blocks of the session, from number `first` on, over the connection of that number, as its turn
-    computes them. Answered by `Done(SentKV)` when the last of them has been written to the connection.
+    """Send the blocks of the session, from number `first` on, over the connection of that number, as they are computed
+    by its turn, which generates nothing. Answered by `Done(SentKV)` when the last of them has been written to the
+    connection.
 
     Fails as `EngineError` if the turn ends before it has them all, or the other server wants them no more.
     """

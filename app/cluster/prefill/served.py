@@ -105,13 +105,14 @@ class PromptsServed:
                 executor.post(partial(Close, session=session))
 
     async def _send(self, session: SessionId, offer: PromptOffer, number: int) -> SentKV:
-        """Have the engine compute the prompt's full blocks and send them. Raises `DjinnError`."""
+        """Have the engine compute the prompt, but for the token whose logits are wanted there, and send it. Raises
+        `DjinnError`.
+        """
         executor, tokens = self._registry.executor, array("I", offer.token_ids)
-        whole = tuple(tokens[: (len(tokens) - 1) // self._block_size * self._block_size])
         opening = partial(Open, session=session, tenant=offer.tenant, namespace=offer.namespace)
         executor.post(opening)
         greedy = SamplingParams(seed=0, temperature=0)
-        turn = partial(Submit, session=session, token_ids=whole, sampling=greedy, stop=NO_TOKENS)
+        turn = partial(Submit, session=session, token_ids=tuple(tokens[:-1]), sampling=greedy, stop=NO_TOKENS)
         executor.start_turn(turn, lambda event: None)
         sending = partial(SendPrompt, session=session, connection=number, first=offer.first)
         sent: SentKV = await executor.call(sending)

@@ -48,7 +48,7 @@ class PromptReceiver:
         if turn is None or not asks or not self._may_wait(sequence):
             return []
         known = max(sequence.computed, self._cache.published(sequence) * size)
-        if (tokens - 1) // size * size - known < max(command.apart_tokens, tokens // 2):
+        if tokens - 1 - known < max(command.apart_tokens, tokens // 2):
             return []
         if sequence.tier is None:
             self._cache.match_host_prefix(sequence)
@@ -111,21 +111,20 @@ class PromptReceiver:
         command, sequence = awaited.command, awaited.sequence
         if not awaited.is_wanted:
             return WrongState(f"session {command.session} waits for no prompt any more")
-        hashes = self._cache.prompt_hashes(sequence)
-        needed = len(hashes) - command.first
+        host, hashes, computed = self._cache.host, self._cache.prompt_hashes(sequence), len(sequence.tokens) - 1
+        needed = host.blocks_for(computed) - command.first
         if not self._placement.make_host_room(needed, sequence):
             if not self._placement.lower.host_is_emptying:
                 return PeerFull(f"host memory has no room for {needed} blocks of KV")
             self._waiting.append(awaited)
             return None
-        host = self._cache.host
         awaited.turn.coming = self._placement.tiers.ledger.order(
             sequence,
             MoveKind.RECEIVE_PROMPT,
             target=tuple(host.allocate(needed)),
             first=command.first,
             hashes=tuple(hashes[command.first :]),
-            token_ids=tuple(sequence.tokens[: len(hashes) * host.block_size]),
+            token_ids=tuple(sequence.tokens[:computed]),
             connection=command.connection,
         )
         self._coming[awaited.turn.coming] = awaited

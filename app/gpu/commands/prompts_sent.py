@@ -45,7 +45,7 @@ class PromptSender:
         """Begin to send the session's blocks; `go_on` and `finish` go on with it and answer. Raises `WrongState` if
         there are none to send.
         """
-        end = len(sequence.tokens) // self._host.block_size
+        end = self._host.blocks_for(len(sequence.tokens))
         if end <= command.first:
             self._ways.end(command.connection)
             raise WrongState(f"session {command.session} has no block to send")
@@ -74,23 +74,28 @@ class PromptSender:
         if stream.sent < stream.end:
             return []
         del self._streams[move.connection]
-        tokens = stream.end * self._host.block_size
+        tokens = len(stream.sequence.tokens)
         return [Done(stream.command.ticket, SentKV(tokens, tokens, stream.bytes))]
 
     def _advance(self, stream: _Stream) -> list[Event]:
         sequence = stream.sequence
         if sequence.session not in self._sessions:
             return self._fail(stream, "its session has been closed")
-        computed = min(sequence.computed // self._host.block_size, stream.end)
+        # The last block is filled in part, and whole only when the turn is over.
+        computed = stream.end if self._is_computed(sequence) else sequence.computed // self._host.block_size
         on_device = sequence.tier is Tier.DEVICE and sequence.outgoing is None
         if on_device and len(sequence.host_blocks) < computed and not self._copy_out(sequence, computed):
             return self._fail(stream, "host memory has no room for its KV")
         ready = min(computed, len(sequence.host_blocks))
         if ready > stream.sent:
             self._send(stream, ready)
-        elif not sequence.busy and (computed < stream.end or sequence.tier is Tier.DISK):
+        elif not sequence.busy and (computed < stream.end or sequence.tier in (Tier.DISK, None)):
             return self._fail(stream, "the prompt was not computed to its end")
         return []
+
+    def _is_computed(self, sequence: TokenSequence) -> bool:
+        """Whether the turn has come to its end."""
+        return not sequence.busy and sequence.computed == len(sequence.tokens)
 
     def _copy_out(self, sequence: TokenSequence, end: int) -> bool:
         """Copy blocks to the host, or wait for room there. False: there will be none."""
@@ -107,7 +112,7 @@ class PromptSender:
             sequence,
             MoveKind.SEND_PROMPT,
             source=source,
-            token_ids=tuple(sequence.tokens[: stream.end * self._host.block_size]),
+            token_ids=tuple(sequence.tokens),
             connection=stream.command.connection,
             ends=ready == stream.end,
         )

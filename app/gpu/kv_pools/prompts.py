@@ -1,7 +1,8 @@
 """KV of prompts on its way between servers.
 
     lead    BLAKE2b of the model's identity, the layout of its KV, and the prompt's tokens
-    blocks  one after the other, as the pool holds them, from the one on that the receiver has asked for
+    blocks  one after the other, as the pool holds them, from the one on that the receiver has asked for; zeros are
+            behind the prompt in the last one
 
 The sender has no blocks until the prompt is computed, so they come in parts, and end when one of the two closes. What
 has come by then is of use.
@@ -14,6 +15,7 @@ import threading
 from array import array
 from dataclasses import replace
 
+from app.gpu.kv.file import zero_after
 from app.gpu.kv.header import KVFileHeader, KVFileMismatch, KVIdentity, encode_header
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv.transport import SocketTransport, Transport
@@ -41,6 +43,8 @@ class PromptStreams:
         try:
             lead = memoryview(self._lead(move)) if is_new else memoryview(b"")
             spans = [lead, *self._host.spans(move.source)]
+            if move.ends:
+                spans[-1:] = self._without_rest(spans[-1], move)
             for span in spans:
                 way.send(span)
         except OSError:
@@ -53,7 +57,8 @@ class PromptStreams:
     def receive(self, move: Move) -> Moved:
         """Receive a prompt, as much of it as comes. Raises `OSError` if none does, `KVFileMismatch`."""
         way, _ = self._take(move.connection)
-        came = Moved(move.number, computed=move.first * self._identity.layout.block_size)
+        size, count = self._identity.layout.block_size, len(move.token_ids)
+        came = Moved(move.number, computed=move.first * size)
         try:
             lead = bytearray(LEAD_BYTES)
             way.receive(memoryview(lead))
@@ -61,7 +66,7 @@ class PromptStreams:
                 raise KVFileMismatch("the other server has another model, or computes another prompt")
             for block in self._host.views(move.target):
                 way.receive(block)
-                came = replace(came, computed=came.computed + self._identity.layout.block_size)
+                came = replace(came, computed=min(came.computed + size, count))
         except OSError as error:
             came = replace(came, error=str(error))
         finally:
@@ -105,6 +110,15 @@ class PromptStreams:
             way.end()
             raise ConnectionError("nobody wants what comes over the connection any more")
         return way, True
+
+    def _without_rest(self, span: memoryview, move: Move) -> list[memoryview]:
+        """The span whose last block is the prompt's last, with zeros for what is in that beyond the prompt."""
+        layout = self._identity.layout
+        used = len(move.token_ids) % layout.block_size
+        if not used:
+            return [span]
+        last = zero_after(span[-layout.block_bytes :], used, layout)
+        return [span[: -layout.block_bytes], memoryview(last)]
 
     def _lead(self, move: Move) -> bytes:
         header = encode_header(KVFileHeader(self._identity, move.token_ids, len(move.token_ids)))

@@ -93,11 +93,11 @@ class Arrivals:
         They may be fewer than were asked for.
         """
         host, turn = self._cache.host, sequence.turn
-        came = move.target[: max(0, computed // host.block_size - move.first)]
+        came = move.target[: max(0, host.blocks_for(computed) - move.first)]
         for block, block_hash in zip(came, move.hashes, strict=False):
             host.publish(block, block_hash)
         if came and turn is not None and turn.coming is move:
-            self._cache.extend(sequence, move.first, came)
+            self._cache.extend(sequence, move.first, came, computed)
 
     def _keep_on_host(self, sequence: TokenSequence, move: Move) -> None:
         """Give the sequence the KV of its computed tokens, which has come from outside this memory."""

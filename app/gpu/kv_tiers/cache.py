@@ -67,19 +67,18 @@ class KVCache:
         hashes = self.prompt_hashes(sequence)
         return max(_leading(self.pool.find_all(hashes)), _leading(self.host.find_all(hashes)))
 
-    def extend(self, sequence: TokenSequence, first: int, blocks: Sequence[BlockId]) -> None:
+    def extend(self, sequence: TokenSequence, first: int, blocks: Sequence[BlockId], computed: int) -> None:
         """Put host blocks, the one that is number `first` and those behind it, in place of what the sequence has from
-        there on, if that is less and the host has all before them. The KV is on the host then.
+        there on, if that is less and the host has all before them. The KV of `computed` tokens is on the host then.
         """
-        end = (first + len(blocks)) * self.pool.block_size
-        if sequence.moving is not None or len(sequence.host_blocks) < first or sequence.computed >= end:
+        if sequence.moving is not None or len(sequence.host_blocks) < first or sequence.computed >= computed:
             return
         sequence.outgoing = sequence.incoming = None  # copies under way were of what there was before
         self.release_copies(sequence, first)
         self.release_blocks(sequence, 0)
         self.host.share(blocks)
         sequence.host_blocks.extend(blocks)
-        sequence.computed = end
+        sequence.computed = computed
         self.hash_blocks(sequence)
 
     def accept_prefix(self, sequence: TokenSequence) -> None:

@@ -12,8 +12,8 @@ import httpx
 from tests.cluster.pair import SOON_S, Pair, generate, open_session
 
 PROMPT = [7 + at * at % 240 for at in range(500)]
-WHOLE = (len(PROMPT) - 1) // 16 * 16
-"""What full blocks have of it."""
+WHOLE = len(PROMPT) - 1
+"""What another server computes of it."""
 STEP = ("--max-step-tokens", "64", "--max-running", "32")
 """A prompt comes in many parts."""
 ROLES = {"a": (*STEP, "--role", "decode", "--prefill-apart-tokens", "200"), "b": (*STEP, "--role", "prefill")}

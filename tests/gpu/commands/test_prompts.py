@@ -79,10 +79,9 @@ class Prefiller(Driver):
         super().__init__(make_engine(model, host_blocks=host_blocks, policy=KVPolicy.SIGNAL))
 
     def begin(self, token_ids: list[int], way: socket.socket, first: int, tenant: str = "t") -> Ticket:
-        """Begin to compute the prompt's full blocks, and to send them."""
+        """Begin to compute the prompt but for its last token, and to send it."""
         self.do(Open(self.ticket(), THERE, tenant))
-        whole = token_ids[: (len(token_ids) - 1) // BLOCK * BLOCK]
-        self.turn = self.submit(THERE, whole or token_ids, 0)
+        self.turn = self.submit(THERE, token_ids[:-1], 0)
         ticket = self.ticket()
         self.take(self.engine.handle(SendPrompt(ticket, THERE, self.engine.give(way), first)))
         return ticket
@@ -141,12 +140,12 @@ def test_the_turn_goes_on_as_if_the_host_had_had_it(model: ResolvedModel, way: W
     assert [(each.session, each.turn, each.first) for each in here.lacking] == [(ID, turn, 0)]
     out, into = way()
     sent = there.send(PROMPT, out, 0)
-    assert sent.computed_tokens == 12 * BLOCK
+    assert sent.computed_tokens == len(PROMPT) - 1
     received = here.received(here.await_prompt(into))
-    assert received == ReceivedPrompt(12 * BLOCK)
+    assert received == ReceivedPrompt(len(PROMPT) - 1)
     here.finish(turn)
     usage = here.end(turn).usage
-    assert (usage.cached_tokens, usage.tokens_recomputed) == (12 * BLOCK, 0)
+    assert (usage.cached_tokens, usage.tokens_recomputed) == (len(PROMPT) - 1, 0)
     again = here.ask([9], sampling)
     here.finish(again)
     assert [here.tokens(turn), here.tokens(again)] == alone(model, PROMPT, [9], sampling=sampling)
@@ -166,7 +165,7 @@ def test_parts_go_as_they_are_computed(model: ResolvedModel, way: Way) -> None:
     assert len(arrived) >= 3, "16 tokens a step"
     block = there.placement.tiers.block_bytes
     assert arrived[0] == 32 + 16 // BLOCK * block
-    assert sum(arrived) == 32 + 12 * block
+    assert sum(arrived) == 32 + 13 * block
     assert into.recv(1) == b""
 
 
@@ -184,7 +183,7 @@ def test_what_is_here_does_not_come(model: ResolvedModel, way: Way) -> None:
     received = here.received(here.await_prompt(into))
     assert received.error is None
     here.finish(turn)
-    assert here.end(turn).usage.cached_tokens == (len(history) - 1) // BLOCK * BLOCK
+    assert here.end(turn).usage.cached_tokens == len(history) - 1
     assert [said, here.tokens(turn)] == alone(model, first, more)
 
 
@@ -280,7 +279,7 @@ def test_a_prompt_that_is_refused_is_not_waited_for(model: ResolvedModel, way: W
     there = Prefiller(model)
     out, into = way()
     with pytest.raises(WrongState, match="no block to send"):
-        there.begin(PROMPT[:3], out, 0)
+        there.begin(PROMPT[:3], out, 1)
     into.settimeout(5)
     assert into.recv(1) == b""
 
