@@ -12,7 +12,21 @@ from app.gpu.device.streams import Event as DeviceEvent
 from app.gpu.engine import Engine
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.mover import KVMover
-from app.messages import Close, Command, Done, Event, Failed, Inspect, Open, Placed, Spent, Submit, Token, TurnFinished
+from app.messages import (
+    Close,
+    Command,
+    Done,
+    Event,
+    Failed,
+    Inspect,
+    Lacking,
+    Open,
+    Placed,
+    Spent,
+    Submit,
+    Token,
+    TurnFinished,
+)
 
 GREEDY = SamplingParams(seed=0, temperature=0)
 
@@ -130,7 +144,7 @@ class Driver:
             if isinstance(event, Placed):
                 self.places[event.session] = event.memory
                 continue
-            if isinstance(event, Spent):
+            if isinstance(event, Lacking | Spent):
                 continue
             self.events.setdefault(event.ticket, []).append(event)
         if failures:

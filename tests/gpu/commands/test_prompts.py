@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
 
+from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
 from app.domain.errors import EngineError, PeerFull, WrongState
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket
 from app.messages import (
+    Arm,
     Cancel,
     Close,
     ComputePrompt,
@@ -43,9 +45,9 @@ class Decoder(Driver):
         super().__init__(make_engine(model, blocks=blocks, host_blocks=host_blocks, policy=KVPolicy.SIGNAL))
         self.lacking: list[Lacking] = []
 
-    def take(self, events: list[Event]) -> None:  # type: ignore[override]
+    def take(self, events: Sequence[Event]) -> None:
         self.lacking += [each for each in events if isinstance(each, Lacking)]
-        super().take([each for each in events if not isinstance(each, Lacking)])
+        super().take(events)
 
     def ask(self, token_ids: list[int], sampling: SamplingParams = GREEDY, apart_tokens: int = 2 * BLOCK) -> Ticket:
         """Begin a turn of 6 tokens in the session, which is opened."""
@@ -284,12 +286,18 @@ def test_a_prompt_that_is_refused_is_not_waited_for(model: ResolvedModel, way: W
     assert into.recv(1) == b""
 
 
-def test_a_session_that_is_steered_computes_here(model: ResolvedModel) -> None:
-    here = Decoder(model)
-    for asked in ({"apart_tokens": 0}, {"apart_tokens": 13 * BLOCK}):
-        turn = here.ask(PROMPT, **asked)
+def test_prompts_that_stay_here(model: ResolvedModel) -> None:
+    here, length = Decoder(model), len(PROMPT)
+    for seed, apart_tokens in ((11, 0), (12, length)):
+        turn = here.ask(prompt(seed, length), apart_tokens=apart_tokens)
         here.finish(turn)
         here.do(Close(here.ticket(), ID))
-    scored = here.ask(PROMPT, SamplingParams(seed=0, temperature=0, prompt_logprobs=0))
+    scored = here.ask(prompt(13, length), SamplingParams(seed=0, temperature=0, prompt_logprobs=0))
     here.finish(scored)
+    here.do(Close(here.ticket(), ID))
+    here.do(Open(here.ticket(), ID, "t"))
+    edit = Edit(EditOp.SCALE, factor=2.0)
+    here.do(Arm(here.ticket(), ID, Breakpoint("bp_0", (0,), Action.EDIT, When(), edits=(edit,))))
+    steered = here.ask(prompt(14, length))
+    here.finish(steered)
     assert not here.lacking

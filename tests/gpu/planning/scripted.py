@@ -17,7 +17,7 @@ from app.gpu.device.streams import Event as DeviceEvent
 from app.gpu.engine import Engine
 from app.gpu.kv.moves import Move, Moved
 from app.gpu.kv_pools.mover import KVMover
-from app.messages import Command, Done, Event, Failed, Paused, Placed, Spent, Started, Token, TurnFinished
+from app.messages import Command, Done, Event, Failed, Notice, Paused, Started, Token, TurnFinished
 
 MakeCommand = Callable[[Ticket], Command]
 Script = Generator["MakeCommand | Interrupted", list[Event], None]
@@ -143,7 +143,7 @@ class Play:
 
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Placed | Spent):
+            if isinstance(event, Notice):
                 continue
             client = self._of.get(event.ticket)
             if client is None:
