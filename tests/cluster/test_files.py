@@ -82,6 +82,13 @@ def test_one_setting_of_a_cluster_needs_the_others(missing: str) -> None:
         Settings(**{name: value for name, value in whole.items() if name != missing})
 
 
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_role_is_one_among_peers(role: str) -> None:
+    assert Settings(**FILES, replica="a", role=role).role == role
+    with pytest.raises(ValidationError, match="role: needs peers"):
+        Settings(role=role)
+
+
 def test_a_cluster_needs_a_journal() -> None:
     with pytest.raises(ValidationError, match="must survive a restart"):
         Settings(**FILES, replica="a", state_dir=None)

@@ -43,12 +43,13 @@ class PromptReceiver:
         """Hold the turn that has just begun, if another server may compute its prompt and enough of it lacks KV: as
         much as was asked for, and half of it. That server computes what was there before too.
         """
-        turn, size, tokens = sequence.turn, self._cache.pool.block_size, len(sequence.tokens)
+        turn, tokens = sequence.turn, len(sequence.tokens)
         asks = command.apart_tokens and command.sampling.prompt_logprobs is None
         if turn is None or not asks or not self._may_wait(sequence):
             return []
-        known = max(sequence.computed, self._cache.published(sequence) * size)
-        if tokens - 1 - known < max(command.apart_tokens, tokens // 2):
+        most_known = tokens - 1 - max(command.apart_tokens, tokens // 2)
+        # In this order: of most turns nearly all is known, and they need no look at what others have computed.
+        if sequence.computed > most_known or self._cache.published(sequence) * self._cache.pool.block_size > most_known:
             return []
         if sequence.tier is None:
             self._cache.match_host_prefix(sequence)
