@@ -61,6 +61,11 @@ class Replica:
             self.load, self.placed = load, 0
 
     @property
+    def takes_sessions(self) -> bool:
+        """Whether it is there for sessions: it does not only compute prompts, as far as it has said."""
+        return self.load is None or self.load.role != "prefill"
+
+    @property
     def room(self) -> tuple[float, float, int]:
         """Orders replicas by what a new session finds there: free KV, then free host memory, then turns that would be
         before its own. Where all sessions are away from the device, host memory tells who has more of them.
@@ -126,5 +131,5 @@ class Fleet:
         ready = [each for each in answering if each.state is State.READY]
         if not ready_only:
             return (ready or answering)[0]
-        homes = [each for each in ready if each.load is None or each.load.takes_sessions]
+        homes = [each for each in ready if each.takes_sessions]
         return max(homes or ready or answering, key=lambda each: each.room)

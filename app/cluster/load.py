@@ -30,11 +30,6 @@ class Load:
         host_free = 1 - host.owned_bytes / host.total_bytes if host.total_bytes else 0.0
         return cls(free, memory.running + memory.waiting, host_free, role)
 
-    @property
-    def takes_sessions(self) -> bool:
-        """Whether new sessions go there."""
-        return self.role != "prefill"
-
     @classmethod
     def of(cls, text: str) -> Load | None:
         """What a header says; None if that cannot be read."""

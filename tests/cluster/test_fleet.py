@@ -45,7 +45,7 @@ def test_nothing_new_goes_to_a_replica_that_refuses_or_is_away() -> None:
 
 
 def test_one_that_only_computes_prompts_gets_new_sessions_only_if_nobody_else_does() -> None:
-    fleet = _fleet(a=Load(0.9, 0, "prefill"), b=Load(0.1, 9, "decode"))
+    fleet = _fleet(a=Load(0.9, 0, role="prefill"), b=Load(0.1, 9, role="decode"))
     assert {fleet.place().name for _ in range(5)} == {"b"}
     fleet.reachable("b").told(State.REFUSES, None)
     assert fleet.place().name == "a"
@@ -69,5 +69,5 @@ def test_what_is_no_replica_is_refused(name: str, url: str) -> None:
 @pytest.mark.parametrize("text", ["", "kv_free=x turns=1", "kv_free=1", "turns=1", "nonsense"])
 def test_a_load_that_cannot_be_read_is_none(text: str) -> None:
     assert Load.of(text) is None
-    assert Load.of(str(Load(0.25, 3, "decode"))) == Load(0.25, 3, "decode")
+    assert Load.of(str(Load(0.25, 3, 0.5, "decode"))) == Load(0.25, 3, 0.5, "decode")
     assert Load.of("kv_free=0.25 turns=3") == Load(0.25, 3), "a server from before roles"

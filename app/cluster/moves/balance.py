@@ -51,7 +51,9 @@ class Need:
 
 def roomier(own: Load, peers: Iterable[Replica]) -> Replica | None:
     """The peer with the most free host memory, where sessions arrive, if that is clearly more than the own."""
-    told = [(each.load.host_free, each.load.kv_free, each.name, each) for each in peers if each.load is not None]
+    told = [
+        (each.load.host_free, each.load.kv_free, each.name, each) for each in peers if each.load and each.takes_sessions
+    ]
     best = max(told, default=None)
     return best[-1] if best is not None and best[0] - own.host_free >= CLEARLY else None
 

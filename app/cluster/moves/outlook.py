@@ -25,8 +25,9 @@ class Outlook:
 
     @property
     def ready(self) -> list[Replica]:
-        """Those that take new work, the one with the most free KV first."""
-        return sorted((each for each in self if each.state is State.READY), key=lambda each: each.room, reverse=True)
+        """Those that take new work, the one with the most free KV first, and last those that only compute prompts."""
+        ready = [each for each in self if each.state is State.READY]
+        return sorted(ready, key=lambda each: (each.takes_sessions, each.room), reverse=True)
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._fleet)

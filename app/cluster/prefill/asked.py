@@ -8,11 +8,11 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
-from app.cluster.fleet import OWN_NAME, Fleet, Replica, State
-from app.cluster.front.look import INTERVAL_S, Lookout
-from app.cluster.front.pool import Pool
+from app.cluster.fleet import Replica, State
+from app.cluster.front.look import INTERVAL_S
 from app.cluster.moves.calls import PeerCalls
-from app.cluster.moves.peers import Peer, Peers
+from app.cluster.moves.outlook import Outlook
+from app.cluster.moves.peers import Peer
 from app.cluster.moves.wire import Model
 from app.cluster.prefill.giving import give
 from app.cluster.prefill.wire import FORMAT, PROMPT, PromptOffer, encode_prompt
@@ -32,25 +32,23 @@ class PromptsAsked:
     """Finds servers that compute prompts, and has the engine receive what they send. Used on the event loop only."""
 
     def __init__(
-        self, registry: SessionRegistry, here: str, calls: PeerCalls, *, host: str | None, least: int, block_size: int
+        self, registry: SessionRegistry, here: str, calls: PeerCalls, outlook: Outlook, *, least: int, block_size: int
     ) -> None:
-        """`here` is the server's own name, `host` one that servers answer to. `least`: tokens of a long prompt."""
+        """`here` is the server's own name. `least`: tokens of a long prompt."""
         self._registry = registry
         self._metrics = registry.metrics.prompts
         self._here = here
         self._calls = calls
         self._least = least
         self._block_size = block_size
-        self._fleet = Fleet({})
-        self._pool = Pool()
-        self._lookout = Lookout(self._fleet, self._pool, host)
+        self._outlook = outlook
         self._under_way = set[asyncio.Task[None]]()
 
-    def start(self, peers: Peers) -> None:
-        """Look for servers among the peers, and have the engine ask."""
+    def start(self) -> None:
+        """Look for servers that compute prompts, and have the engine ask."""
         self._registry.turns.apart_tokens = self.apart_tokens
         self._registry.table.on_lacking = self._lacking
-        self._start(self._look(peers))
+        self._start(self._look())
 
     def apart_tokens(self) -> int:
         """How many tokens without KV make a prompt that another server may compute; 0: none does."""
@@ -62,22 +60,22 @@ class PromptsAsked:
             task.cancel()
         if self._under_way:
             await asyncio.wait(self._under_way)
-        self._pool.close()
+        self._outlook.close()
+        self._calls.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
-    async def _look(self, peers: Peers) -> None:
+    async def _look(self) -> None:
         while True:
-            self._fleet.replace({name: url for name, url in peers.urls.items() if name not in (self._here, OWN_NAME)})
-            await self._lookout.look()
+            await self._outlook.look()
             await asyncio.sleep(INTERVAL_S)
 
     def _best(self) -> Replica | None:
         """The server with the fewest turns of those that compute prompts."""
-        found = [each for each in self._fleet if each.state is State.READY and each.load and each.load.role == PREFILL]
+        found = [each for each in self._outlook.ready if each.load and each.load.role == PREFILL]
         return min(found, key=lambda each: each.load.turns + each.placed if each.load else 0, default=None)
 
     def _lacking(self, session: Session, notice: Lacking) -> None:

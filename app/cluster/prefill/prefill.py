@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.cluster import Membership
 from app.cluster.moves.doors import Way
+from app.cluster.moves.outlook import Outlook
 from app.cluster.prefill.asked import PREFILL, PromptsAsked
 from app.cluster.prefill.served import PromptsServed
 from app.cluster.prefill.wire import PROMPT
@@ -20,16 +21,14 @@ class Prefill:
     """Asks for prompts, or computes them, or does neither. Used on the event loop only."""
 
     def __init__(self, registry: SessionRegistry, member: Membership, settings: Settings) -> None:
-        self._peers = member.peers
         self._asks = settings.role == DECODE
         size = settings.block_size
         self._served = PromptsServed(registry, member.here, is_asked=settings.role == PREFILL, block_size=size)
-        named = [name for name in settings.allowed_hosts or () if name != "*"]
         self._asked = PromptsAsked(
             registry,
             member.here,
             PeerCalls(member.key),
-            host=named[0] if named else None,
+            Outlook(member.here, member.peers, member.host),
             least=settings.prefill_apart_tokens,
             block_size=size,
         )
@@ -39,7 +38,7 @@ class Prefill:
     def start(self) -> None:
         """Look for servers that compute prompts, if this one asks any."""
         if self._asks:
-            self._asked.start(self._peers)
+            self._asked.start()
 
     async def close(self) -> None:
         """Stop what is under way."""

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from app.gpu.kv.stream import SLICE_BYTES, receive_into
@@ -49,7 +50,10 @@ class Ways(Protocol):
 class SocketTransport:
     """A connection that the two servers have handed to their engines."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, taken: AbstractContextManager[socket.socket]) -> None:
+        """Raises `OSError` if the connection does not come."""
+        self._taken = contextlib.ExitStack()
+        connection = self._taken.enter_context(taken)
         connection.settimeout(PATIENCE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
@@ -80,4 +84,4 @@ class SocketTransport:
         with contextlib.suppress(OSError):  # the other end may have gone before
             self._connection.shutdown(socket.SHUT_RDWR)
         with self._in_use:  # only now nobody can read from another's connection with the same number
-            self._connection.close()
+            self._taken.close()
