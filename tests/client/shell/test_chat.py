@@ -113,6 +113,7 @@ def test_ctrl_c_ends_the_turn_and_not_the_conversation() -> None:
             assert reason == "cancelled"
             assert session.refresh().state == "idle"
             terminal.type("half a line")
+            terminal.expect("half a line")  # Ctrl-C takes back what readline has not read, which then waits for it
             terminal.interrupt("/quit or Ctrl-D ends the conversation")
             terminal.type("/session\n")
             terminal.expect(f"{session.id}: idle")
