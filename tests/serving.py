@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
+import io
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -50,7 +52,17 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="test-server")
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+
+    def work() -> None:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(run())
+
+    thread = threading.Thread(target=work, name="test-server")
     thread.start()
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -64,8 +76,18 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
         server.should_exit = True
         thread.join(timeout=START_TIMEOUT_S)
         if thread.is_alive():
-            faulthandler.dump_traceback()  # of all threads: one of them is what it waits for
-            raise RuntimeError("the server did not stop")
+            faulthandler.dump_traceback()  # of all threads: one of them is what it waits for, or a task is
+            raise RuntimeError(f"the server did not stop; its tasks:\n{_tasks(loops)}")
+
+
+def _tasks(loops: Sequence[asyncio.AbstractEventLoop]) -> str:
+    """Where each task of the loops waits."""
+    text = io.StringIO()
+    for loop in loops:
+        for task in asyncio.all_tasks(loop):
+            print(task, file=text)
+            task.print_stack(file=text)
+    return text.getvalue()
 
 
 @asynccontextmanager

@@ -110,7 +110,7 @@ class EngineExecutor:
         await asyncio.sleep(0)
         if self._reopening is not None:
             self._reopening.cancel()
-        self._fail_all(EngineError("the engine has stopped"))
+        self._give_up("it has stopped")  # for what a request that ends late still asks of it too
 
     def on_back(self, reopen: Callable[[], Awaitable[None]]) -> None:
         """Have `reopen` called when another engine has taken a dead one's place. Until it is done, only calls that say

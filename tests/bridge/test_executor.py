@@ -120,6 +120,8 @@ async def test_stop_answers_every_waiting_call(info: ModelInfo) -> None:
     await executor.stop()
     with pytest.raises(EngineError):
         await waiting
+    with pytest.raises(EngineError):  # a request may end later than the engine
+        await asyncio.wait_for(executor.call(Inspect), 5)
 
 
 async def test_a_turn_that_a_command_should_have_brought_is_let_go_if_it_cannot(info: ModelInfo) -> None:
