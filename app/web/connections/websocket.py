@@ -6,6 +6,7 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import DATA_OPCODES, CloseCode, Frame
+from websockets.protocol import State
 
 from app.domain.errors import BodiesFull
 from app.web.connections.body_budget import Share
@@ -52,6 +53,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Send a message, or close."""
         await super().send(message)
         self._take()
+
+    def shutdown(self) -> None:
+        """Close, as the server ends. A client that closes has said all there is to say, and is not told once more."""
+        if self.handshake_complete and self.conn.state is not State.OPEN:
+            self.stop_keepalive()
+            self.transport.close()
+        else:
+            super().shutdown()
 
     def handle_events(self) -> None:
         """Take the frames that have come, or close if there are too many small ones."""

@@ -186,3 +186,23 @@ async def test_a_message_that_comes_counts_while_the_application_has_one() -> No
     await asyncio.sleep(0.01)
     assert 5000 + 1900 < shares[0].held < 5000 + 2100  # the application is done with the first
     protocol.connection_lost(None)
+
+
+async def test_a_server_ends_while_a_client_that_has_closed_reads_nothing() -> None:
+    async def accepting(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+
+    config = uvicorn.Config(accepting, log_config=None)
+    protocol = WebSocketProtocol(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+    transport = Mock(spec=asyncio.Transport, **{"is_closing.return_value": False})
+    protocol.connection_made(transport)
+    protocol.data_received(HANDSHAKE)
+    await asyncio.sleep(0.01)
+    protocol.data_received(frame(Opcode.CLOSE, struct.pack("!H", 1000)))
+    await asyncio.sleep(0.01)
+    protocol.shutdown()  # what was sent before still waits for the client
+    assert transport.close.called
+    protocol.connection_lost(None)
+    await asyncio.gather(*protocol.tasks)
