@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from app.domain.errors import Draining, Moving, WrongState
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep, SessionDep, errors
 from app.routers.edits import to_edits
 from app.routers.turn_answer import TURN_RESPONSES, answer_turn
@@ -30,9 +31,16 @@ async def resume_session(
 ) -> Response:
     """Go on with a paused turn, to its next pause or its end. A client that disconnects while it runs cancels it."""
     registry, until = services.sessions, body.to_until()
-    registry.pauses.check_until(session, until)
+    registry.pauses.check_resume(session, until)
     if body.edits is not None:
         await registry.checkpoints.edit(session, to_edits(body.edits, services, owner))
-    reader = registry.pauses.resume(session, until)
+    try:
+        reader = registry.pauses.resume(session, until)
+    except (Draining, Moving) as error:  # whoever repeats the whole request would have it edited twice
+        if body.edits is None:
+            raise
+        raise WrongState(
+            f"the edits are made, but the turn is not resumed: {error.message}; resume it alone"
+        ) from error
     cleanup.callback(registry.ends.release, session, reader.turn)
     return await answer_turn(request, session, reader, stream=body.stream)

@@ -36,8 +36,7 @@ class Pauses:
         Raises `WrongState` unless the session is paused, `Draining`, `Moving`, and `FieldOutOfRange` for a layer that
         is passed.
         """
-        self.check_until(session, until)
-        self._table.require_no_drain(session)
+        self.check_resume(session, until)
         reader = session.reader
         assert reader is not None
         self._executor.resume_turn(reader.turn, lambda ticket: Resume(ticket, session.id, until))
@@ -45,14 +44,15 @@ class Pauses:
         session.resume()
         return reader
 
-    def check_until(self, session: Session, until: Until) -> None:
-        """Raise `WrongState` and `FieldOutOfRange` as `resume` would, and change nothing."""
+    def check_resume(self, session: Session, until: Until) -> None:
+        """Raise what `resume` would raise now, and change nothing."""
         layer, last = session.require_pause(to="resume").info.layer, self._executor.engine.info.num_layers - 1
         if until.layer is not None and not layer < until.layer <= last:
             raise FieldOutOfRange(
                 f"until.layer: {until.layer} must be above {layer}, where the session is paused, and at most {last}",
                 param="until.layer",
             )
+        self._table.require_no_drain(session)
 
     def begin(self, session: Session, info: CheckpointInfo) -> None:
         """Follow a turn that has just paused. The breakpoint limits the pause.
