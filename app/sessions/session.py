@@ -93,6 +93,8 @@ class Session:
     """Tokens of the history that no turn has computed here: the next one's owner pays for them."""
     leaving: bool = False
     """Whether another server has it soon, or may have it: nobody reaches it here."""
+    arrived_at: float | None = None
+    """When it came from another server, by the monotonic clock; None: not since this one's start."""
     watcher: Watcher[Session] = NOBODY
     """Told of what happens to it, once it is found."""
     on_move: Callable[[Session], None] = lambda session: None

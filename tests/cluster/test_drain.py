@@ -13,8 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from app.domain.errors import DjinnError, PeerAway, WrongState
+from app.domain.homes import MoveReason
+from app.sessions.table import holding
 from tests.cluster.front.doors import Door, serving_door, wait_until
-from tests.cluster.pair import PROMPT, SOON_S, Pair, generate, open_session, pair
+from tests.cluster.pair import KEY, PROMPT, SOON_S, Pair, code, generate, open_session, pair
+from tests.serving import running_services
 
 TURNS, SESSIONS, BEFORE = 14, 6, 3
 """Turns of each session, and how many of them are over when the drain begins."""
@@ -30,6 +34,12 @@ def ended(servers: Pair, name: str) -> str:
     assert process.exit_status(SOON_S) == 0, process.output.read_text()
     servers.clients.pop(name)
     return process.output.read_text()
+
+
+def activation(http: httpx.Client, session: str) -> Any:
+    """The paused turn's residual stream."""
+    path = f"/v1/sessions/{session}/checkpoint/activation"
+    return http.get(path, headers={"accept": "application/json"}).raise_for_status().json()["values"]
 
 
 @contextmanager
@@ -162,3 +172,63 @@ def test_servers_that_all_end_at_once_keep_what_they_have(tmp_path: Path) -> Non
         for session in sessions:
             home = servers.settled(session)
             assert generate(servers.clients[home], session, [9])["usage"]["cached_tokens"] == len(PROMPT) + 7
+
+
+def test_a_resume_that_is_refused_has_edited_nothing(tmp_path: Path) -> None:
+    with pair(tmp_path, start=False) as servers:
+        http = servers.start("a")
+        session = open_session(http)
+        stop = {"layer": 2, "action": "pause", "when": {"pass": "prefill"}, "timeout_s": 500}
+        http.post(f"/v1/sessions/{session}/breakpoints", json=stop).raise_for_status()
+        assert generate(http, session, PROMPT)["status"] == "paused"
+        before = activation(http, session)
+        end(servers, "a")  # nobody is there who would take the session
+        wait_until(lambda: http.get("/ready").status_code == 503)
+        edits = [{"op": "scale", "factor": 2.0}]
+        answer = http.post(f"/v1/sessions/{session}/resume", json={"edits": edits})
+        assert code(answer) == (409, "moving")
+        assert activation(http, session) == before
+        ended(servers, "a")
+
+
+def test_a_server_with_sessions_that_cannot_leave_is_asked_for_them_to_its_end(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers:
+        http = servers.clients["a"]
+        stays, leaves = open_session(http), open_session(http)
+        watch = {"layer": 2, "action": "capture"}
+        http.post(f"/v1/sessions/{stays}/breakpoints", json=watch).raise_for_status()
+        for session in (stays, leaves):
+            generate(http, session, PROMPT)
+        end(servers, "a")
+        wait_until(lambda: http.get(f"/v1/sessions/{leaves}").status_code == 421)
+        for _ in range(20):
+            assert "Djinn-Left" not in http.get("/ready").headers
+            assert http.get(f"/v1/sessions/{stays}").status_code == 200
+        ended(servers, "a")
+
+
+def test_a_session_that_comes_closes_no_other(tmp_path: Path) -> None:
+    with pair(tmp_path, flags={"b": ("--max-sessions", "1")}) as servers:
+        a, b = servers.clients["a"], servers.clients["b"]
+        kept = b.post("/v1/responses", json={"model": "tiny-llama", "input": "hi", "max_output_tokens": 16})
+        response = kept.raise_for_status().json()["id"]
+        session = open_session(a)
+        assert code(servers.move(session)) == (503, "peer_full")
+        assert b.get(f"/v1/responses/{response}").status_code == 200
+        assert servers.owners(session) == ["a"]
+
+
+@pytest.mark.parametrize(("reason", "error"), [(MoveReason.DRAIN, WrongState), (MoveReason.OPERATOR, PeerAway)])
+async def test_a_drain_leaves_a_session_alone_while_a_request_needs_it(
+    tmp_path: Path, reason: MoveReason, error: type[DjinnError]
+) -> None:
+    """An operator's move is a request itself."""
+    (tmp_path / "key").write_text(KEY)
+    (tmp_path / "peers.json").write_text('{"b": "http://127.0.0.1:9"}')
+    files = {"peers": tmp_path / "peers.json", "cluster_key_file": tmp_path / "key", "state_dir": tmp_path / "state"}
+    async with running_services(replica="a", **files) as services:
+        session = services.sessions.create()
+        assert services.cluster is not None
+        with holding(session), pytest.raises(error):
+            await services.cluster.departures.move(session, "b", reason)
+        assert not session.leaving

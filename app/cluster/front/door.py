@@ -106,7 +106,7 @@ class FrontDoor:
     async def _ask_settled(self, scope: Scope, target: Target, body: Body, send: Send) -> None:
         """Have the owner answer once the session does not move."""
         await self._moves.over(target.id)
-        if not _is_move(scope):
+        if not (target.id and _is_move(scope)):
             await self._ask_owner(scope, target, await self._owner(scope, target, body), body, send)
             return
         await body.whole()  # the others do not wait for a slow client
@@ -200,22 +200,27 @@ class FrontDoor:
             self._routing.count(way, turn=is_turn(scope["method"], scope["path"]))
 
     async def _pass(self, scope: Scope, pipe: Pipe, answer: Answer, send: Send) -> None:
-        if _is_move(scope) and answer.head.status_code == 200:
-            await self._note_move(scope, answer, send)
-        else:
+        if not _is_move(scope):
             await pipe.pass_answer(answer, send)
+            return
+        session_id = target_of(scope["method"], scope["path"]).id
+        content = await self._note_move(session_id, answer) if answer.head.status_code == 200 else None
+        self._moves.end(session_id)
+        if content is None:
+            await pipe.pass_answer(answer, send)
+        else:
+            await send({"type": "http.response.start", "status": 200, "headers": passed_headers(answer)})
+            await send({"type": "http.response.body", "body": content})
 
-    async def _note_move(self, scope: Scope, answer: Answer, send: Send) -> None:
-        """Remember where a session has been moved to: its home may not be there to say so."""
+    async def _note_move(self, session_id: str, answer: Answer) -> bytes:
+        """Remember where a session has been moved to: its home may not be there to say so. Returns the body."""
         content = b""
         async for part in answer.upstream.body():
             content += part
-        session_id = target_of(scope["method"], scope["path"]).id
         name = field_of(content, "replica")
         if name is not None and self._fleet.find(name) is not None:
             await self._owners.moved(session_key(session_id), name)
-        await send({"type": "http.response.start", "status": 200, "headers": passed_headers(answer)})
-        await send({"type": "http.response.body", "body": content})
+        return content
 
     async def _ask_all(self, scope: Scope, body: Body, send: Send) -> None:
         """Have every replica do it, one after the other. What the last one answers, or the first that refuses, is the

@@ -30,6 +30,12 @@ class Moves:
                 del self._under_way[session_id]
             over.set()
 
+    def end(self, session_id: str) -> None:
+        """It moves no more, though the block still runs: whoever waits does not wait for a slow client too."""
+        over = self._under_way.pop(session_id, None)
+        if over is not None:
+            over.set()
+
     async def over(self, session_id: str) -> None:
         """Wait until the session does not move, or for as long as may be."""
         over = self._under_way.get(session_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from starlette.types import Scope
 
@@ -14,6 +15,14 @@ from app.cluster.front.routes import SESSIONS
 
 PATIENCE_S = 3.0
 """How long a replica may take to say whether it has a session."""
+AT_ONCE = 16
+"""Sessions that are sought at the same time: each costs every replica a request."""
+NOBODY_S = 1.0
+"""How long nobody is asked again after a session that nobody had: clients repeat their requests."""
+KEYS = (b"authorization", b"x-api-key")
+
+Question = tuple[str, tuple[bytes, ...]]
+"""A session's id, and the keys of the client that wants it: replicas answer each client for itself."""
 
 
 class Seeker:
@@ -22,16 +31,43 @@ class Seeker:
     def __init__(self, fleet: Fleet, pool: Pool) -> None:
         self._fleet = fleet
         self._pool = pool
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._asking: dict[Question, asyncio.Task[Replica | None]] = {}
+        self._nobody: dict[Question, float] = {}
+        """Until when nobody has it, the oldest first."""
 
     async def find(self, session_id: str, scope: Scope) -> Replica | None:
         """Who has the session, for the client whose request has that `scope`. None: none of those that answer."""
+        question = session_id, tuple(value for name, value in scope["headers"] if name in KEYS)
+        self._forget(time.monotonic())
+        if question in self._nobody:
+            return None
+        asking = self._asking.get(question)
+        if asking is None:
+            asking = self._asking[question] = asyncio.create_task(self._ask(session_id, scope))
+            asking.add_done_callback(lambda task: self._note(question, task))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, session_id: str, scope: Scope) -> Replica | None:
         path, headers = f"{SESSIONS}/{session_id}".encode(), bodiless(scope, OWN_NAME)
-        asked = [
-            fetch(self._pool, each, path, headers, PATIENCE_S) for each in self._fleet if each.state is not State.AWAY
-        ]
-        told = await asyncio.gather(*asked, return_exceptions=True)
+        async with self._at_once:
+            asked = [
+                fetch(self._pool, each, path, headers, PATIENCE_S)
+                for each in self._fleet
+                if each.state is not State.AWAY
+            ]
+            told = await asyncio.gather(*asked, return_exceptions=True)
         names = [self._home(each) for each in told if isinstance(each, Fetched)]
         return next((each for each in names if each is not None and each.state is not State.AWAY), None)
+
+    def _note(self, question: Question, task: asyncio.Task[Replica | None]) -> None:
+        del self._asking[question]
+        if not task.cancelled() and task.exception() is None and task.result() is None:
+            self._nobody[question] = time.monotonic() + NOBODY_S
+
+    def _forget(self, now: float) -> None:
+        while self._nobody and next(iter(self._nobody.values())) <= now:
+            del self._nobody[next(iter(self._nobody))]
 
     def _home(self, told: Fetched) -> Replica | None:
         """Where the session is by what one replica says."""

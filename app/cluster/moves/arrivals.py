@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from array import array
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.cluster.moves.giving import give
 from app.cluster.moves.key import new_nonce
 from app.cluster.moves.opening import Opening
 from app.cluster.moves.wire import FORMAT, Answer, Model, Offer, Question
@@ -127,6 +129,8 @@ class Arrivals:
         for other in [each for each in self._coming.values() if each.session == session and each.has_failed]:
             await self._end(self._coming.pop(other.offer.token))
         self._require_absent(session, offer)
+        if self._registry.table.giving_way(owner, 1):
+            raise PeerFull("as many sessions are open as may be: others would have to close for good")
         arrival = Arrival(offer, opening)
         await arrival.place.enter_async_context(self._registry.opening(opening.session))
         self._coming[offer.token] = arrival
@@ -160,15 +164,8 @@ class Arrivals:
 
     async def _receive(self, arrival: Arrival, connection: socket.socket) -> None:
         executor, offer, opening = self._registry.executor, arrival.offer, arrival.opening
-        try:
-            executor.check()
-            number = executor.engine.give(connection)
-            arrival.losses = executor.losses
-        except OSError as error:
-            raise EngineRestarting(f"a connection could not be handed to it: {error}") from error
-        except DjinnError:
-            connection.close()
-            raise
+        number = give(executor, connection)
+        arrival.losses = executor.losses
         await executor.call(
             lambda ticket: ReceiveKV(
                 ticket,
@@ -232,6 +229,7 @@ class Arrivals:
             await arrival.leave(error)
             self._abandon(arrival)
             raise
+        arrival.opening.session.arrived_at = time.monotonic()
         await arrival.place.aclose()  # it is found from now on
         if arrival.losses != self._registry.executor.losses:
             await reopen_late(self._registry, arrival.opening.session)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -66,8 +65,8 @@ class Balance:
         self._departures = departures
         self._outlook = outlook
         self._need = Need()
-        self._stays: dict[tuple[SessionId, int], float] = {}
-        """Until when a session stays, by its id and the number of its last move."""
+        self._stays: dict[SessionId, float] = {}
+        """Until when a session stays that could not go."""
         self._shunned: dict[str, float] = {}
         """Until when, by peer."""
 
@@ -75,8 +74,12 @@ class Balance:
         """Look for ever, or until the server shuts down."""
         while not self._registry.table.draining:
             await asyncio.sleep(LOOK_S)
-            with contextlib.suppress(EngineRestarting):
+            try:
                 await self._look()
+            except EngineRestarting:
+                pass
+            except DjinnError as error:
+                logger.warning("balance: %s", error.message)
 
     async def _look(self) -> None:
         if self._registry.executor.failure is not None:
@@ -92,7 +95,7 @@ class Balance:
                 await self._give(session, peer.name)
 
     async def _give(self, session: Session, peer: str) -> None:
-        if session.state is SessionState.CLOSED or session.under_way or session.leaving:
+        if session.state is SessionState.CLOSED or session.under_way or session.requests or session.leaving:
             return
         try:
             await self._departures.move(session, peer, MoveReason.BALANCE)
@@ -100,12 +103,12 @@ class Balance:
             self._shunned[peer] = time.monotonic() + SHUNNED_S
         except DjinnError as error:
             logger.info("a session stays, though memory is full: %s", error.message, extra={"session": session.id})
-            self._stays[session.id, self._registry.keeper.homes.epoch(session.id)] = time.monotonic() + STAYS_S
+            self._stays[session.id] = time.monotonic() + STAYS_S
 
     def _resting(self) -> list[Session]:
         """Those that may go, the one whose return is furthest away first."""
         now = time.time()
-        self._stays = {key: until for key, until in self._stays.items() if self._registry.table.find(key[0])}
+        self._stays = {key: until for key, until in self._stays.items() if self._registry.table.find(key)}
         found = [each for each in self._registry.table if self._rests(each, now)]
         return sorted(found, key=lambda each: returns_in_s(each, now), reverse=True)
 
@@ -118,8 +121,6 @@ class Balance:
 
     def _may_go(self, session: Session) -> bool:
         """Whether it has been here for long enough, or always, and has not just been refused."""
-        epoch = self._registry.keeper.homes.epoch(session.id)
-        key, now = (session.id, epoch), time.monotonic()
-        if epoch and key not in self._stays:
-            self._stays[key] = now + STAYS_S
-        return self._stays.get(key, now) <= now
+        now = time.monotonic()
+        has_settled = session.arrived_at is None or session.arrived_at + STAYS_S <= now
+        return has_settled and self._stays.get(session.id, now) <= now

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.cluster.moves.calls import PeerCalls
+from app.cluster.moves.giving import give
 from app.cluster.moves.peers import Peer, Peers
 from app.cluster.moves.wire import ABORT, COMMIT, FORMAT, SETTLE, Answer, Model, Offer, Question, Step
 from app.domain.errors import (
@@ -124,7 +125,7 @@ class Departures:
         async with self._at_once:
             began, token = time.perf_counter(), secrets.token_hex(16)
             try:
-                await _alone(session)
+                await _alone(session, 1 if why is MoveReason.OPERATOR else 0)
                 sent, word = await self._send(session, peer, token)
             except BaseException as error:
                 reason = await self._reason(peer, token, error)
@@ -143,12 +144,7 @@ class Departures:
         offer = await self._offer(session, token)
         connection, count, word = await self._calls.offer(peer, offer)
         executor = self._registry.executor
-        try:
-            executor.check()
-            number = executor.engine.give(connection)
-        except BaseException:
-            connection.close()
-            raise
+        number = give(executor, connection)
         sending = asyncio.ensure_future(executor.call(lambda ticket: SendKV(ticket, session.id, number)))
         try:
             # Beside the bytes, not after them: it takes a flush of the disk.
@@ -264,16 +260,17 @@ def _require_movable(session: Session) -> None:
         )
 
 
-async def _alone(session: Session) -> None:
-    """Wait until no other request needs the session: one that has been answered has its end a moment later. Raises
-    `WrongState` if others go on.
+async def _alone(session: Session, own: int) -> None:
+    """Wait until no request needs the session but the `own` ones, which have it moved: one that has been answered has
+    its end a moment later. Raises `WrongState` if others go on.
     """
     for _ in range(round(ALONE_S / LOOK_S)):
-        if session.requests <= 1:
+        if session.requests <= own:
             break
         await asyncio.sleep(LOOK_S)
     else:
-        raise WrongState(f"cannot move: {session.requests - 1} other requests for session {session.id} are under way")
+        others = session.requests - own
+        raise WrongState(f"cannot move: {others} other requests for session {session.id} are under way")
 
 
 def _about(session: Session) -> dict[str, object]:

@@ -43,7 +43,7 @@ class Draining:
 
     def __init__(self, registry: SessionRegistry, departures: Departures, outlook: Outlook) -> None:
         self.is_over = False
-        """Whether all that can leave has left, so that nobody need ask this server for anything."""
+        """Whether all sessions have left, so that nobody need ask this server for anything."""
         self._registry = registry
         self._departures = departures
         self._outlook = outlook
@@ -73,8 +73,8 @@ class Draining:
         finally:
             self._registry.table.evacuates = lambda session: False
         self._log("drain: sessions have left: %s; that stay here: %d")
+        self.is_over = all(each.ephemeral for each in self._registry.table)
         if has_peers or self._left:
-            self.is_over = True
             await asyncio.sleep(FAREWELL_S)
 
     async def _hand_over(self, deadline: float) -> None:
@@ -126,7 +126,7 @@ class Draining:
         going = {each.id for each in self._under_way.values()}
         wanted = [found for each in self._wanted if (found := self._registry.table.find(each)) is not None]
         for session in chain(wanted, self._order):
-            is_busy = session.under_way or session.leaving or session.state is SessionState.CLOSED
+            is_busy = session.under_way or session.requests or session.leaving or session.state is SessionState.CLOSED
             if not is_busy and session.id not in going and self._can_leave(session):
                 yield session
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 
 from app.bridge.executor import EngineExecutor
+from app.domain.errors import EngineRestarting
 
 
 def give(executor: EngineExecutor, connection: socket.socket) -> int:
-    """Give the engine the connection; returns its number. Raises `EngineError`, `EngineRestarting`, `OSError`; then it
-    is closed.
-    """
+    """Give the engine the connection; returns its number. Raises `EngineError`, `EngineRestarting`, and closes it."""
     try:
         executor.check()
         return executor.engine.give(connection)
+    except OSError as error:  # it is about to be known that the engine has died
+        connection.close()
+        raise EngineRestarting(f"a connection could not be handed to it: {error}") from error
     except BaseException:
         connection.close()
         raise

@@ -11,10 +11,10 @@ from typing import Any
 from app.cluster.fleet import Replica, State
 from app.cluster.front.look import INTERVAL_S
 from app.cluster.moves.calls import PeerCalls
+from app.cluster.moves.giving import give
 from app.cluster.moves.outlook import Outlook
 from app.cluster.moves.peers import Peer
 from app.cluster.moves.wire import Model
-from app.cluster.prefill.giving import give
 from app.cluster.prefill.wire import FORMAT, PROMPT, PromptOffer, encode_prompt
 from app.domain.errors import DjinnError, PeerAway, WrongState
 from app.messages import ComputePrompt, Lacking, ReceivedPrompt, ReceivePrompt

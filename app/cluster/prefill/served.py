@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.cluster.moves.doors import read_message
+from app.cluster.moves.giving import give
 from app.cluster.moves.wire import Model
-from app.cluster.prefill.giving import give
 from app.cluster.prefill.wire import FORMAT, PromptOffer
 from app.domain.errors import DjinnError, PeerFull, PeerMismatch
 from app.domain.session_ids import new_session_id

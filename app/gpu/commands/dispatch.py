@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import assert_never
 
+from app.domain.errors import NotFound
 from app.gpu.commands.activation_maps import open_map, read_norms
 from app.gpu.commands.checkpoint_reads import read_activation, read_captures, read_paused
 from app.gpu.commands.checkpoint_writes import edit_checkpoint, write_checkpoint
@@ -84,6 +85,7 @@ class CommandHandler:
         """`discard` closes the connection of that number, which nothing is sent over. `ways` are those of prompts."""
         self._placement = scheduler.placement
         self._phases = phases
+        self._ways = ways
         self._saved = SavedFiles(scheduler.placement, files)
         self._sessions = SessionHandler(scheduler, phases, turns, self._saved)
         self._received = PromptReceiver(scheduler.placement, ways)
@@ -125,12 +127,12 @@ class CommandHandler:
             case PublishKV():
                 self._placement.tiers.cache.publish_copies(sessions.find(command.session))
             case ReceivePrompt():
-                return self._received.receive(sessions.find(command.session), command)
+                return self._received.receive(self._whose(command), command)
             case ComputePrompt():
                 if command.session in sessions:
                     self._received.compute(sessions.find(command.session), command)
             case SendPrompt():
-                return self._sent.begin(sessions.find(command.session), command)
+                return self._sent.begin(self._whose(command), command)
             case KeepKV():
                 found = (sessions.find(each) for each in command.sessions if each in sessions)
                 self.keeper.begin(command.ticket, found, command.within_s)
@@ -184,6 +186,14 @@ class CommandHandler:
             case _:
                 assert_never(command)
         return [Done(command.ticket, value)]
+
+    def _whose(self, command: ReceivePrompt | SendPrompt) -> TokenSequence:
+        """The session that a prompt is for. Raises `NotFound`; then nobody takes what comes for it."""
+        try:
+            return self._sessions.find(command.session)
+        except NotFound:
+            self._ways.end(command.connection)
+            raise
 
     def tick(self) -> list[Event]:
         """Go on with what goes on between steps."""

@@ -43,6 +43,8 @@ class Stub:
         """Sessions that are on their way, and how often it says so before it names where they are."""
         self.drains = False
         self.asked = 0
+        self.lost = 0
+        """How often it was asked for what it lacks."""
         self.may_move = threading.Event()
         """A move is done once that is set."""
         self.may_move.set()
@@ -62,6 +64,7 @@ class Stub:
             self.asked += 1
             answer = JSONResponse({"error": {"code": "moved"}}, 421, {"Djinn-Home": home})
         elif id_of(scope) in self.lacks:
+            self.lost += 1
             answer = JSONResponse({"error": {"code": "not_found"}}, 404)
         else:
             self.asked += 1
@@ -169,6 +172,33 @@ def test_a_request_does_not_wait_for_a_move_for_ever(
         finally:
             a.may_move.set()
         assert moving.result().status_code == 200
+
+
+def test_calls_wait_for_no_move_of_a_session_without_an_id(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    a, b, urls = stubs
+    for each in (a, b):
+        each.may_move.clear()
+    with serving_door(urls) as door, ThreadPoolExecutor() as threads:
+        try:
+            moving = threads.submit(httpx.post, f"{door.url}/v1/sessions//move", json={"replica": "b"})
+            wait_until(lambda: a.asked + b.asked == 1)
+            call = {"model": "m", "prompt": "x"}
+            answer = httpx.post(f"{door.url}/v1/completions", json=call, timeout=moves.PATIENCE_S / 2)
+            assert answer.status_code == 200
+        finally:
+            for each in (a, b):
+                each.may_move.set()
+        moving.result()
+
+
+def test_many_who_look_for_a_lost_session_cost_its_cluster_one_question() -> None:
+    b, lost = Stub("b"), "ses_a_" + "8" * 36
+    b.lacks = {lost}
+    with serving_stub(b) as url_b, serving_door({"a": "http://127.0.0.1:9", "b": url_b}) as door:
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: httpx.get(f"{door.url}/v1/sessions/{lost}"), range(8)))
+        assert {each.status_code for each in answers} == {503}
+        assert b.lost == 1
 
 
 def test_a_move_through_the_front_door_is_known_when_the_home_is_away(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from app.domain.breakpoints import Action, Breakpoint, Edit, EditOp, When
-from app.domain.errors import EngineError, PeerFull, WrongState
+from app.domain.errors import EngineError, NotFound, PeerFull, WrongState
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket
 from app.messages import (
     Arm,
@@ -301,3 +301,12 @@ def test_prompts_that_stay_here(model: ResolvedModel) -> None:
     steered = here.ask(prompt(14, length))
     here.finish(steered)
     assert not here.lacking
+
+
+def test_what_comes_for_a_session_that_has_closed_is_not_kept(model: ResolvedModel, way: Way) -> None:
+    decoder, (here, there) = Decoder(model), way()
+    command = ReceivePrompt(decoder.ticket(), ID, decoder.ticket(), decoder.engine.give(here), 0)
+    with pytest.raises(NotFound):
+        decoder.take(decoder.engine.handle(command))
+    there.settimeout(5)
+    assert there.recv(1) == b""
