@@ -1,24 +1,19 @@
 """One step on its way up the layers, segment by segment."""
 
-import time
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from app.domain.breakpoints import Intervention
 from app.gpu.attention.batch import Batch
 from app.gpu.device.staging import Put
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.models.base import LayerStack
-from app.gpu.passes.pass_plan import LoadCheckpoint, Mark, Record
 from app.gpu.passes.segments import Row, Segment, cut_segments
 from app.gpu.programs.run import RunLayers
-from app.gpu.state.checkpoints import Captured
-from app.gpu.step.activations import HostTensor
 from app.gpu.step.batches import Batches
-from app.gpu.step.chosen import Chosen
-from app.gpu.step.edits import DeviceVectors, apply_edit
+from app.gpu.step.edits import DeviceVectors
+from app.gpu.step.watch import Watch
 
 Place = tuple[Segment, Batch, "slice | Tensor"]
 """A segment, the batch of its rows, and where their tokens are."""
@@ -33,6 +28,8 @@ class Walk:
     """
 
     hidden: Tensor
+    replayed = False
+    """Nothing of it has been recorded, as far as a CUDA device is concerned."""
 
     def __init__(
         self,
@@ -45,7 +42,7 @@ class Walk:
         vectors: DeviceVectors,
     ) -> None:
         self._stack, self._run_layers, self._batches = stack, run_layers, batches
-        self._streams, self._rows, self._vectors = streams, rows, vectors
+        self._rows = rows
         self._starts: dict[Row, int] = {}
         total = 0
         for row in rows:
@@ -55,11 +52,8 @@ class Walk:
         self._token_ids, self._positions = put(token_ids_of(rows)), put(positions)
         self._outputs = put(np.array(self._find_outputs(), np.int64))
         self._places = self._place_segments(put)
-        self._chosen = Chosen(rows, put)
-        self.captured: dict[Row, list[Captured]] = {}
-        """Captures of breakpoints; the sessions get them only when the step is over."""
-        self.stopped: dict[Row, HostTensor] = {}
-        """The residual stream of each row that pauses, where it has stopped."""
+        self._watch = Watch(rows, put, streams, vectors)
+        self.captured, self.stopped = self._watch.captured, self._watch.stopped
 
     def run(self) -> Tensor:
         """Launch all of it; returns float32 logits `[outputs, vocab_size]`: for each row in order, those of its last
@@ -68,7 +62,7 @@ class Walk:
         self.hidden = self._stack.embed(self._token_ids, self._positions)
         for row in self._rows:
             if row.way.lo:
-                self._load_checkpoint(row)
+                self._watch.load_checkpoint(row, self.hidden_of(row))
         for place in self._places:
             self._run_segment(*place)
         if not len(self._outputs):
@@ -85,11 +79,9 @@ class Walk:
         """
         self.hidden[index] = self._run_layers(segment.lo, segment.hi, self.hidden[index], batch)
         for row in (self._rows[number] for number in segment.rows):
-            for mark in row.way.marks:
-                if mark.boundary == segment.hi:
-                    self._act(row, mark)
+            self._watch.act(row, segment.hi, self.hidden_of(row))
             if row.way.pauses and row.way.hi == segment.hi:
-                self.stopped[row] = HostTensor.save(self.hidden_of(row), self._streams)
+                self._watch.stop(row, self.hidden_of(row))
 
     def _place_segments(self, put: Put) -> list[Place]:
         """Segments of the same rows share their batch."""
@@ -112,31 +104,6 @@ class Walk:
         if end - first == sum(row.length for row in members):
             return slice(first, end)
         return put(np.array([self._starts[row] + offset for row in members for offset in range(row.length)], np.int64))
-
-    def _load_checkpoint(self, row: Row) -> None:
-        checkpoint = row.sequence.checkpoint
-        assert checkpoint is not None
-        assert isinstance(checkpoint.hidden, HostTensor)
-        began = time.perf_counter()
-        checkpoint.hidden.load(self.hidden_of(row), row.first - checkpoint.first)
-        checkpoint.restore_ms = (time.perf_counter() - began) * 1000
-
-    def _act(self, row: Row, mark: Mark) -> None:
-        hidden = self.hidden_of(row)
-        for step in mark.steps:
-            match step:
-                case Intervention():
-                    with self._chosen.changing(row, step.runs, hidden) as chosen:
-                        apply_edit(chosen, step.edit, self._vectors.place)
-                case Record():
-                    self.captured.setdefault(row, []).append(self._capture(row, step, hidden))
-                case LoadCheckpoint():
-                    self._load_checkpoint(row)
-
-    def _capture(self, row: Row, record: Record, hidden: Tensor) -> Captured:
-        positions, token_ids = self._chosen.tokens(row, record.runs)
-        seen = HostTensor.save(self._chosen.copy(row, record.runs, hidden), self._streams)
-        return Captured(record.breakpoint, record.boundary - 1, positions, token_ids, seen)
 
 
 def whole_pass(stack: LayerStack, run_layers: RunLayers, token_ids: Tensor, batch: Batch) -> Tensor:

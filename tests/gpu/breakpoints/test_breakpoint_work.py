@@ -17,7 +17,7 @@ from app.domain.values import KVPolicy, Phase, SessionId
 from app.gpu.passes.pass_plan import PassPlan, Record
 from app.gpu.passes.work import work_of_way
 from app.gpu.planning.step_plan import StepPlan
-from app.gpu.step import walk
+from app.gpu.step import watch
 from app.gpu.step.edits import apply_edit
 from app.messages import Open
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
@@ -79,7 +79,7 @@ def test_edits_after_every_other_position_are_few_operations(
         digested.append(edit)
         return make_digest(edit)
 
-    monkeypatch.setattr(walk, "apply_edit", apply)
+    monkeypatch.setattr(watch, "apply_edit", apply)
     monkeypatch.setattr(Edit, "_make_digest", digest)
     driver = BreakDriver(tiny_llama.engine(max_step_tokens=128))
     session = driver.open()
