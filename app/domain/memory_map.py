@@ -105,12 +105,14 @@ class StackUse:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Steps since the start: `replayed` ones were recorded decode steps, `eager` ones ran layer by layer; `followed` of
-    both were given to the device while it ran the one before. Each part counts of one that did not fit whole. `tokens`
-    are all that they computed.
+    """Steps since the start: `replayed` ones were recorded decode steps, those `in_runs` were too, in runs of layers
+    between which something was done to a row; `eager` ones ran layer by layer, at least in part. `followed` of all were
+    given to the device while it ran the one before. Each part counts of one that did not fit whole. `tokens` are all
+    that they computed.
     """
 
     replayed: int = 0
+    in_runs: int = 0
     eager: int = 0
     followed: int = 0
     tokens: int = 0

@@ -65,6 +65,7 @@ def _text(text: TextUse) -> Iterator[Metric]:
 def _steps(steps: StepCounts) -> Iterator[Metric]:
     found = CounterMetricFamily("djinn_steps", "Steps that the device was given", labels=["kind"])
     found.add_metric(["replayed"], steps.replayed)
+    found.add_metric(["runs"], steps.in_runs)
     found.add_metric(["eager"], steps.eager)
     yield found
     followed = "Steps that the device was given while it ran the one before"

@@ -126,7 +126,7 @@ class Settings(BaseSettings):
         False, description="a token has the same bits in any batch, paused, swapped or moved: slower"
     )
     cuda_graphs: bool | None = Field(
-        None, description="decode as one CUDA graph where no session is being debugged (default: yes, on a GPU)"
+        None, description="decode as CUDA graphs, cut where a session is being debugged (default: yes, on a GPU)"
     )
     weights_device: Annotated[ByteSize | None, BeforeValidator(none_if_auto)] = Field(
         None,

@@ -162,7 +162,7 @@ def decode_launches(
 class _Once:
     """A `Recorder` whose work is noted when it is recorded; a replay does nothing."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
         work()
         return lambda: None
 

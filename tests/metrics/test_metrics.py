@@ -74,6 +74,7 @@ def test_steps_are_counted_by_how_they_ran(serve_with: ServeWith) -> None:
     lines = http.get("/metrics").text.splitlines()
     assert 'djinn_steps_total{kind="eager"} 5.0' in lines
     assert 'djinn_steps_total{kind="replayed"} 0.0' in lines
+    assert 'djinn_steps_total{kind="runs"} 0.0' in lines
     assert "djinn_steps_followed_total 0.0" in lines
     assert "djinn_step_tokens_total 24.0" in lines  # the fifth token is chosen, and not computed
 

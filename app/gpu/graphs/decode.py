@@ -57,20 +57,36 @@ class DecodeInputs:
         self._contexts[:count].copy_(batch.contexts)
         self._tables[:count, :width].copy_(batch.block_tables)
         if count < rows:
-            self._columns[:, count:rows] = self._padding
-            self._contexts[count:rows] = 0
-            self._tables[count:rows, 0] = 0
+            self._clear(count, rows)
+
+    def pad(self, places: Tensor) -> None:
+        """Make padding of the rows at `places`, `[rows]` int64 on the device, until they are filled again."""
+        self._columns.index_copy_(1, places, self._padding.expand(-1, len(places)))
+        self._contexts.index_fill_(0, places, 0)
+        self._tables[:, 0].index_fill_(0, places, 0)
+
+    def clear(self, rows: int) -> None:
+        """Make padding of the first `rows`."""
+        self._clear(0, rows)
+
+    def _clear(self, first: int, end: int) -> None:
+        self._columns[:, first:end] = self._padding
+        self._contexts[first:end] = 0
+        self._tables[first:end, 0] = 0
 
 
 class Recorder(Protocol):
     """How a device keeps work that it can be told to do again. For one thread, in inference mode."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
         """What repeats the work that `work` gives the device: on the tensors that it found, whatever they hold then.
 
         `work` is also run, some times, on what they hold now. What is recorded later may use the memory of what was
         recorded earlier, so a replay's only result is what it writes to tensors from outside. Raises whatever `work`
         does, and RuntimeError if it waits for the device, which cannot be recorded.
+
+        `beside` work of other threads, such as copies of KV, nobody waits for the device. Then `work` must be part of
+        what has been recorded.
         """
         ...
 
@@ -106,14 +122,14 @@ class DecodeGraphs:
 
     def __init__(self, limits: DecodeLimits, device: torch.device) -> None:
         self.buckets = batch_buckets(limits.rows)
-        self._inputs = DecodeInputs(limits.rows, limits.blocks, device)
-        self._logits = torch.empty(limits.rows, limits.vocab_size, dtype=torch.float32, device=device)
+        self.inputs = DecodeInputs(limits.rows, limits.blocks, device)
+        self.logits = torch.empty(limits.rows, limits.vocab_size, dtype=torch.float32, device=device)
         self._replay: dict[int, Callable[[], None]] = {}
 
     def record(self, bucket: int, decode: Decode, recorder: Recorder) -> None:
         """Record `decode` for batches of up to `bucket` rows."""
-        token_ids, batch = self._inputs.first(bucket)
-        logits = self._logits[:bucket]  # one output for all: logits that a graph owned would be memory for it alone
+        token_ids, batch = self.inputs.first(bucket)
+        logits = self.logits[:bucket]  # one output for all: logits that a graph owned would be memory for it alone
 
         def step() -> None:
             logits.copy_(decode(token_ids, batch))
@@ -124,6 +140,6 @@ class DecodeGraphs:
         """See `Decode`; at most as many rows as the limits say. In inference mode."""
         rows = len(token_ids)
         bucket = self.buckets[bisect_left(self.buckets, rows)]
-        self._inputs.fill(token_ids, batch, bucket)
+        self.inputs.fill(token_ids, batch, bucket)
         self._replay[bucket]()
-        return self._logits[:rows]
+        return self.logits[:rows]

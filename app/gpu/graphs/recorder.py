@@ -1,5 +1,6 @@
 """Recording work of a CUDA device as CUDA graphs, and whether to do so."""
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,11 @@ def waiting_forbidden() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
+_THREAD_LOCAL = "thread_local"
+_CAPTURING = threading.Lock()
+"""A process may have one capture under way at a time, whichever thread's it is."""
+
+
 class CudaRecorder:
     """A `Recorder` that captures `torch.cuda.CUDAGraph`s, all of them in one memory pool. A replay runs on the current
     stream, whichever that is then.
@@ -33,24 +39,40 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
         """See `Recorder.record`. Warms up on a side stream and captures on the same, as PyTorch asks for: kernels are
         compiled, libraries have their handles and workspaces for this stream, and none of that is in the graph.
         """
         caller, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
         self._stream.wait_stream(caller)
         # A capture that fails to end leaves its stream the current one; this block sets that right.
-        with torch.cuda.stream(self._stream):
-            work()
-            # A capture would not survive work that waits, and up to 2.11 PyTorch's allocator does not survive such a
-            # capture: it believes for ever that one is under way.
-            with waiting_forbidden():
+        with torch.cuda.stream(self._stream), _CAPTURING:
+            try:
                 work()
-            # Another thread's copies are none of this capture's business.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                work()
-        caller.wait_stream(self._stream)
+                if not beside:
+                    # A capture would not survive work that waits, and up to 2.11 PyTorch's allocator does not survive
+                    # such a capture: it believes for ever that one is under way.
+                    with waiting_forbidden():
+                        work()
+            finally:
+                caller.wait_stream(self._stream)  # work that has failed half-way writes to tensors, too
+            if beside:
+                self._capture(graph, work)
+            else:
+                # Another thread's copies are none of this capture's business.
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=_THREAD_LOCAL):
+                    work()
         return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
+        """Without what `torch.cuda.graph` does first: it waits for all streams, among them those that move KV, and
+        gives back the memory that PyTorch keeps for the next step.
+        """
+        graph.capture_begin(self._pool, capture_error_mode=_THREAD_LOCAL)
+        try:
+            work()
+        finally:
+            graph.capture_end()
 
     def forget(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()

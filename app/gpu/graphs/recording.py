@@ -10,6 +10,7 @@ from torch import Tensor
 from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.device.memory import DeviceMemory
 from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits, Recorder, batch_buckets
+from app.gpu.graphs.runs import KEPT_PASSES
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import TOLERANCE, LayerStack
 from app.gpu.programs.run import layer_by_layer
@@ -32,9 +33,10 @@ def estimate_graph_bytes(
     memory: DeviceMemory,
     kv_dtype: torch.dtype,
 ) -> int:
-    """Device memory that `record_graphs` will take, known before there is a KV pool: the largest and the smallest graph
-    are recorded over a pool of one block of `kv_dtype`, and dropped. Each of the others counts as the smallest, because
-    they all find their tensors' memory in what the largest has taken. 0 if the model cannot be recorded.
+    """Device memory that `record_graphs` will take, and `RunGraphs` after it, known before there is a KV pool: the
+    largest and the smallest graph are recorded over a pool of one block of `kv_dtype`, and dropped. Each of the others
+    counts as the smallest, because they all find their tensors' memory in what the largest has taken. 0 if the model
+    cannot be recorded.
     """
     free, buckets = [memory.free()], batch_buckets(limits.rows)
     decode, graphs = _decode(stack, KVPool(stack, 1, block_size, dtype=kv_dtype)), DecodeGraphs(limits, stack.device)
@@ -47,7 +49,7 @@ def estimate_graph_bytes(
     finally:
         del graphs
         recorder.forget()
-    return max(0, free[0] - free[1]) + max(0, free[1] - free[2]) * (len(buckets) - 1)
+    return max(0, free[0] - free[1]) + max(0, free[1] - free[2]) * (len(buckets) - 1 + KEPT_PASSES)
 
 
 @torch.inference_mode()

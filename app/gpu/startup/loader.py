@@ -21,9 +21,10 @@ from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import CudaMemory, allocating
 from app.gpu.engine import Engine
-from app.gpu.graphs.decode import DecodeLimits, Recorder
+from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits, Recorder
 from app.gpu.graphs.recorder import choose_recorder
 from app.gpu.graphs.recording import estimate_graph_bytes, record_graphs
+from app.gpu.graphs.runs import RunGraphs
 from app.gpu.kv.blocks import BlockPool
 from app.gpu.kv.disk import DiskStore
 from app.gpu.kv.header import KVIdentity, KVLayout
@@ -115,13 +116,13 @@ def build_engine(
     scheduler = _make_scheduler(stack, settings, budgets, layout.block_bytes, borrower, limit, draft_tokens)
     phases = Phases(scheduler.placement, scheduler.headroom)
     rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
-    graphs = None if recorder is None else record_graphs(stack, pool, rows, recorder)
+    graphs, runs = _record(stack, pool, rows, recorder)
     grammars = Grammars(model, stack.vocab_size)
     activations = ActivationRoom(settings.max_activation_bytes)
     turns = Turns(scheduler, limit, grammars.match, activations)
     progress = Progress()
     run_layers = _choose_layers(loaded, pool, limit, progress.note, can_record=recorder is None)
-    runner = Runner(stack, pool, loaded.streams, run_layers, graphs)
+    runner = Runner(stack, pool, loaded.streams, run_layers, graphs, runs)
     to_host = partial(HostTensor.of, streams=loaded.streams)
     checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match, activations)
     inspector = Inspector(scheduler, loaded.text, runner.counts, activations.use)
@@ -175,6 +176,16 @@ def _choose_layers(
 
         return RecordedLayers(loaded.stack, pool, max_model_len, on_layer)
     return layer_by_layer(loaded.stack, pool, on_layer)
+
+
+def _record(
+    stack: LayerStack, pool: KVPool, limits: DecodeLimits, recorder: Recorder | None
+) -> tuple[DecodeGraphs | None, RunGraphs | None]:
+    """Whole decode steps, and what will record runs of their layers; None where nothing is to be, or can be."""
+    graphs = None if recorder is None else record_graphs(stack, pool, limits, recorder)
+    if recorder is None or graphs is None:
+        return None, None
+    return graphs, RunGraphs(stack, layer_by_layer(stack, pool), graphs, recorder)
 
 
 def _allocate_device(

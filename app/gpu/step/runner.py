@@ -28,6 +28,7 @@ from app.gpu.step.activations import HostTensor
 from app.gpu.step.batches import Batches
 from app.gpu.step.edits import DeviceVectors
 from app.gpu.step.launched import LaunchedStep, SplitStep, WholeStep
+from app.gpu.step.replayed import RecordedRuns, ReplayedWalk
 from app.gpu.step.results import PendingResult
 from app.gpu.step.walk import Walk, token_ids_of, whole_pass
 
@@ -49,8 +50,9 @@ class Runner:
         streams: DeviceStreams,
         run_layers: RunLayers,
         replay: Decode | None = None,
+        runs: RecordedRuns | None = None,
     ) -> None:
-        """`replay` repeats whole decode steps that have been recorded; None: none has been."""
+        """`replay` repeats whole decode steps that have been recorded, `runs` parts of them; None: none has been."""
         self.stack = stack
         self.pool = pool
         self._streams = streams
@@ -58,8 +60,8 @@ class Runner:
         self._vectors = DeviceVectors(streams, stack.device)
         self._run_layers = run_layers
         self._decode = replay or partial(whole_pass, stack, run_layers)
-        self._replays = replay is not None
-        self._replayed = self._eager = self._followed = self._tokens = 0
+        self._replays, self._runs = replay is not None, runs
+        self._replayed = self._in_runs = self._eager = self._followed = self._tokens = 0
         self._split_size = SplitSize()
         self._batches = Batches(pool.block_size)
         self._masks = MaskThread()
@@ -68,7 +70,7 @@ class Runner:
 
     def counts(self) -> StepCounts:
         """The steps that have been launched."""
-        return StepCounts(self._replayed, self._eager, self._followed, self._tokens)
+        return StepCounts(self._replayed, self._in_runs, self._eager, self._followed, self._tokens)
 
     @torch.inference_mode()
     def predict(self, parts: Sequence[Rows], top_k: int) -> list[list[tuple[int, float]]]:
@@ -168,19 +170,26 @@ class Runner:
             compute = self._place_decode(rows, before, put)
             self._staging.send()
             pending.launch(compute())
-            self._count(rows, replayed=self._replays, followed=before is not None)
+            self._replayed += self._replays
+            self._eager += not self._replays
+            self._followed += before is not None
+            self._tokens += len(rows)
             return WholeStep(rows, pending)
-        walk = Walk(self.stack, self._run_layers, self._batches, self._streams, rows, put, self._vectors)
+        walk = self._make_walk(rows, put)
         self._staging.send()
         pending.launch(walk.run())
-        self._count(rows, replayed=False, followed=False)
+        self._in_runs += walk.replayed
+        self._eager += not walk.replayed
+        self._tokens += sum(row.length for row in rows)
+        if self._runs is not None and not walk.replayed:
+            self._runs.record()
         return WholeStep(rows, pending, walk.stopped, walk.captured)
 
-    def _count(self, rows: Sequence[Row], *, replayed: bool, followed: bool) -> None:
-        self._replayed += replayed
-        self._eager += not replayed
-        self._followed += followed
-        self._tokens += sum(row.length for row in rows)
+    def _make_walk(self, rows: list[Row], put: Put) -> Walk | ReplayedWalk:
+        if self._runs is None or any(row.length > 1 for row in rows):
+            return Walk(self.stack, self._run_layers, self._batches, self._streams, rows, put, self._vectors)
+        vocab_size = self.stack.vocab_size
+        return ReplayedWalk(self._runs, vocab_size, self._batches, self._streams, rows, put, self._vectors)
 
     def _place_decode(self, rows: list[Row], before: LaunchedStep | None, put: Put) -> Callable[[], Tensor]:
         batch = self._batches.place(rows, put)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,11 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from app.domain.breakpoints import ALL, NEXT_BREAKPOINT, Action, Breakpoint, Edit, EditOp, Pass, Positions, Until, When
 from app.domain.values import KVPolicy, Phase, SessionId
+from app.gpu.engine import Engine
+from app.gpu.graphs.pieces import KeptGraphs
+from app.gpu.graphs.runs import RunGraphs
 from app.messages import Disarm, Rewind, SetPhase
 from tests.examples import examples
 from tests.gpu.breakpoints.breaking import BreakDriver, Turn
-from tests.gpu.breakpoints.breaking_models import FULL, TinyModel
+from tests.gpu.breakpoints.breaking_models import FULL, TinyModel, make_tiny
 from tests.gpu.breakpoints.breaking_replay import Client, pick, tiny
+from tests.gpu.graphs.graph_models import with_attention
+from tests.gpu.graphs.recording import FakeRecorder, PaddedAttention
 from tests.gpu.planning.shortage import ShortOfMemory
 
 # Hypothesis runs hundreds of examples, however slow the machine.
@@ -47,13 +55,15 @@ class BreakpointMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        engine = self.model().engine(blocks=13, max_step_tokens=7, host_blocks=self.HOST_BLOCKS, policy=self.POLICY)
-        self.driver = BreakDriver(engine)
+        self.driver = BreakDriver(self.engine())
         self.clients: list[Client] = []
 
     def model(self) -> TinyModel:
         """What the engine runs."""
         return tiny()
+
+    def engine(self) -> Engine:
+        return self.model().engine(blocks=13, max_step_tokens=7, host_blocks=self.HOST_BLOCKS, policy=self.POLICY)
 
     def idle(self) -> list[Client]:
         return [client for client in self.clients if client.turn is None]
@@ -272,9 +282,32 @@ class ShortBreakpointMachine(BreakpointMachine):
         return replace(tiny(), stack=self.stack)
 
 
+@cache
+def padded() -> TinyModel:
+    """The same weights, with an attention that takes padding rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        return with_attention(make_tiny("two-layers", Path(folder)), PaddedAttention())
+
+
+class ReplayedBreakpointMachine(BreakpointMachine):
+    """Steps of single tokens are replayed, whole or in parts; of those few are kept, and soon give way to others."""
+
+    def model(self) -> TinyModel:
+        return padded()
+
+    def engine(self) -> Engine:
+        engine = self.model().engine(blocks=13, max_step_tokens=7, recorder=FakeRecorder(), max_draft_tokens=0)
+        runs = engine._runner._runs
+        assert isinstance(runs, RunGraphs)
+        runs._kept = KeptGraphs(most_stages=4, record_after=1)
+        return engine
+
+
 TestDropping = BreakpointMachine.TestCase
 TestDropping.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, suppress_health_check=SLOW)
 TestTiered = TieredBreakpointMachine.TestCase
 TestTiered.settings = TestDropping.settings
 TestShort = ShortBreakpointMachine.TestCase
 TestShort.settings = TestDropping.settings
+TestReplayed = ReplayedBreakpointMachine.TestCase
+TestReplayed.settings = TestDropping.settings

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,26 +34,26 @@ class PaddedAttention:
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
         contexts = batch.contexts[: batch.decodes].numpy()
-        real = int((contexts > 0).sum())
-        padding = slice(real, batch.decodes)
-        assert not contexts[padding].any()
-        assert (batch.slot_blocks[padding].numpy() == -1).all()
-        assert not batch.positions[padding].numpy().any()
-        assert not batch.block_tables[padding, :1].numpy().any()
-        if real == batch.decodes:
+        padding = np.flatnonzero(contexts == 0)
+        assert (batch.slot_blocks.numpy()[padding] == -1).all()
+        assert not batch.positions.numpy()[padding].any()
+        assert not batch.block_tables[:, :1].numpy()[padding].any()
+        if not len(padding):
             return self._paged(query, key, value, kv, batch, spec)
+        real = torch.empty(batch.decodes - len(padding), dtype=torch.int64)
+        real.numpy()[:] = np.flatnonzero(contexts)  # as on a device, where nobody on the host knows them
         live = replace(
             batch,
-            decodes=real,
-            positions=batch.positions[:real],
-            slot_blocks=batch.slot_blocks[:real],
-            slot_offsets=batch.slot_offsets[:real],
-            block_tables=batch.block_tables[:real],
-            contexts=batch.contexts[:real],
+            decodes=len(real),
+            positions=batch.positions[real],
+            slot_blocks=batch.slot_blocks[real],
+            slot_offsets=batch.slot_offsets[real],
+            block_tables=batch.block_tables[real],
+            contexts=batch.contexts[real],
         )
         output = torch.zeros(query.shape, dtype=query.dtype)
-        if real:
-            output[:real] = self._paged(query[:real], key[:real], value[:real], kv, live, spec)
+        if len(real):
+            output[real] = self._paged(query[real], key[real], value[real], kv, live, spec)
         return output
 
 
@@ -61,33 +62,43 @@ class FakeRecorder:
 
     - Work that waits for the device, or takes data from the host, cannot be recorded.
     - A replay may touch no tensor from outside that was not there when it was recorded.
-    - Results are in tensors from outside, and gone when the next replay begins; nothing else outlasts a replay.
-    - Inputs, which are integers, are spoilt after each replay.
+    - Results are in tensors from outside; nothing else outlasts a replay.
+    - The results of a whole step are gone when its next replay begins, and its inputs, which are integers, are spoilt
+      after it. What is recorded `beside` is part of a step: it goes on from the results of another, on the same inputs.
     """
 
     def __init__(self) -> None:
         self.recorded = 0
         """Since it last forgot."""
+        self.beside = 0
+        """Those of them that were recorded while others used the device."""
+        self.replays = 0
+        self.replaying = False
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def record(self, work: Callable[[], None], *, beside: bool = False) -> Callable[[], None]:
         with _Watch() as first:
             work()
         assert first.outputs, "nothing comes out of it"
         first.spoil_own()
         self.recorded += 1
+        self.beside += beside
 
         def replay() -> None:
-            _fill(first.outputs, float("nan"))
+            if not beside:
+                _fill(first.outputs, float("nan"))
+            self.replays, self.replaying = self.replays + 1, True
             with _Watch() as again:
                 work()
+            self.replaying = False
             assert again.outside.keys() <= first.outside.keys(), "a replay reads a tensor that is not a fixed one"
             again.spoil_own()
-            _fill(first.inputs, POISON)
+            if not beside:
+                _fill(first.inputs, POISON)
 
         return replay
 
     def forget(self) -> None:
-        self.recorded = 0
+        self.recorded = self.beside = 0
 
 
 class FakeMemory:

@@ -15,6 +15,7 @@ from app.gpu.device.memory import CudaMemory
 from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits
 from app.gpu.graphs.recorder import CudaRecorder
 from app.gpu.graphs.recording import estimate_graph_bytes, record_graphs
+from app.gpu.graphs.runs import RunGraphs
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models import load_stack
 from app.gpu.models.base import TOLERANCE, LayerStack
@@ -76,6 +77,33 @@ def test_a_replay_computes_what_the_step_does(dtype: torch.dtype, tmp_path: Path
         torch.testing.assert_close(pool.data, written, rtol=5e-2, atol=5e-2)
         untouched = (written == kv).flatten(1).all(dim=1)
         assert torch.equal(pool.data[untouched], kv[untouched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_parts_of_a_step_compute_what_the_step_does(dtype: torch.dtype, tmp_path: Path) -> None:
+    stack = load(dtype, tmp_path)
+    pool, recorder, chance = KVPool(stack, BLOCKS, BLOCK), CudaRecorder(stack.device), random.Random(6)
+    whole = record_graphs(stack, pool, limits(stack), recorder)
+    assert whole is not None
+    run_layers, replayed = layer_by_layer(stack, pool), 0
+    runs = RunGraphs(stack, run_layers, whole, recorder)
+    pool.data.normal_(generator=torch.Generator("cuda").manual_seed(1))
+    for _ in range(60):
+        token_ids, batch = draw_step(chance, stack)
+        kv = pool.data.clone()
+        expected = whole_pass(stack, run_layers, token_ids, batch)
+        pool.data.copy_(kv)
+        runs.take(token_ids, batch, None)
+        parts = [runs.run(0, 1), runs.run(1, stack.num_layers)]
+        found, head = runs.head()
+        error = ((found[: len(token_ids)] - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
+        assert float(error) < TOLERANCE[dtype]
+        written = pool.data.clone()
+        runs.record()
+        assert torch.equal(pool.data, written)
+        replayed += all([*parts, head])
+    assert replayed
 
 
 def test_work_that_waits_is_refused_and_leaves_the_device_as_it_was() -> None:
