@@ -93,9 +93,10 @@ def paper_steps() -> list[PaperStep]:
 
 
 def host_steps(plan: HostPlan) -> list[HostStep]:
-    """All numbers of sessions and ways to choose, launched ahead; and greedy in turn."""
+    """All numbers of sessions and ways to choose, launched ahead; greedy in turn; and with one row of many edited."""
     ahead = [measure_step(count, sampling, plan, in_turn=False) for count in SESSIONS for sampling in SAMPLINGS]
-    return ahead + [measure_step(count, USUAL, plan, in_turn=True) for count in SESSIONS]
+    in_turn = [measure_step(count, USUAL, plan, in_turn=True) for count in SESSIONS]
+    return [*ahead, *in_turn, measure_step(SESSIONS[-1], USUAL, plan, in_turn=True, watched=1)]
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def host_table(run: RooflineRun) -> TextTable:
         (
             str(each.sessions),
             each.sampling,
-            "in turn" if each.in_turn else "ahead",
+            _launched(each),
             f"{each.p50_us:,.0f}",
             f"{each.p99_us:,.0f}",
             *(f"{each.stages_us[stage]:,.0f}" for stage in STAGES),
@@ -115,8 +115,9 @@ def host_table(run: RooflineRun) -> TextTable:
     header = ("sessions", "tokens are", "launched", "p50, µs", "p99, µs", *STAGES, "kept")
     stages = "; ".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items())
     note = (
-        f"CPU time of the engine's thread. Ahead: while the step before seems to run, as beside a GPU. {stages}. "
-        f"Stages are means of another run. Kept: {MOST_HOST_US / 1e3:g} ms at most with {MOST_SESSIONS} sessions ahead."
+        "CPU time of the engine's thread. Ahead: while the step before seems to run, as beside a GPU. A row that is "
+        f"edited half-way up the layers cuts the graphs of all. {stages}. Stages are means of another run. "
+        f"Kept: {MOST_HOST_US / 1e3:g} ms at most with {MOST_SESSIONS} sessions ahead."
     )
     return TextTable("The host, with a device that takes no time", header, rows, note, text_columns=3, marks=MARKS)
 
@@ -155,6 +156,11 @@ def _usual(run: RooflineRun) -> list[PaperStep]:
 
 def _sessions(count: int) -> str:
     return f"{count} session{'s' * (count > 1)}"
+
+
+def _launched(step: HostStep) -> str:
+    when = "in turn" if step.in_turn else "ahead"
+    return f"{when}, {step.watched} row{'s' * (step.watched > 1)} edited" if step.watched else when
 
 
 def _kept(step: HostStep) -> str:

@@ -15,6 +15,7 @@ from app.gpu import engine
 from app.gpu.graphs.decode import DecodeGraphs
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.step.accounting import Accounting
+from app.gpu.step.replayed import ReplayedWalk
 from app.gpu.step.results import PendingResult
 from app.gpu.step.runner import Runner
 
@@ -24,7 +25,7 @@ CLIENT = "client"
 MEANINGS = {
     PLAN: "the rows of the step and their blocks",
     INPUTS: "positions, block tables and sampling as arrays, and one copy of them to the device",
-    LAUNCH: "copies to the graph's inputs, the replay, the choice of tokens",
+    LAUNCH: "copies to the graphs' inputs, replays, edits, the choice of tokens",
     RESULTS: "tokens read back; histories and turns go on",
     EVENTS: "events as a frame for the server's process",
     LOOP: "messages, moves of KV, timers",
@@ -36,6 +37,7 @@ _PARTS: tuple[tuple[Any, str, str], ...] = (
     (Runner, "launch", INPUTS),
     (Runner, "launch_overlapped", INPUTS),
     (DecodeGraphs, "__call__", LAUNCH),
+    (ReplayedWalk, "run", LAUNCH),
     (PendingResult, "launch", LAUNCH),
     (PendingResult, "read", RESULTS),
     (Accounting, "finish", RESULTS),
