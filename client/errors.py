@@ -176,6 +176,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "bodies_full": ServerError,
     "not_durable": ServerError,
     "journal_unavailable": ServerError,
+    "fenced": ServerError,
     "disk_full": ServerError,
     "engine_error": ServerError,
     "engine_restarting": ServerError,

@@ -5,14 +5,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from app.doctor.findings import Finding, error, ok, warning
+from app.machine.disk import file_system, is_of_network
 from app.machine.units import GIB, size
 
 NAME = "disk"
 IN_MEMORY = ("tmpfs", "ramfs")
-OVER_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
 LEAST_FREE = GIB
 ELSEWHERE = "name another folder with --state-dir"
 
@@ -38,17 +36,10 @@ def read_disk(state_dir: Path) -> Disk:
         state_dir=str(state_dir),
         folder=str(folder),
         writable=folder.is_dir() and os.access(folder, os.W_OK | os.X_OK),
-        file_system=_file_system(folder),
+        file_system=file_system(folder),
         free_bytes=usage.free,
         total_bytes=usage.total,
     )
-
-
-def _file_system(folder: Path) -> str:
-    """Its type: that of the innermost mount point around the folder. Empty where the system does not tell."""
-    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-    place = folder.resolve()
-    return next((mounts[parent] for parent in (place, *place.parents) if parent in mounts), "")
 
 
 def check_disk(disk: Disk | None) -> Finding:
@@ -61,7 +52,7 @@ def check_disk(disk: Disk | None) -> Finding:
         return error(NAME, summary, f"make it writable, or {ELSEWHERE}")
     if disk.file_system in IN_MEMORY:
         return warning(NAME, f"{summary}, which is memory ({disk.file_system}): gone after a restart", ELSEWHERE)
-    if disk.file_system in OVER_NETWORK:
+    if is_of_network(disk.file_system):
         return warning(
             NAME, f"{summary}, over the network ({disk.file_system}), where SQLite's WAL is not safe", ELSEWHERE
         )

@@ -235,6 +235,14 @@ class JournalUnavailable(DjinnError, status=503, code="journal_unavailable"):
     """Not done: the journal cannot be written, so it would not survive a restart."""
 
 
+class Fenced(DjinnError, status=503, code="fenced"):
+    """The server has no lease of its state folder, and another one may have its sessions. Whether the request was done
+    is not known if it had begun before; carries Retry-After.
+    """
+
+    retry_after_s = 2
+
+
 class TooManyConnections(DjinnError, status=503, code="connection_limit"):
     """As many connections are open as may be."""
 

@@ -16,12 +16,13 @@ from app.domain.errors import NotDurable
 from app.domain.homes import Home
 from app.domain.journal_state import JournalState
 from app.domain.values import ModelInfo, SessionId
+from app.journal import lease as leases
 from app.journal.attempts import Outcome, attempt
 from app.journal.lock import FolderLock
 from app.journal.records import Entry, Key, ResponseRecord, SessionRecord, VectorKey, WriteBatch, add_to, describe
 from app.journal.steering import Steering
 from app.journal.store import JournalStore
-from app.machine.disk import free_bytes
+from app.machine.disk import free_bytes, is_over_network
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,25 @@ class Journal:
     other.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises `FieldOutOfRange` if another server holds the folder, or if the journal in it is damaged."""
+    def __init__(self, folder: Path, lease_s: float | None = None) -> None:
+        """Hold the folder with a lease of `lease_s` seconds, or by its lock alone. Waits while a server on another
+        machine has a lease of it.
+
+        Raises `FieldOutOfRange` if another server holds the folder, or if the journal in it is damaged.
+        """
         self._lock = FolderLock(folder)
+        self.lease: leases.FolderLease | None = None
+        """None: the lock alone says whose the folder is."""
+        path = folder / FILE_NAME
         try:
-            self._store = JournalStore(folder / FILE_NAME)
+            if not self._lock.is_held and not path.exists():
+                raise self._lock.refusal()
+            self._store = JournalStore(path, shared=lease_s is not None and is_over_network(folder))
+            try:
+                self._hold(path, lease_s)
+            except BaseException:
+                self._store.close()
+                raise
         except BaseException:
             self._lock.close()
             raise
@@ -95,8 +110,11 @@ class Journal:
     @property
     def state(self) -> JournalState:
         """Whether it can be written, and how much waits for that."""
+        lease = self.lease
+        epoch, is_fenced = (None, False) if lease is None else (lease.epoch, not lease.holds)
         with self._wake:
-            return JournalState(self._failure, self._is_full, len(self._pending.keys() | self._writing.keys()))
+            waiting = len(self._pending.keys() | self._writing.keys())
+            return JournalState(self._failure, self._is_full, waiting, epoch, is_fenced)
 
     def append(self, key: Key, entry: Entry) -> None:
         """Take what happened to a session, a vector or a response (None: it is gone). Never waits for the disk."""
@@ -127,8 +145,16 @@ class Journal:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
+        if self.lease is not None:
+            self.lease.close()
         self._store.close()
         self._lock.close()
+
+    def _hold(self, path: Path, lease_s: float | None) -> None:
+        tenure = leases.take(self._store, self._lock, lease_s or 0.0)
+        if lease_s is not None:
+            self.lease = leases.FolderLease(path, tenure)
+            self._store.fence = self.lease.check
 
     def _try_soon(self, keys: Iterable[Key]) -> None:
         self._refused.difference_update(keys)

@@ -1,7 +1,9 @@
-"""One server per state folder."""
+"""One server per state folder, as far as the file system's locks reach."""
 
 import fcntl
+import os
 from pathlib import Path
+from typing import IO
 
 from app.domain.errors import FieldOutOfRange
 from app.machine.files import explain, make_writable
@@ -11,25 +13,52 @@ class FolderLock:
     """Holds `folder`, which is made if need be, until `close` or the end of the process, however that ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `FieldOutOfRange` if another server holds the folder, or if it cannot be used."""
+        """Try to get hold of it. Raises `FieldOutOfRange` if it cannot be used."""
+        self._folder = folder
+        self._file: IO[str] | None = None
         try:
             make_writable(folder, 0o700)
-            self._file = (folder / "lock").open("a")
+            self.try_again()
         except OSError as error:
             raise FieldOutOfRange(
                 f"cannot keep sessions in {folder}: {explain(error)}; name another folder with --state-dir",
                 param="state_dir",
             ) from error
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no other server has it."""
+        return self._file is not None
+
+    def try_again(self) -> None:
+        """Get hold of it, unless another server has it. Raises `OSError` if there can be no such file."""
+        path = self._folder / "lock"
+        file = path.open("a")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.close()
-            raise FieldOutOfRange(
-                f"another server keeps its sessions in {folder}; give this one a folder of its own with --state-dir, "
-                "or none to keep nothing",
-                param="state_dir",
-            ) from error
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else somebody has just replaced it
+                self._file = file
+        except OSError:
+            pass
+        finally:
+            if self._file is not file:
+                file.close()
+
+    def replace(self) -> None:
+        """Take the place of a holder that is out of reach, and whose lease is over: its lock may never end."""
+        (self._folder / "lock").unlink(missing_ok=True)
+        self.try_again()
+
+    def refusal(self) -> FieldOutOfRange:
+        """What to say if another server has it."""
+        return FieldOutOfRange(
+            f"another server keeps its sessions in {self._folder}; give this one a folder of its own with --state-dir, "
+            "or none to keep nothing",
+            param="state_dir",
+        )
 
     def close(self) -> None:
         """Let go of the folder."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from app.domain.errors import FieldOutOfRange
 from app.journal import refusals
 from app.journal.copying import copy_journal
+from app.journal.writing import Fence
 from app.machine.files import sync
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,11 @@ FORMAT = OLDEST + len(STEPS)
 """What this version writes."""
 
 
-def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+def bring_up_to_date(connection: sqlite3.Connection, path: Path, fence: Fence) -> None:
     """Make the journal at `path`, of format `OLDEST` at least, one of `FORMAT`: whole, or not at all. As it was, it is
     kept beside it: the way back to the version that wrote it.
 
-    Raises `FieldOutOfRange` if it cannot be kept, and `sqlite3.Error` if it cannot be changed.
+    Raises `FieldOutOfRange` if it cannot be kept, `sqlite3.Error` if it cannot be changed, and what `fence` raises.
     """
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     if found == FORMAT:
@@ -46,7 +47,7 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
         _keep(path, kept)
     except (OSError, FieldOutOfRange) as error:
         raise refusals.not_kept(path, found, FORMAT, error) from error
-    _migrate(connection, found)
+    _migrate(connection, found, fence)
     logger.info("the journal is of format %d now; as it was, of format %d, it is kept in %s", FORMAT, found, kept)
 
 
@@ -65,9 +66,10 @@ def _keep(path: Path, kept: Path) -> None:
     sync(kept.parent)
 
 
-def _migrate(connection: sqlite3.Connection, found: int) -> None:
+def _migrate(connection: sqlite3.Connection, found: int, fence: Fence) -> None:
     with connection:
         connection.execute("BEGIN IMMEDIATE")
+        fence(connection)
         for step in STEPS[found - OLDEST :]:
             for statement in step:
                 connection.execute(statement)

@@ -1,8 +1,7 @@
-"""The journal's SQLite file: its tables, its checks, and one transaction per batch."""
+"""The journal's SQLite file: its checks, and one transaction per batch."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from array import array
 from dataclasses import replace
@@ -12,35 +11,17 @@ from typing import Any
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
 from app.domain.homes import Home
+from app.domain.leases import Lease
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
-from app.journal import breakpoint_tables, home_table, refusals, response_table
+from app.journal import breakpoint_tables, home_table, lease_table, refusals, response_table
 from app.journal.migrations import FORMAT, OLDEST, bring_up_to_date
 from app.journal.records import TOKEN_BYTES, ResponseRecord, SessionRecord, VectorKey, WriteBatch, moves
 from app.journal.steering import Steering
-from app.journal.writing import COLUMNS, Refused, write_batch
+from app.journal.tables import make_journal
+from app.journal.writing import COLUMNS, Fence, Refused, no_fence, write_batch
 from app.machine.files import make_private
 from app.machine.units import counted
 
-TABLES = f"""
-CREATE TABLE model (name TEXT NOT NULL, vocab_size INTEGER NOT NULL, layers INTEGER NOT NULL, hidden INTEGER NOT NULL)
-STRICT;
-CREATE TABLE session (
-    id TEXT PRIMARY KEY, owner TEXT, name TEXT, metadata TEXT NOT NULL, ttl_s INTEGER, residency TEXT NOT NULL,
-    phase TEXT NOT NULL, created_at REAL NOT NULL, used_at REAL NOT NULL, usage TEXT NOT NULL,
-    forked_from TEXT, forked_tokens INTEGER, namespace TEXT
-) STRICT, WITHOUT ROWID;
-CREATE TABLE tokens (
-    session TEXT NOT NULL, position INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY (session, position)
-) STRICT, WITHOUT ROWID;
-{breakpoint_tables.TABLES}
-{response_table.TABLE}
-{home_table.TABLE}
-CREATE TABLE proof (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
-PRAGMA user_version = {FORMAT};
-"""
-"""A history is the `ids` of its rows in the order of `position`, which is that of a row's first token. `proof` means
-nothing: that it could be written is the proof.
-"""
 SMALL_BYTES = 64 << 10
 """What a turn or a new session has to write, at most. A journal that has no room even for that keeps no promise; a
 larger change may be the only one that does not fit.
@@ -53,15 +34,21 @@ class JournalStore:
     Commits are written, not flushed (`synchronous=NORMAL` in WAL mode), but for those about sessions that move. The
     death of the process loses none of them.
     After a power cut the last ones, which the system had not flushed yet, may be missing; what is there is whole.
+
+    WAL is for one machine at a time: it has a part in memory that processes share. A file that is `shared` by machines
+    is written without it, and each commit is flushed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         """Raises `FieldOutOfRange` if the file is damaged, not a journal, of a format that this version does not read,
         or cannot be used now: no session is given up in silence.
         """
         self._path = path
+        self._modes = ("DELETE", "FULL") if shared else ("WAL", "NORMAL")
+        self.fence: Fence = no_fence
+        """Called in each transaction: it raises an exception unless the folder is still this server's."""
         if not path.exists():
-            self._create()
+            make_journal(path)
         elif not path.stat().st_size:
             raise refusals.damaged(path, "it is empty")  # it got its name when it was whole
         self._require_writable()
@@ -83,7 +70,7 @@ class JournalStore:
         """
         try:
             self._require_free_for(model)
-            bring_up_to_date(self._connection, self._path)
+            bring_up_to_date(self._connection, self._path, self.fence)
             self._claim(model)
             records = [self._record(row) for row in self._connection.execute(f"SELECT {COLUMNS} FROM session")]
             histories = {record.id: array("I") for record in records}
@@ -131,41 +118,45 @@ class JournalStore:
         was written before it with it.
         """
         if not any(map(moves, batch.values())):
-            return write_batch(self._connection, batch)
+            return write_batch(self._connection, batch, self.fence)
         self._connection.execute("PRAGMA synchronous = FULL")
         try:
-            return write_batch(self._connection, batch)
+            return write_batch(self._connection, batch, self.fence)
         finally:
-            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
 
     def prove_writable(self) -> None:
         """Write `SMALL_BYTES` that mean nothing. Raises `sqlite3.Error` if that cannot be done."""
         with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self.fence(self._connection)
             self._connection.execute("REPLACE INTO proof VALUES (1, zeroblob(?))", (SMALL_BYTES,))
+
+    def lease(self) -> Lease:
+        """That of the folder. Raises `FieldOutOfRange` if the file is damaged, or locked for long."""
+        try:
+            return lease_table.find_lease(self._connection)
+        except sqlite3.DatabaseError as error:
+            raise refusals.unusable(self._path, error) from error
+
+    def take_lease(self, found: Lease, taken: Lease) -> bool:
+        """`take_lease` of the file, flushed: a power cut must not bring the former holder back. Raises like `lease`."""
+        self._connection.execute("PRAGMA synchronous = FULL")
+        try:
+            return lease_table.take_lease(self._connection, found, taken)
+        except sqlite3.DatabaseError as error:
+            raise refusals.unusable(self._path, error) from error
+        finally:
+            self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
 
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
 
-    def _create(self) -> None:
-        """Make the file whole before it has its name: so an empty one is known to be damaged."""
-        if self._path.with_name(f"{self._path.name}-wal").exists():
-            raise self._damaged("the file itself is missing, but the changes to be added to it (-wal) are there")
-        unnamed = self._path.with_name(f"{self._path.name}.new")
-        unnamed.unlink(missing_ok=True)
-        make_private(unnamed)
-        connection = sqlite3.connect(unnamed)
-        try:
-            connection.executescript(TABLES)
-        except sqlite3.Error as error:
-            raise FieldOutOfRange(f"cannot make the journal {self._path}: {error}", param="state_dir") from error
-        finally:
-            connection.close()
-        os.replace(unnamed, self._path)
-
     def _check(self) -> None:
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
+        mode, flush = self._modes
+        self._connection.execute(f"PRAGMA journal_mode = {mode}")
+        self._connection.execute(f"PRAGMA synchronous = {flush}")
         if (found := self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise self._damaged(found)
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -201,6 +192,8 @@ class JournalStore:
     def _claim(self, model: ModelInfo) -> None:
         if self._owner() != _identity(model):
             with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self.fence(self._connection)
                 self._connection.execute("DELETE FROM model")
                 self._connection.execute("INSERT INTO model VALUES (?, ?, ?, ?)", _identity(model))
 

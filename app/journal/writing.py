@@ -1,6 +1,7 @@
 """One transaction of changes: all of them are written but those that SQLite refuses by themselves."""
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import astuple, fields
 
 from app.domain.breakpoints import TensorData
@@ -24,15 +25,21 @@ PUT_SESSION = f"REPLACE INTO session ({COLUMNS}) VALUES ({', '.join('?' * len(fi
 
 Refused = dict[Key, str]
 """What was not written, and why."""
+Fence = Callable[[sqlite3.Connection], None]
 
 
-def write_batch(connection: sqlite3.Connection, batch: WriteBatch) -> Refused:
+def no_fence(_connection: sqlite3.Connection) -> None:
+    """Nobody else can have the folder."""
+
+
+def write_batch(connection: sqlite3.Connection, batch: WriteBatch, fence: Fence = no_fence) -> Refused:
     """Write each change of `batch` whole or not at all; returns those that cannot be written, such as one that is too
-    large. Raises an exception, and writes nothing, if the file cannot be written.
+    large. Raises an exception, and writes nothing, if the file cannot be written, and what `fence` raises.
     """
     refused: Refused = {}
     with connection:
         connection.execute("BEGIN IMMEDIATE")
+        fence(connection)
         for key, entry in batch.items():
             connection.execute("SAVEPOINT change")
             try:

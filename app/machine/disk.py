@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from app.machine.units import size
+
+OVER_NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "ocfs2", "gfs2"}
+    | {"9p", "virtiofs"}
+)
+"""Types beside those of FUSE."""
 
 
 def free_bytes(folder: Path) -> int:
@@ -17,6 +25,25 @@ def free_bytes(folder: Path) -> int:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     found = os.statvfs(existing)
     return found.f_bavail * found.f_frsize
+
+
+def file_system(folder: Path) -> str:
+    """The type of the one where `folder` is, which exists: that of the innermost mount point around it. Empty where the
+    system does not tell.
+    """
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    place = folder.resolve()
+    return next((mounts[parent] for parent in (place, *place.parents) if parent in mounts), "")
+
+
+def is_of_network(kind: str) -> bool:
+    """Whether several machines can have a file system of that type mounted at once."""
+    return kind in OVER_NETWORK or kind.startswith("fuse.")
+
+
+def is_over_network(folder: Path) -> bool:
+    """Whether other machines may have the folder's file system mounted too."""
+    return is_of_network(file_system(folder))
 
 
 def is_full(error: OSError) -> bool:

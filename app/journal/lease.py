@@ -1,0 +1,179 @@
+"""The lease of a state folder: waited for, taken, renewed on a thread of its own, and given back."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+from app.domain.errors import Fenced
+from app.domain.leases import Lease, Tenure, Watch
+from app.journal.lease_table import find_lease, release_lease, renew_lease
+from app.journal.lock import FolderLock
+from app.journal.store import JournalStore
+from app.machine.boot import boot_time, machine_id
+
+logger = logging.getLogger(__name__)
+
+RENEWALS = 3
+"""In one length of a lease."""
+LOOK_S = 0.5
+"""Between two looks at another's lease."""
+RETRY_S = 1.0
+"""Before another attempt at a renewal that has failed, at most."""
+SAY_S = 60.0
+"""Between two lines of the log about a holder that goes on."""
+
+
+def take(store: JournalStore, lock: FolderLock, length_s: float) -> Tenure:
+    """Take the folder's lease, once nobody else can hold it. A length of 0 takes the folder from all former holders,
+    and needs no renewal.
+
+    A former holder on this machine that has let go of the lock is dead, so its lease is no more. Raises
+    `FieldOutOfRange` if another server has the lock, and is on this machine or has no lease.
+    """
+    watch, here, wait = Watch(), machine_id(), _Wait()
+    while True:
+        found = store.lease()
+        now = boot_time()  # after the look: see `Watch`
+        is_here = bool(here) and found.machine == here
+        if not lock.is_held and (found.is_free or is_here):
+            raise lock.refusal()
+        left_s = 0.0 if found.is_free or is_here else watch.left_s(found, now)
+        if not left_s:
+            began, taken = boot_time(), found.next(secrets.token_hex(8), here, length_s)
+            if (found.is_free and not length_s) or store.take_lease(found, taken):
+                break
+            continue
+        wait.tell(found, left_s, now)
+        time.sleep(min(left_s, LOOK_S))
+        if not lock.is_held:
+            lock.try_again()
+    if not lock.is_held:
+        lock.replace()
+    if not lock.is_held:
+        raise lock.refusal()
+    wait.end(taken, boot_time())
+    return Tenure(taken, began)
+
+
+class _Wait:
+    """What the log says of a start that waits."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._said_at = 0.0
+
+    def tell(self, found: Lease, left_s: float, now: float) -> None:
+        """There are `left_s` to go, unless the other server lives."""
+        if self._began is None:
+            self._began = self._said_at = now
+            logger.warning(
+                "a server on another machine has the lease of the state folder (epoch %d): the start waits %.1f s, or "
+                "for as long as that one renews it",
+                found.epoch,
+                left_s,
+            )
+        elif now - self._said_at > SAY_S:
+            self._said_at = now
+            logger.warning("the other server renews its lease: the start has waited %.0f s", now - self._began)
+
+    def end(self, taken: Lease, now: float) -> None:
+        """It has been taken."""
+        if self._began is not None:
+            waited_s = now - self._began
+            logger.warning("the state folder is taken over after %.1f s: epoch %d", waited_s, taken.epoch)
+
+
+class FolderLease:
+    """A lease that is held, and renewed until `close`. Any thread may ask."""
+
+    def __init__(self, path: Path, tenure: Tenure) -> None:
+        """`path` is the journal's."""
+        self._tenure = tenure
+        self._length_s = tenure.lease.length_s
+        # Its own: a large commit of the journal must not hold up a renewal for longer than it has the file.
+        self._connection = sqlite3.connect(
+            path, self._length_s / RENEWALS, isolation_level="IMMEDIATE", check_same_thread=False
+        )
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._has_lapsed = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="djinn-lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the server may answer for the sessions in the folder now."""
+        return boot_time() < self._tenure.ends_at
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another server has taken the folder: this one must end."""
+        return self._tenure.is_lost
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self._tenure.lease.epoch
+
+    def require(self) -> None:
+        """Raise `Fenced` unless the server may answer for the sessions in the folder now."""
+        if not self.holds:
+            why = "another server has taken it" if self.is_lost else "it could not be renewed"
+            raise Fenced(f"this server has no lease of its state folder, so its sessions may be elsewhere: {why}")
+
+    def check(self, connection: sqlite3.Connection) -> None:
+        """Raise `Fenced` unless the lease is held. In a transaction it holds until the end of that."""
+        if not find_lease(connection).is_of(self._tenure.lease):
+            self._lose()
+        self.require()
+
+    def close(self) -> None:
+        """Give the lease back: the next server need not wait."""
+        self._closing.set()
+        self._thread.join()
+        self._tenure.ends_at = 0.0
+        try:
+            if not self.is_lost:
+                release_lease(self._connection, self._tenure.lease)
+        except sqlite3.Error as error:
+            logger.warning("the lease of the state folder could not be given back: %s", error)
+        finally:
+            self._connection.close()
+
+    def _run(self) -> None:
+        pause_s = self._length_s / RENEWALS
+        while not self._closing.wait(pause_s) and not self.is_lost:
+            is_renewed = self._renew()
+            pause_s = self._length_s / RENEWALS if is_renewed else min(self._length_s / RENEWALS, RETRY_S)
+
+    def _renew(self) -> bool:
+        """Whether it could be renewed."""
+        began = boot_time()
+        try:
+            renewed = renew_lease(self._connection, self._tenure.lease)
+        except sqlite3.Error as error:
+            self._note_failure(error)
+            return False
+        if renewed is None:
+            self._lose()
+            return False
+        self._tenure.renewed(renewed, began)
+        if self._has_lapsed and self.holds:
+            self._has_lapsed = False
+            logger.warning("the lease of the state folder is held again: sessions are served")
+        return True
+
+    def _note_failure(self, error: sqlite3.Error) -> None:
+        if not self.holds and not self._has_lapsed:
+            self._has_lapsed = True
+            logger.error("the lease of the state folder has run out, and no session is served: %s", error)
+
+    def _lose(self) -> None:
+        if not self._tenure.is_lost:
+            self._tenure.lose()
+            logger.critical("another server has taken the state folder; this one had epoch %d", self.epoch)

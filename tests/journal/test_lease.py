@@ -1,0 +1,228 @@
+"""Whose a folder is when two machines can reach it: the lease in its journal says so."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from app.backup import back_up
+from app.domain.errors import Fenced, FieldOutOfRange, NotDurable
+from app.domain.leases import Lease
+from app.domain.values import SessionId
+from app.journal import lease
+from app.journal.journal import FILE_NAME, Journal
+from app.journal.lease_table import find_lease
+from tests.journal.building import change, histories, model_info
+
+ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
+LONG_S, SHORT_S = 3600.0, 1.0
+
+On = Callable[[str], None]
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> On:
+    """Go to another machine."""
+
+    def go(machine: str) -> None:
+        monkeypatch.setattr(lease, "machine_id", lambda: machine)
+
+    go("one")
+    return go
+
+
+@pytest.fixture(params=[False, True], ids=["wal", "over a network"])
+def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the folder seems to be on a file system of several machines."""
+    monkeypatch.setattr("app.journal.journal.is_over_network", lambda folder: request.param)
+    return bool(request.param)
+
+
+def freeze(journal: Journal) -> None:
+    """It renews its lease no more, and gives it back to nobody."""
+    assert journal.lease is not None
+    journal.lease._closing.set()
+    journal.lease._thread.join()
+
+
+def has_lost(journal: Journal) -> bool:
+    assert journal.lease is not None
+    return journal.lease.is_lost
+
+
+def is_fenced(journal: Journal) -> bool:
+    return journal.state.is_fenced
+
+
+def found(folder: Path) -> Lease:
+    with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
+        return find_lease(connection)
+
+
+def started(folder: Path, lease_s: float | None) -> Journal:
+    journal = Journal(folder, lease_s)
+    journal.load(model_info())
+    journal.start()
+    return journal
+
+
+async def test_what_a_former_holder_writes_is_refused_whole(tmp_path: Path, on: On, shared: bool) -> None:
+    """The lock of the first one is still there, as where locks reach other machines, and their holder is frozen."""
+    first = started(tmp_path, SHORT_S)
+    first.append(ONE, change(ONE, 0, [1, 2]))
+    await first.settled(ONE)
+    freeze(first)
+    on("two")
+    second = started(tmp_path, LONG_S)
+    assert first.lease is not None
+    assert second.lease is not None
+    assert (first.lease.epoch, second.lease.epoch) == (1, 2)
+    assert second.lease.holds
+    assert not first.lease.holds
+    assert not has_lost(first)
+    first.append(ONE, change(ONE, 2, [3]))
+    first.append(TWO, change(TWO, 0, [4]))
+    with pytest.raises(NotDurable, match="another server has taken it"):
+        await first.settled()
+    assert has_lost(first)
+    second.append(ONE, change(ONE, 2, [9]))
+    await second.settled()
+    first.close()
+    assert found(tmp_path).epoch == 2
+    assert not found(tmp_path).is_free
+    second.close()
+    assert found(tmp_path).is_free
+    assert histories(tmp_path / FILE_NAME) == {ONE: [1, 2, 9]}
+
+
+def test_a_frozen_holder_that_wakes_learns_that_it_has_lost_the_folder(
+    tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Journal(tmp_path, SHORT_S)
+    assert first.lease is not None
+    freeze(first)
+    on("two")
+    second = Journal(tmp_path, LONG_S)
+    assert "the start waits" in caplog.text
+    assert "taken over after" in caplog.text
+    assert not first.lease._renew()
+    assert has_lost(first)
+    with pytest.raises(Fenced, match="another server has taken it"):
+        first.lease.require()
+    assert [line.levelname for line in caplog.records if "has taken the state folder" in line.message] == ["CRITICAL"]
+    second.close()
+    first.close()
+
+
+def test_a_dead_holder_of_this_machine_is_not_waited_for(
+    tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Journal(tmp_path, LONG_S)
+    freeze(first)
+    first._lock.close()  # as the kernel does for a process that has died
+    second = Journal(tmp_path, LONG_S)
+    assert second.lease is not None
+    assert second.lease.epoch == 2
+    assert "waits" not in caplog.text
+    second.close()
+    first.close()
+
+
+def test_a_holder_that_ended_in_order_is_not_waited_for(tmp_path: Path, on: On, shared: bool) -> None:
+    Journal(tmp_path, LONG_S).close()
+    on("two")
+    second = Journal(tmp_path, LONG_S)
+    assert second.lease is not None
+    assert second.lease.epoch == 2
+    second.close()
+
+
+def test_a_holder_of_this_machine_that_lives_is_refused_at_once(tmp_path: Path, on: On) -> None:
+    first = Journal(tmp_path, LONG_S)
+    with pytest.raises(FieldOutOfRange, match="another server keeps its sessions in"):
+        Journal(tmp_path, LONG_S)
+    on("two")
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        connection.execute("UPDATE lease SET length_s = 0")
+    with pytest.raises(FieldOutOfRange, match="another server keeps its sessions in"):  # it has no lease, but the lock
+        Journal(tmp_path, LONG_S)
+    first.close()
+
+
+def test_a_server_without_a_lease_takes_the_folder_from_one_that_had_one(tmp_path: Path, on: On) -> None:
+    first = Journal(tmp_path, SHORT_S)
+    assert first.lease is not None
+    freeze(first)
+    on("two")
+    second = Journal(tmp_path)
+    assert second.lease is None
+    assert found(tmp_path).epoch == 2
+    assert not first.lease._renew()
+    second.close()
+    first.close()
+
+
+def test_a_folder_that_never_had_a_lease_gets_none(tmp_path: Path) -> None:
+    Journal(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema")]
+    assert "lease" not in tables
+
+
+def test_a_lease_that_cannot_be_renewed_is_held_again_if_nobody_took_it(
+    tmp_path: Path, on: On, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(tmp_path, SHORT_S)
+    held = journal.lease
+    assert held is not None
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        freeze(journal)
+        held._tenure.ends_at = 0.0  # time has passed
+        assert not held._renew()
+        with pytest.raises(Fenced, match="could not be renewed"):
+            held.require()
+        assert is_fenced(journal)
+        other.execute("ROLLBACK")
+    assert held._renew()
+    held.require()
+    assert not is_fenced(journal)
+    said = [line.message for line in caplog.records if line.name == "app.journal.lease"]
+    assert [line.partition(" folder ")[2][:18] for line in said] == ["has run out, and n", "is held again: ses"]
+    journal.close()
+
+
+def test_a_renewal_whose_answer_was_lost_is_no_loss(tmp_path: Path, on: On) -> None:
+    journal = Journal(tmp_path, LONG_S)
+    assert journal.lease is not None
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection, connection:
+        connection.execute("UPDATE lease SET renewals = renewals + 1")
+    assert journal.lease._renew()
+    assert found(tmp_path).renewals == 2
+    journal.close()
+
+
+def test_the_file_is_for_several_machines_where_they_share_it(tmp_path: Path, on: On, shared: bool) -> None:
+    journal = Journal(tmp_path, LONG_S)
+    (mode,) = journal._store._connection.execute("PRAGMA journal_mode").fetchone()
+    assert mode == ("delete" if shared else "wal")
+    journal.close()
+    journal = Journal(tmp_path)
+    (mode,) = journal._store._connection.execute("PRAGMA journal_mode").fetchone()
+    assert mode == "wal"
+    journal.close()
+
+
+def test_a_backup_is_nobodys(tmp_path: Path, on: On) -> None:
+    journal = started(tmp_path / "state", LONG_S)
+    back_up(tmp_path / "state", None, tmp_path / "copy")
+    journal.close()
+    on("two")
+    copy = Journal(tmp_path / "copy", LONG_S)
+    assert copy.lease is not None
+    assert copy.lease.epoch == 1
+    copy.close()
