@@ -26,6 +26,7 @@ METAVARS = {
     "replica": "NAME",
     "peers": "FILE",
     "cluster_key_file": "FILE",
+    "lease_s": "SECONDS",
     "prefill_apart_tokens": "TOKENS",
     "allowed_hosts": "NAME[,NAME...]",
     "cors_origins": "ORIGIN[,ORIGIN...]",

@@ -65,8 +65,8 @@ def load_app(
             undo.callback(traces.close)
         member = Membership.read(settings)
         model = find_model(load)
-        # Before the engine: it locks the folder, where the engine keeps files too.
-        journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser())
+        # Before the engine: it takes the folder, where the engine keeps files too.
+        journal = None if settings.state_dir is None else Journal(settings.state_dir.expanduser(), settings.lease)
         if journal is not None:
             undo.callback(journal.close)
         room = disk_room(load)
@@ -146,7 +146,8 @@ def create_app(
         prefill=prefill,
     )
     ways = {} if prefill is None else prefill.ways
-    app = _described(lifespan, middleware(settings, tenancy, cluster, ways, is_traced=traces is not None))
+    lease = None if journal is None else journal.lease
+    app = _described(lifespan, middleware(settings, tenancy, lease, cluster, ways, is_traced=traces is not None))
     app.state.services = Services(
         settings=settings,
         info=engine.info,
@@ -162,6 +163,7 @@ def create_app(
         vectors=Vectors(journal, keeper.room),
         tenancy=tenancy,
         cluster=cluster,
+        lease=lease,
         events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
         started_at=int(time.time()),
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,21 @@ def test_cuda_graphs_are_asked_for_or_not_or_left_to_the_device(monkeypatch: pyt
     assert from_flags("--no-cuda-graphs").engine().cuda_graphs is False
     monkeypatch.setenv("DJINN_CUDA_GRAPHS", "false")
     assert from_flags().engine().cuda_graphs is False
+
+
+def test_servers_of_a_cluster_have_a_lease_and_others_may(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+    cluster = ("--replica", "a", "--peers", str(tmp_path / "peers"), "--cluster-key-file", str(tmp_path / "key"))
+    assert from_flags().lease is None
+    assert from_flags("--lease-s", "30").lease == 30
+    assert from_flags(*cluster).lease == 15
+    assert from_flags(*cluster, "--lease-s", "0").lease is None
+    with pytest.raises(ValidationError, match=r"lease_s: 0 for none, or from 1 to 3600; got 0\.5"):
+        from_flags("--lease-s", "0.5")
+    with pytest.raises(ValidationError, match="less than or equal to 3600"):
+        from_flags("--lease-s", "3601")
+    with pytest.raises(ValidationError, match="state_dir is none"):
+        from_flags("--lease-s", "30", "--state-dir", "none")
 
 
 def test_no_state_dir_means_no_files() -> None:

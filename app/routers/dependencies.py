@@ -12,6 +12,7 @@ from app.domain.errors import WrongRole
 from app.domain.values import ModelInfo
 from app.events.streams import EventStreams
 from app.exports.spool import Spool
+from app.journal.lease import FolderLease
 from app.metrics.server import Metrics
 from app.openai.responses.store import ResponseStore
 from app.sessions.bound.sessions import BoundSessions
@@ -47,6 +48,8 @@ class Services:
     tenancy: Tenancy
     cluster: Cluster | None
     """None: the server knows of no others."""
+    lease: FolderLease | None
+    """Of the state folder; None: no other server can have it."""
     events: EventStreams
     started_at: int
     """Unix seconds."""

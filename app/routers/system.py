@@ -33,10 +33,12 @@ async def get_health() -> Status:
 
 @router.get("/ready", operation_id="getReady", responses=errors(503))
 async def get_ready(response: Response, services: ServicesDep) -> Status:
-    """Whether new work is taken: 503 while the server shuts down, while its engine is started again, and while its
-    journal cannot be written; 500 if the engine has failed for good. Needs no API key. A replica of a cluster tells the
-    front door how busy it is.
+    """Whether new work is taken: 503 while the server shuts down, while its engine is started again, while its journal
+    cannot be written, and while it has no lease of its state folder; 500 if the engine has failed for good. Needs no
+    API key. A replica of a cluster tells the front door how busy it is.
     """
+    if services.lease is not None:
+        services.lease.require()
     if services.cluster is not None and services.cluster.draining.is_over:
         error = Draining("the server is shutting down, and its sessions have left")
         error.headers = {load_header.LEFT: "1"}

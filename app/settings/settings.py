@@ -24,6 +24,8 @@ from app.settings.engine import DRAFT_TOKENS, EngineSettings
 from app.settings.tracing import check_endpoint, is_traced
 from app.settings.values import Budget, none_if_auto, none_or_path, not_empty
 
+CLUSTER_LEASE_S = 15.0
+"""A server that is cut off from its folder answers for so long at most, and another one waits a little longer."""
 WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
 """What the settings are lists of."""
 
@@ -73,6 +75,13 @@ class Settings(BaseSettings):
     )
     cluster_key_file: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
         None, description="file with the secret that the servers of the cluster share, at least 32 characters"
+    )
+    lease_s: float | None = Field(
+        None,
+        ge=0,
+        le=3600,
+        description="how long the server may serve sessions without writing to --state-dir: then a server on another "
+        "machine can take the folder over; 0: none can reach it (default: 15 with --peers, else 0)",
     )
     drain_to: Literal["peers", "disk"] = Field(
         "peers",
@@ -295,6 +304,14 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _a_lease_is_of_a_folder(self) -> Self:
+        if self.lease_s and self.lease_s < 1:
+            raise ValueError(f"lease_s: 0 for none, or from 1 to 3600; got {self.lease_s:g}")
+        if self.lease_s and self.state_dir is None:
+            raise ValueError("lease_s: needs a folder to have a lease of, and state_dir is none")
+        return self
+
+    @model_validator(mode="after")
     def _every_session_gets_its_token(self) -> Self:
         if self.max_running > self.max_step_tokens:
             raise ValueError(
@@ -348,6 +365,12 @@ class Settings(BaseSettings):
         if self.allowed_hosts is not None:
             return self.allowed_hosts
         return ("*",) if self.needs_key or not is_loopback(self.host) else (*LOOPBACK_NAMES, self.host)
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds of the state folder's lease; None: it has none."""
+        found = self.lease_s if self.lease_s is not None else CLUSTER_LEASE_S if self.peers is not None else 0
+        return found or None
 
     @property
     def max_turns(self) -> int:

@@ -92,11 +92,15 @@ class ListeningServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, leave at the second. Unlike uvicorn's own, the process has an exit status."""
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            self.end_at_once()
         self.should_exit = True
-        if self.force_exit:
-            # Every request that ends here would be a traceback.
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+    def end_at_once(self) -> None:
+        """Leave, whatever is under way."""
+        self.should_exit = self.force_exit = True
+        # Every request that ends here would be a traceback.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
 
 def _url(bound: socket.socket) -> str:

@@ -22,8 +22,10 @@ from app.web.listening import ListeningServer
 
 logger = logging.getLogger(__name__)
 
-ENDED, ENGINE_LOST, NOT_DURABLE = 0, 4, 5
-"""Exit statuses: the server was told to end; its engine has failed for good; the journal lacks changes."""
+ENDED, ENGINE_LOST, NOT_DURABLE, FENCED = 0, 4, 5, 6
+"""Exit statuses: the server was told to end; its engine has failed for good; the journal lacks changes; another server
+has the state folder.
+"""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -89,7 +91,12 @@ class Server(ListeningServer):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second. Whether to end: only another process can have another engine."""
+        """Ten times a second. Whether to end: only another process can have another engine, or the folder again."""
+        lease = self._services.lease
+        if lease is not None and lease.is_lost and not self.force_exit:
+            self.status = FENCED
+            logger.critical("the state folder is another server's: this one ends at once with status %d", self.status)
+            self.end_at_once()
         executor = self._services.sessions.executor
         if executor.is_lost and not self.should_exit:
             self.should_exit, self.status = True, ENGINE_LOST

@@ -7,6 +7,7 @@ from starlette.types import Scope
 
 from app.cluster.moves.cluster import Cluster
 from app.cluster.moves.doors import ClusterDoors, Way
+from app.journal.lease import FolderLease
 from app.routers.export import IMPORT_PATH
 from app.settings import Settings
 from app.tenants.audit import AuditMiddleware
@@ -17,15 +18,22 @@ from app.web.body_limit import BodyLimitMiddleware
 from app.web.connections.body_budget import BodyBudget
 from app.web.cors import cross_origin
 from app.web.hosts import HostMiddleware
+from app.web.lease_gate import LeaseGate
 from app.web.request_id import RequestIdMiddleware
 from app.web.trace_response import TraceResponseMiddleware
 
 
 def middleware(
-    settings: Settings, tenancy: Tenancy, cluster: Cluster | None, ways: Mapping[str, Way], *, is_traced: bool
+    settings: Settings,
+    tenancy: Tenancy,
+    lease: FolderLease | None,
+    cluster: Cluster | None,
+    ways: Mapping[str, Way],
+    *,
+    is_traced: bool,
 ) -> list[Middleware]:
-    """All of it, outermost first. `ways` are those of the cluster, beside that of sessions. `is_traced`: answers name
-    the trace of their turn.
+    """All of it, outermost first. `lease` is that of the state folder. `ways` are those of the cluster, beside that of
+    sessions. `is_traced`: answers name the trace of their turn.
     """
 
     def most_imported(scope: Scope) -> int:
@@ -35,12 +43,14 @@ def middleware(
     audit = [] if tenancy.audit is None else [Middleware(AuditMiddleware, log=tenancy.audit, clock=tenancy.clock)]
     access = [Middleware(AccessLogMiddleware)] if settings.access_log else []
     spans = [Middleware(TraceResponseMiddleware)] if is_traced else []
+    gate = [] if lease is None else [Middleware(LeaseGate, lease=lease)]
     doors = [] if cluster is None else [_doors(cluster, ways)]
     return [
         Middleware(RequestIdMiddleware),
         *spans,
         *access,
         *audit,
+        *gate,
         *doors,
         *cross_origin(settings.cors_origins),
         Middleware(HostMiddleware, hosts=settings.answered_hosts, origins=settings.cors_origins),

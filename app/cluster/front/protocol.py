@@ -43,11 +43,6 @@ class FrontProtocol(HttpProtocol):
             self.transport.write(data)
         return not self.flow.write_paused
 
-    def cut(self) -> None:
-        """End the connection in the middle of an answer: so the client knows that the rest is missing."""
-        self.cycle.disconnected = True
-        self.transport.close()
-
     def resume_writing(self) -> None:
         """Go on: the client has read everything."""
         super().resume_writing()

@@ -45,7 +45,7 @@ class HttpProtocol(H11Protocol):
     def __init__(self, connection: Connection, table: ConnectionTable, **uvicorn: Any) -> None:
         """`uvicorn` is what uvicorn's own protocol takes."""
         super().__init__(**uvicorn)
-        self.app_state = {**self.app_state, "hand_over": self.hand_over}  # each request's scope has a copy
+        self.app_state = {**self.app_state, "hand_over": self.hand_over, "cut": self.cut}  # each request has a copy
         self.conn: HttpWire = HttpWire()
         self._connection = connection
         self._table = table
@@ -86,6 +86,11 @@ class HttpProtocol(H11Protocol):
         self.cycle.disconnected = True
         self._connection.abort()  # closes this descriptor alone; nobody may linger, and read what is not theirs
         return own
+
+    def cut(self) -> None:
+        """End the connection in the middle of an answer: so the client knows that the rest is missing."""
+        self.cycle.disconnected = True
+        self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: to ask for another protocol is no error, and the route may know it."""
