@@ -1,0 +1,167 @@
+"""A state folder that two machines reach: the second server takes it over, and the first answers no more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.journal.journal import FILE_NAME
+from app.web.server import FENCED
+from tests.cluster.pair import PROMPT, code, generate, open_session
+from tests.journal.written import histories
+from tests.processes import ServerProcess, serve_process
+
+SOON_S = 30
+
+
+def be_on(machine: str, shared: bool) -> None:
+    """Take the process to be on that machine, and its folder on a file system of several. Called in it, first."""
+    from app.journal import journal, lease
+
+    setattr(lease, "machine_id", lambda: machine)  # noqa: B010 (they are no attributes to mypy)
+    setattr(journal, "is_over_network", lambda folder: shared)  # noqa: B010
+
+
+@contextmanager
+def serving(
+    folder: Path, machine: str, lease_s: str, *, shared: bool = False
+) -> Iterator[tuple[ServerProcess, httpx.Client]]:
+    """A server on that machine, which has the folder under a name of its own."""
+    here = folder.with_name(machine)
+    if not here.exists():
+        folder.mkdir(exist_ok=True)
+        here.symlink_to(folder)
+    flags = ("--replica", "a", "--lease-s", lease_s)
+    with (
+        serve_process(here, *flags, prepare=partial(be_on, machine, shared)) as server,
+        httpx.Client(base_url=server.url, timeout=SOON_S) as http,
+    ):
+        yield server, http
+
+
+def frozen(server: ServerProcess, folder: Path) -> None:
+    """Stop it, and lose its lock, as where locks do not reach other machines."""
+    os.kill(server.pid, signal.SIGSTOP)
+    (folder / "lock").unlink()
+
+
+def outcome(asked: Future[httpx.Response]) -> tuple[int, str] | None:
+    """The error's status and code; None if the server has ended before."""
+    try:
+        return code(asked.result(SOON_S))
+    except httpx.TransportError:
+        return None
+
+
+class Reading:
+    """A streamed turn that is read on a thread of its own."""
+
+    def __init__(self, pool: ThreadPoolExecutor, url: str, session: str) -> None:
+        self.text = ""
+        self._url = f"{url}/v1/sessions/{session}/generate"
+        self._reading = pool.submit(self._read)
+
+    def _read(self) -> None:
+        body: dict[str, Any] = {"token_ids": [7], "max_tokens": 900, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", self._url, json=body, timeout=SOON_S) as answer:
+            for part in answer.iter_text():
+                self.text += part
+
+    def begun(self) -> None:
+        """Wait for its first token."""
+        until(lambda: "event: token" in self.text)
+
+    def broken(self) -> bool:
+        """Wait for its end; whether it lacks its last part."""
+        return isinstance(self._reading.exception(SOON_S), httpx.TransportError)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_frozen_server_answers_for_no_session_when_it_wakes(tmp_path: Path, shared: bool) -> None:
+    folder = tmp_path / "state"
+    with ExitStack() as ends:
+        first, http = ends.enter_context(serving(folder, "one", "4", shared=shared))
+        pool = ends.enter_context(ThreadPoolExecutor())
+        session, other = open_session(http), open_session(http)
+        history = [*PROMPT, *generate(http, session, PROMPT)["token_ids"]]
+        before = [*PROMPT, *generate(http, other, PROMPT)["token_ids"]]
+        stream = Reading(pool, first.url, other)
+        stream.begun()
+        frozen(first, folder)
+        ends.callback(first.kill)
+        path = f"{first.url}/v1/sessions/{session}"
+        turn = {"token_ids": [9], "max_tokens": 4}
+        asked = [
+            pool.submit(httpx.get, path, timeout=SOON_S),
+            pool.submit(httpx.get, f"{path}/history", timeout=SOON_S),
+            pool.submit(httpx.post, f"{path}/generate", json=turn, timeout=SOON_S),
+            pool.submit(httpx.post, f"{path}/move", json={"replica": "b"}, timeout=SOON_S),
+            pool.submit(httpx.post, f"{first.url}/v1/sessions", json={}, timeout=SOON_S),
+        ]
+        second, there = ends.enter_context(serving(folder, "two", "60", shared=shared))
+        assert "the start waits" in second.output.read_text()
+        for found, expected in ((session, history), (other, before)):
+            assert there.get(f"/v1/sessions/{found}/history").json()["token_ids"] == expected
+        history += [9, *generate(there, session, [9])["token_ids"]]
+        assert "djinn_lease_epoch 2.0" in there.get("/metrics").text
+        os.kill(first.pid, signal.SIGCONT)
+        assert {outcome(each) for each in asked} <= {(503, "fenced"), None}
+        assert stream.broken()
+        assert "event: finished" not in stream.text
+        assert first.exit_status(SOON_S) == FENCED
+        assert "another server has taken the state folder" in first.output.read_text()
+        history += [11, *generate(there, session, [11])["token_ids"]]
+        second.terminate()
+    assert histories(folder) == {session: history, other: before}
+
+
+def test_a_killed_server_of_the_same_machine_is_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serving(folder, "one", "3600") as (server, http):
+        session = open_session(http)
+        generate(http, session, PROMPT)
+        server.kill()
+    with serving(folder, "one", "3600") as (server, http):
+        assert http.get(f"/v1/sessions/{session}").json()["tokens"] == len(PROMPT) + 8
+        assert "waits" not in server.output.read_text()
+        server.terminate()
+    with serving(folder, "two", "3600") as (server, http):  # given back in order
+        assert http.get(f"/v1/sessions/{session}").json()["tokens"] == len(PROMPT) + 8
+
+
+def test_a_server_that_cannot_write_is_fenced_until_it_can(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with serving(folder, "one", "3") as (_, http):
+        session = open_session(http)
+        with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            until(lambda: http.get("/ready").status_code == 503)
+            assert code(http.get("/ready")) == (503, "fenced")
+            assert code(http.get(f"/v1/sessions/{session}")) == (503, "fenced")
+            move = http.post(f"/v1/sessions/{session}/move", json={"replica": "b"})
+            assert code(move) == (503, "fenced")
+            assert move.headers["retry-after"]
+            assert http.get("/health").status_code == 200
+            assert "djinn_lease_held 0.0" in http.get("/metrics").text
+            other.execute("ROLLBACK")
+        until(lambda: http.get("/ready").status_code == 200)
+        assert generate(http, session, PROMPT)["status"] == "finished"
+        assert "djinn_lease_held 1.0" in http.get("/metrics").text
