@@ -56,13 +56,12 @@ class Journal:
         try:
             if not self._lock.is_held and not path.exists():
                 raise self._lock.refusal()
-            self._store = JournalStore(path, shared=lease_s is not None and is_over_network(folder))
-            try:
-                self._hold(path, lease_s)
-            except BaseException:
-                self._store.close()
-                raise
+            shared = is_over_network(folder)
+            hold = partial(self._hold, path, lease_s, shared)
+            self._store = JournalStore(path, shared=lease_s is not None and shared, hold=hold)
         except BaseException:
+            if self.lease is not None:
+                self.lease.close()
             self._lock.close()
             raise
         self._free_bytes = partial(free_bytes, folder)
@@ -150,11 +149,11 @@ class Journal:
         self._store.close()
         self._lock.close()
 
-    def _hold(self, path: Path, lease_s: float | None) -> None:
-        tenure = leases.take(self._store, self._lock, lease_s or 0.0)
+    def _hold(self, path: Path, lease_s: float | None, shared: bool, store: JournalStore) -> None:
+        tenure = leases.take(store, self._lock, lease_s or 0.0, shared=shared)
         if lease_s is not None:
             self.lease = leases.FolderLease(path, tenure)
-            self._store.fence = self.lease.check
+            store.fence = self.lease.check
 
     def _try_soon(self, keys: Iterable[Key]) -> None:
         self._refused.difference_update(keys)
@@ -171,6 +170,8 @@ class Journal:
                 self._pending = {key: entry for key, entry in self._pending.items() if key in self._refused}
                 commit, self._commit = self._commit, Future()
             outcome = Outcome()
+            if self.lease is not None:
+                self.lease.let_renew()
             if self._writing or self._failure is not None:
                 has_failed = self._failure is not None
                 outcome = attempt(self._store, self._writing, self._free_bytes, has_failed=has_failed)

@@ -22,24 +22,32 @@ RENEWALS = 3
 """In one length of a lease."""
 LOOK_S = 0.5
 """Between two looks at another's lease."""
+MOST_BUSY_S = 5.0
+"""How long a renewal waits for the file at most: longer would hold up the end of the server too."""
+LEAST_S = 1.0
+"""Between two looks at the clock, which goes on while the machine sleeps. A wait does not."""
 RETRY_S = 1.0
 """Before another attempt at a renewal that has failed, at most."""
 SAY_S = 60.0
 """Between two lines of the log about a holder that goes on."""
 
 
-def take(store: JournalStore, lock: FolderLock, length_s: float) -> Tenure:
+def take(store: JournalStore, lock: FolderLock, length_s: float, *, shared: bool) -> Tenure:
     """Take the folder's lease, once nobody else can hold it. A length of 0 takes the folder from all former holders,
-    and needs no renewal.
+    and needs no renewal. A folder that is `shared` is on a file system of a network.
 
-    A former holder on this machine that has let go of the lock is dead, so its lease is no more. Raises
+    A former holder on this machine that has let go of the lock is dead, so its lease is no more, unless the folder is
+    shared: one machine may have it twice, and each time with locks of its own. Raises
     `FieldOutOfRange` if another server has the lock, and is on this machine or has no lease.
     """
     watch, here, wait = Watch(), machine_id(), _Wait()
     while True:
         found = store.lease()
         now = boot_time()  # after the look: see `Watch`
-        is_here = bool(here) and found.machine == here
+        if found is None:
+            time.sleep(LOOK_S)
+            continue
+        is_here = bool(here) and found.machine == here and not shared
         if not lock.is_held and (found.is_free or is_here):
             raise lock.refusal()
         left_s = 0.0 if found.is_free or is_here else watch.left_s(found, now)
@@ -96,10 +104,11 @@ class FolderLease:
         self._tenure = tenure
         self._length_s = tenure.lease.length_s
         # Its own: a large commit of the journal must not hold up a renewal for longer than it has the file.
-        self._connection = sqlite3.connect(
-            path, self._length_s / RENEWALS, isolation_level="IMMEDIATE", check_same_thread=False
-        )
-        self._connection.execute("PRAGMA synchronous = NORMAL")
+        busy_s = min(self._length_s / RENEWALS, MOST_BUSY_S)
+        self._connection = sqlite3.connect(path, busy_s, isolation_level="IMMEDIATE", check_same_thread=False)
+        # Flushed: a disk that has been taken away holds what is only written for some seconds more.
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._renewing = threading.Lock()
         self._has_lapsed = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-lease", daemon=True)
@@ -132,6 +141,13 @@ class FolderLease:
             self._lose()
         self.require()
 
+    def let_renew(self) -> None:
+        """Wait for a renewal that is under way. For who writes the file, before each transaction: SQLite lets those who
+        come again and again go before one that waits.
+        """
+        with self._renewing:
+            pass
+
     def close(self) -> None:
         """Give the lease back: the next server need not wait."""
         self._closing.set()
@@ -147,9 +163,13 @@ class FolderLease:
 
     def _run(self) -> None:
         pause_s = self._length_s / RENEWALS
-        while not self._closing.wait(pause_s) and not self.is_lost:
-            is_renewed = self._renew()
-            pause_s = self._length_s / RENEWALS if is_renewed else min(self._length_s / RENEWALS, RETRY_S)
+        due = boot_time() + pause_s
+        while not self._closing.wait(min(LEAST_S, max(0.0, due - boot_time()))) and not self.is_lost:
+            if boot_time() < due:
+                continue
+            with self._renewing:
+                is_renewed = self._renew()
+            due = boot_time() + (pause_s if is_renewed else min(pause_s, RETRY_S))
 
     def _renew(self) -> bool:
         """Whether it could be renewed."""

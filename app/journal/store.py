@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,11 @@ class JournalStore:
     is written without it, and each commit is flushed.
     """
 
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
-        """Raises `FieldOutOfRange` if the file is damaged, not a journal, of a format that this version does not read,
+    def __init__(self, path: Path, *, shared: bool = False, hold: Callable[[JournalStore], None] | None = None) -> None:
+        """`hold` makes the file this server's. It is called before the whole file is read, which may take long and keeps
+        others from writing.
+
+        Raises `FieldOutOfRange` if the file is damaged, not a journal, of a format that this version does not read,
         or cannot be used now: no session is given up in silence.
         """
         self._path = path
@@ -54,11 +58,13 @@ class JournalStore:
         self._require_writable()
         self._connection = sqlite3.connect(path, isolation_level="IMMEDIATE", check_same_thread=False)
         try:
+            if hold is not None:
+                hold(self)
             self._check()
         except sqlite3.DatabaseError as error:
             self.close()
             raise refusals.unusable(path, error) from error
-        except FieldOutOfRange:
+        except BaseException:
             self.close()
             raise
 
@@ -132,11 +138,13 @@ class JournalStore:
             self.fence(self._connection)
             self._connection.execute("REPLACE INTO proof VALUES (1, zeroblob(?))", (SMALL_BYTES,))
 
-    def lease(self) -> Lease:
-        """That of the folder. Raises `FieldOutOfRange` if the file is damaged, or locked for long."""
+    def lease(self) -> Lease | None:
+        """That of the folder; None: others have the file for long. Raises `FieldOutOfRange` if it is damaged."""
         try:
             return lease_table.find_lease(self._connection)
         except sqlite3.DatabaseError as error:
+            if _is_busy(error):
+                return None
             raise refusals.unusable(self._path, error) from error
 
     def take_lease(self, found: Lease, taken: Lease) -> bool:
@@ -145,6 +153,8 @@ class JournalStore:
         try:
             return lease_table.take_lease(self._connection, found, taken)
         except sqlite3.DatabaseError as error:
+            if _is_busy(error):
+                return False
             raise refusals.unusable(self._path, error) from error
         finally:
             self._connection.execute(f"PRAGMA synchronous = {self._modes[1]}")
@@ -212,6 +222,10 @@ class JournalStore:
 
     def _damaged(self, why: str) -> FieldOutOfRange:
         return refusals.damaged(self._path, why)
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # its extended codes have more bits
 
 
 def _identity(model: ModelInfo) -> tuple[object, ...]:

@@ -87,7 +87,8 @@ async def sweep(registry: SessionRegistry) -> None:
     while True:
         await asyncio.sleep(SWEEP_INTERVAL_S)
         for session in registry.table.expired:
-            registry.drop(session)
+            if not session.leaving:  # another server may have it, and let it live
+                registry.drop(session)
 
 
 async def drain(registry: SessionRegistry, timeout_s: float, evacuate: Evacuate | None = None) -> None:

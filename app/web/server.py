@@ -92,17 +92,20 @@ class Server(ListeningServer):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second. Whether to end: only another process can have another engine, or the folder again."""
-        lease = self._services.lease
-        if lease is not None and lease.is_lost and not self.force_exit:
-            self.status = FENCED
-            logger.critical("the state folder is another server's: this one ends at once with status %d", self.status)
-            self.end_at_once()
+        self._end_if_fenced()
         executor = self._services.sessions.executor
         if executor.is_lost and not self.should_exit:
             self.should_exit, self.status = True, ENGINE_LOST
             text = "the engine is lost (%s): the server ends with status %d, so that another is started"
             logger.critical(text, executor.failure, self.status)
         return await super().on_tick(counter)
+
+    def _end_if_fenced(self) -> None:
+        lease = self._services.lease
+        if lease is not None and lease.is_lost and not self.force_exit:
+            self.status = FENCED
+            logger.critical("the state folder is another server's: this one ends at once with status %d", self.status)
+            self.end_at_once()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then close. While it drains the port still answers, so that `/ready` can say 503."""
@@ -114,6 +117,7 @@ class Server(ListeningServer):
         draining = asyncio.create_task(drain(self._services.sessions, timeout_s, self._evacuate))
         while not draining.done() and not self.force_exit:
             await asyncio.wait({draining}, timeout=0.1)
+            self._end_if_fenced()
         draining.cancel()
         self.close_port()
         if not self.force_exit:
