@@ -7,7 +7,7 @@ a while a session that nobody serves. `docs/cluster.md` has the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,6 +15,8 @@ from app.domain.values import SessionId
 
 MOST_KEPT = 1 << 16
 """Changes after which a server forgets a session that is not here any more."""
+MOST_RESPONSES = 1 << 17
+"""Responses of such sessions that are remembered: those that went last."""
 
 
 class HomeState(StrEnum):
@@ -62,14 +64,25 @@ class Home:
     """That server's count when the session began to leave: it has taken it only if its count for that is higher."""
     owner: str | None = None
     """Whose session it is: nobody else learns where it is."""
+    name: str | None = None
+    """What its owner's calls name it by."""
 
 
 class Homes:
     """What one server knows, in memory; whoever changes it writes the result down. Without a move it is empty."""
 
-    def __init__(self, known: Mapping[SessionId, Home] | None = None) -> None:
+    def __init__(
+        self, known: Mapping[SessionId, Home] | None = None, responses: Iterable[tuple[str, SessionId]] = ()
+    ) -> None:
+        """`responses` are those that have gone, each with its session, in that order."""
         self._known = dict(known or {})
         self.seq = max((home.seq for home in self._known.values()), default=0)
+        self._named: dict[tuple[str | None, str], SessionId] = {}
+        """Whom a name meant last, of the sessions that have moved."""
+        self._went: dict[str, SessionId] = {}
+        """The session that each response went with. It may be here again."""
+        self._index()
+        self._note_responses(responses)
 
     def of(self, session: SessionId) -> Home | None:
         """What is known of the session."""
@@ -80,21 +93,32 @@ class Homes:
         known = self._known.get(session)
         return 0 if known is None else known.epoch
 
-    def leave(self, session: SessionId, owner: str | None, peer: str, peer_seq: int) -> Home:
+    def gone_by_name(self, owner: str | None, name: str) -> SessionId | None:
+        """The session that has gone and was the last that the owner's calls named so; None: there is none, or one of
+        that name has been here since.
+        """
+        return self._if_gone(self._named.get((owner, name)))
+
+    def gone_by_response(self, response: str) -> SessionId | None:
+        """The session that has gone and has taken the response along."""
+        return self._if_gone(self._went.get(response))
+
+    def leave(self, session: SessionId, owner: str | None, peer: str, peer_seq: int, name: str | None = None) -> Home:
         """It may be taken from now on."""
-        return self._put(session, Home(HomeState.LEAVING, self.epoch(session) + 1, 0, peer, peer_seq, owner))
+        return self._put(session, Home(HomeState.LEAVING, self.epoch(session) + 1, 0, peer, peer_seq, owner, name))
 
     def stay(self, session: SessionId) -> Home:
         """It has not been taken, and will not be with this epoch."""
         return self._put(session, replace(self._known[session], state=HomeState.HERE))
 
-    def go(self, session: SessionId) -> Home:
-        """It has been taken."""
+    def go(self, session: SessionId, responses: Iterable[str] = ()) -> Home:
+        """It has been taken, and its responses with it."""
+        self._note_responses((each, session) for each in responses)
         return self._put(session, replace(self._known[session], state=HomeState.GONE))
 
-    def arrive(self, session: SessionId, owner: str | None, peer: str, epoch: int) -> Home:
+    def arrive(self, session: SessionId, owner: str | None, peer: str, epoch: int, name: str | None = None) -> Home:
         """It is taken here."""
-        return self._put(session, Home(HomeState.HERE, epoch, 0, peer, 0, owner))
+        return self._put(session, Home(HomeState.HERE, epoch, 0, peer, 0, owner, name))
 
     def undo(self, session: SessionId, before: Home | None) -> None:
         """It has not been taken after all: what was known `before` holds."""
@@ -102,6 +126,7 @@ class Homes:
             self._known.pop(session, None)
         else:
             self._known[session] = before
+        self._index()
 
     def close(self, session: SessionId) -> None:
         """It has come to its end here."""
@@ -120,8 +145,27 @@ class Homes:
     def _put(self, session: SessionId, home: Home) -> Home:
         self.seq += 1
         home = self._known[session] = replace(home, seq=self.seq)
+        if home.name is not None:
+            self._named[home.owner, home.name] = session
         old = self.seq - MOST_KEPT
         if old > 0 and self.seq % 1024 == 0:
             gone = (HomeState.GONE, HomeState.CLOSED)
             self._known = {each: it for each, it in self._known.items() if it.seq > old or it.state not in gone}
+            self._went = {each: it for each, it in self._went.items() if it in self._known}
+            self._index()
         return home
+
+    def _index(self) -> None:
+        in_order = sorted(self._known.items(), key=lambda each: each[1].seq)
+        self._named = {(home.owner, home.name): each for each, home in in_order if home.name is not None}
+
+    def _note_responses(self, responses: Iterable[tuple[str, SessionId]]) -> None:
+        for response, session in responses:
+            self._went.pop(response, None)
+            self._went[response] = session
+            if len(self._went) > MOST_RESPONSES:
+                del self._went[next(iter(self._went))]
+
+    def _if_gone(self, session: SessionId | None) -> SessionId | None:
+        home = None if session is None else self._known.get(session)
+        return session if home is not None and home.state is HomeState.GONE else None

@@ -85,7 +85,8 @@ def bytes_of(entry: Entry) -> int:
         case Change():
             edits = [edit for each in entry.breakpoints or () for edit in each.edits]
             edits += [made.edit for made in entry.interventions.rows.values()] if entry.interventions else []
-            return len(entry.token_ids) + len(entry.record.metadata) + sum(_tensors(edits).values())
+            responses = sum(len(each.body) for each in entry.responses)
+            return len(entry.token_ids) + len(entry.record.metadata) + sum(_tensors(edits).values()) + responses
         case TensorData():
             return len(entry.data)
         case ResponseRecord():

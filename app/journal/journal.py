@@ -13,7 +13,7 @@ from pathlib import Path
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import NotDurable
-from app.domain.homes import Home
+from app.domain.homes import Homes
 from app.domain.journal_state import JournalState
 from app.domain.values import ModelInfo, SessionId
 from app.journal import lease as leases
@@ -97,7 +97,7 @@ class Journal:
         """Every response. Call after `load`, before `start`. Raises like `load`."""
         return self._store.load_responses()
 
-    def load_homes(self) -> dict[SessionId, Home]:
+    def load_homes(self) -> Homes:
         """Sessions that have moved between servers. Call after `load`, before `start`. Raises like `load`."""
         return self._store.load_homes()
 

@@ -27,6 +27,12 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "seq INTEGER NOT NULL, peer TEXT NOT NULL, peer_seq INTEGER NOT NULL, owner TEXT) STRICT, WITHOUT ROWID",
         "CREATE INDEX home_seq ON home (seq)",
     ),
+    (
+        "ALTER TABLE home ADD COLUMN name TEXT",
+        "CREATE TABLE response_gone (response TEXT PRIMARY KEY, session TEXT NOT NULL, seq INTEGER NOT NULL) "
+        "STRICT, WITHOUT ROWID",
+        "CREATE INDEX response_gone_seq ON response_gone (seq)",
+    ),
 )
 """The first makes format `OLDEST` one newer, and so on. A step never changes once it has been released."""
 FORMAT = OLDEST + len(STEPS)

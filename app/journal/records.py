@@ -37,10 +37,20 @@ class SessionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseRecord:
+    """A response that a session has generated, which goes when the session does. `body` is JSON, in UTF-8."""
+
+    id: str
+    session: SessionId
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """The session is `record` now, and its history from `position` on is `token_ids`, whatever stood there before.
 
-    `breakpoints` and `interventions` are None if they are as they were. `home` is None unless it moves.
+    `breakpoints` and `interventions` are None if they are as they were. `home` is None unless it moves. `responses` are
+    those that a session has brought from another server: they are written with it, or not at all.
     """
 
     record: SessionRecord
@@ -49,6 +59,7 @@ class Change:
     breakpoints: tuple[Breakpoint, ...] | None = None
     interventions: InterventionChange | None = None
     home: Home | None = None
+    responses: tuple[ResponseRecord, ...] = ()
 
     def then(self, later: Change) -> Change:
         """This change and a later one of the same session, as one."""
@@ -60,14 +71,18 @@ class Change:
         if position > self.position:
             token_ids = self.token_ids[: (position - self.position) * TOKEN_BYTES] + token_ids
             position = self.position
-        return Change(later.record, position, token_ids, breakpoints, interventions, later.home or self.home)
+        home, responses = later.home or self.home, later.responses or self.responses
+        return Change(later.record, position, token_ids, breakpoints, interventions, home, responses)
 
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """The session is at home elsewhere: nothing of it is left here but this, or not even this."""
+    """The session is at home elsewhere: nothing of it is left here but this, or not even this. `responses` are the ids
+    of those that have gone with it.
+    """
 
     home: Home | None
+    responses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +98,6 @@ class ResponseKey:
     """A response of that id."""
 
     id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseRecord:
-    """A response that a session has generated, which goes when the session does. `body` is JSON, in UTF-8."""
-
-    id: str
-    session: SessionId
-    body: bytes
 
 
 Key = SessionId | VectorKey | ResponseKey

@@ -11,7 +11,7 @@ from typing import Any
 
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange
-from app.domain.homes import Home
+from app.domain.homes import Homes
 from app.domain.leases import Lease
 from app.domain.values import ModelInfo, Phase, Residency, SessionId
 from app.journal import breakpoint_tables, home_table, lease_table, refusals, response_table
@@ -112,7 +112,7 @@ class JournalStore:
         except sqlite3.DatabaseError as error:
             raise refusals.unusable(self._path, error) from error
 
-    def load_homes(self) -> dict[SessionId, Home]:
+    def load_homes(self) -> Homes:
         """Sessions that have moved. Raises `FieldOutOfRange` if the file is damaged."""
         try:
             return home_table.load_homes(self._connection)

@@ -65,6 +65,8 @@ def _write_entry(connection: sqlite3.Connection, key: Key, entry: Entry) -> None
         assert not isinstance(key, VectorKey | ResponseKey)
         _delete_session(connection, key)
         home_table.put_home(connection, key, entry.home)
+        if entry.home is not None:
+            home_table.put_gone_responses(connection, key, entry.home, entry.responses)
     elif isinstance(key, VectorKey):
         assert not isinstance(entry, ResponseRecord)
         breakpoint_tables.put_vector(connection, key, entry)
@@ -101,3 +103,5 @@ def _write_session(connection: sqlite3.Connection, change: Change) -> None:
         breakpoint_tables.put_interventions(connection, session, change.interventions)
     if change.home is not None:
         home_table.put_home(connection, session, change.home)
+    for response in change.responses:
+        response_table.put_response(connection, ResponseKey(response.id), response)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,7 @@ from app.domain.homes import Home, Homes, HomeState
 from app.domain.journal_state import NO_JOURNAL, JournalState
 from app.domain.values import ForkPoint, ModelInfo, SessionId, SessionState, TurnUsage
 from app.journal.journal import Journal
-from app.journal.records import Change, Departed, SessionRecord
+from app.journal.records import Change, Departed, ResponseKey, ResponseRecord, SessionRecord
 from app.journal.steering import NO_STEERING, InterventionChange, Steering
 from app.machine.disk import DiskRoom
 from app.sessions.guards.journal_room import JournalRoom
@@ -47,7 +48,7 @@ class SessionKeeper:
         found = [] if self._journal is None else self._journal.load(model)
         self._journaled = {record.id: (history, len(history)) for record, history in found}
         self._steering = {} if self._journal is None else self._journal.load_steering()
-        self.homes = Homes(None if self._journal is None else self._journal.load_homes())
+        self.homes = Homes() if self._journal is None else self._journal.load_homes()
         sessions = [
             session_of(record, history, self._steering.get(record.id, NO_STEERING)) for record, history in found
         ]
@@ -56,9 +57,9 @@ class SessionKeeper:
             session.leaving = home is not None and home.state is HomeState.LEAVING
         return sessions
 
-    def note(self, session: Session, home: Home | None = None) -> None:
-        """Journal the session as it is now, without waiting, and its `home` if it moves. The history is read only as
-        far as it may have changed.
+    def note(self, session: Session, home: Home | None = None, responses: Sequence[ResponseRecord] = ()) -> None:
+        """Journal the session as it is now, without waiting, its `home` if it moves, and the `responses` that it has
+        brought from its last one. The history is read only as far as it may have changed.
 
         Of a turn that is in it, nothing is journaled before it is over; what has been closed stays forgotten.
         """
@@ -71,7 +72,8 @@ class SessionKeeper:
         position = min(length, len(history) if noted is history else common_prefix(noted, history))
         token_ids = history[position:].tobytes()
         steering = self._changed_steering(session)
-        self._journal.append(session.id, Change(record_of(session), position, token_ids, *steering, home))
+        change = Change(record_of(session), position, token_ids, *steering, home, tuple(responses))
+        self._journal.append(session.id, change)
         self._journaled[session.id] = history, len(history)
 
     def forget(self, session: Session) -> None:
@@ -82,11 +84,16 @@ class SessionKeeper:
             self._let_go(session.id)
             self.homes.close(session.id)
 
-    def depart(self, session: Session, home: Home | None) -> None:
-        """Journal that the session is at home elsewhere, without waiting. None: it has never moved."""
+    def depart(self, session: Session, home: Home | None, responses: Iterable[str] = ()) -> None:
+        """Journal that the session is at home elsewhere, without waiting, and these responses with it. None: it has
+        never moved.
+        """
         self.room.release(session.id)
         if self._journal is not None:
-            self._journal.append(session.id, Departed(home))
+            gone = tuple(responses)
+            self._journal.append(session.id, Departed(home, gone))
+            for response in gone:  # what waits of it would be written after that
+                self._journal.append(ResponseKey(response), None)
             self._let_go(session.id)
 
     async def settled(self, session: Session) -> None:
@@ -94,10 +101,10 @@ class SessionKeeper:
         if not session.ephemeral:
             await self.settled_id(session.id)
 
-    async def settled_id(self, session: SessionId) -> None:
-        """`settled` of a session that may be here no more, or not yet."""
+    async def settled_id(self, session: SessionId, responses: Iterable[str] = ()) -> None:
+        """`settled` of a session that may be here no more, or not yet, and of responses."""
         if self._journal is not None:
-            await self._journal.settled(session)
+            await self._journal.settled(session, *map(ResponseKey, responses))
 
     @property
     def is_durable(self) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from app.bridge.executor import EngineExecutor
 from app.domain.errors import EngineRestarting, FieldOutOfRange, JournalUnavailable, NotDurable
@@ -242,11 +242,11 @@ class SessionRegistry:
         self._forget(session)
         self._close_in_engine(session)
 
-    def depart(self, session: Session, home: Home) -> None:
-        """Let go of a session that another server has taken, without waiting."""
+    def depart(self, session: Session, home: Home, responses: Iterable[str] = ()) -> None:
+        """Let go of a session that another server has taken with these responses, without waiting."""
         session.move(SessionState.CLOSED)
         self.table.remove(session)
-        self.keeper.depart(session, home)
+        self.keeper.depart(session, home, responses)
         self._close_in_engine(session)
 
     def abandon(self, session: Session) -> None:

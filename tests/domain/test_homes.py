@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+import app.domain.homes
 from app.domain.homes import MOST_KEPT, Home, Homes, HomeState, Taken
 from app.domain.values import SessionId
 
-ONE = SessionId("ses_a_1")
+ONE, TWO = SessionId("ses_a_1"), SessionId("ses_b_1")
+MINE = "mine"
+"""What calls name the first session by; and another one, if a server that knows of no such session is called so."""
+RESPONSE = "resp_a_1"
+"""A response of the first session."""
 NAMES = ("a", "b", "c")
 Commit = tuple[str, str, int, int]
 """Old home, new home, the token's number, the old home's life."""
@@ -22,7 +28,11 @@ class Server:
 
     has_session: bool = False
     """In the journal; memory follows it."""
+    has_other: bool = False
+    """Whether another session has been opened here under the name."""
     journal: dict[SessionId, Home] = field(default_factory=dict)
+    went: list[tuple[str, SessionId]] = field(default_factory=list)
+    """Responses that have gone, in the journal."""
     homes: Homes = field(default_factory=Homes)
     coming: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By token: who sends the session, and the epoch."""
@@ -37,6 +47,15 @@ class Server:
     @property
     def serves(self) -> bool:
         return self.is_up and self.has_session and not self.leaving
+
+    @property
+    def finds(self) -> str:
+        """What a call with the name comes to."""
+        if self.coming or (self.has_session and self.leaving):
+            return "moving"
+        if self.has_session or self.has_other:
+            return "here"
+        return "moved" if self.homes.gone_by_name(None, MINE) else "new"
 
     def write(self, home: Home) -> None:
         self.journal[ONE] = home
@@ -62,9 +81,11 @@ class Protocol(RuleBasedStateMachine):
         absent = not there.has_session and there.homes.epoch(ONE) < here.homes.epoch(ONE) + 1
         if to == old or not there.is_up or not absent or there.coming:
             return
+        if there.has_other:  # the name is taken
+            return
         self.tokens += 1
         there.coming[self.tokens] = (old, here.homes.epoch(ONE) + 1)
-        here.write(here.homes.leave(ONE, None, to, there.homes.seq))
+        here.write(here.homes.leave(ONE, None, to, there.homes.seq, MINE))
         self.under_way.append((old, to, self.tokens, here.lives))
 
     @precondition(lambda self: bool(self.under_way))
@@ -79,7 +100,7 @@ class Protocol(RuleBasedStateMachine):
             return
         found, taken = there.coming.pop(token, None), Taken.NO
         if found is not None:
-            there.write(there.homes.arrive(ONE, None, old, found[1]))
+            there.write(there.homes.arrive(ONE, None, old, found[1], MINE))
             there.has_session, taken = True, Taken.YES
         if answered:
             self.answers.append((commit, taken))
@@ -112,10 +133,22 @@ class Protocol(RuleBasedStateMachine):
     def decide(self, here: Server, taken: Taken) -> None:
         assert taken is not Taken.FORGOTTEN
         if taken is Taken.YES:
-            here.write(here.homes.go(ONE))
+            here.write(here.homes.go(ONE, [RESPONSE]))
+            here.went.append((RESPONSE, ONE))
             here.has_session = False
         else:
             here.write(here.homes.stay(ONE))
+
+    @rule(name=st.sampled_from(NAMES))
+    def call(self, name: str) -> None:
+        """Somebody calls by the name, straight there."""
+        here = self.servers[name]
+        if here.is_up and here.finds == "new":
+            here.has_other = True
+
+    @rule(name=st.sampled_from(NAMES))
+    def close_other(self, name: str) -> None:
+        self.servers[name].has_other = False
 
     @rule(name=st.sampled_from(NAMES))
     def kill(self, name: str) -> None:
@@ -126,12 +159,26 @@ class Protocol(RuleBasedStateMachine):
     def start(self, name: str) -> None:
         here = self.servers[name]
         if not here.is_up:
-            here.is_up, here.homes, here.lives = True, Homes(here.journal), here.lives + 1
+            here.is_up, here.homes, here.lives = True, Homes(here.journal, here.went), here.lives + 1
 
     @invariant()
     def one_home_at_most(self) -> None:
         assert sum(each.serves for each in self.servers.values()) <= 1
         assert any(each.has_session for each in self.servers.values())
+
+    @invariant()
+    def a_name_is_one_sessions(self) -> None:
+        for each in self.servers.values():
+            assert not (each.has_session and each.has_other)
+
+    @invariant()
+    def who_has_let_it_go_says_where(self) -> None:
+        for each in self.servers.values():
+            home = each.homes.of(ONE)
+            has_gone = home is not None and home.state is HomeState.GONE
+            assert each.homes.gone_by_name(None, MINE) == (ONE if has_gone else None)
+            assert each.homes.gone_by_response(RESPONSE) == (ONE if has_gone else None)
+            assert each.homes.gone_by_name("another", MINE) is None
 
     def teardown(self) -> None:
         """Everybody starts, and asks: then there is one home."""
@@ -167,3 +214,25 @@ def test_an_arrival_that_was_not_written_down_has_never_been() -> None:
     homes.undo(ONE, before)
     assert homes.has_taken(ONE, 2, homes.seq) is Taken.NO
     assert homes.has_taken(ONE, 1, homes.seq) is Taken.YES
+
+
+def test_a_name_means_who_had_it_last() -> None:
+    homes = Homes()
+    for session in (ONE, TWO):
+        homes.arrive(session, None, "b", 1, MINE)
+        homes.leave(session, None, "b", 1, MINE)
+        homes.go(session, [f"resp of {session}"])
+        assert homes.gone_by_name(None, MINE) == session
+    homes.arrive(ONE, None, "b", 3, MINE)
+    assert homes.gone_by_name(None, MINE) is None, "it was here since"
+    assert homes.gone_by_response(f"resp of {ONE}") is None
+    assert homes.gone_by_response(f"resp of {TWO}") == TWO
+    homes.undo(ONE, None)
+    assert homes.gone_by_name(None, MINE) == TWO
+
+
+def test_responses_that_went_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.domain.homes, "MOST_RESPONSES", 3)
+    gone = Home(HomeState.GONE, 1, 1)
+    homes = Homes({ONE: gone}, [(str(number), ONE) for number in range(5)])
+    assert [homes.gone_by_response(str(number)) for number in range(5)] == [None, None, ONE, ONE, ONE]
