@@ -146,6 +146,7 @@ BY_CODE: Mapping[str, type[APIError]] = {
     "no_cluster": Conflict,
     "already_there": Conflict,
     "moving": Conflict,
+    "name_taken": Conflict,
     "peer_mismatch": Conflict,
     "moved": Misdirected,
     "unknown_replica": Unprocessable,

@@ -159,6 +159,10 @@ class PeerFull(DjinnError, status=503, code="peer_full"):
     retry_after_s = 5
 
 
+class NameTaken(DjinnError, status=409, code="name_taken"):
+    """On the other server the same tenant calls another session by the name of this one. The session stays."""
+
+
 class PeerMismatch(DjinnError, status=409, code="peer_mismatch"):
     """The other server runs another model, or another version, or has other tenants. The session stays."""
 

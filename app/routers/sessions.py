@@ -46,7 +46,13 @@ async def list_sessions(
     """The caller's sessions, oldest first; for an operator those of all tenants."""
     after = None if query.after is None else SessionId(query.after)
     page = services.sessions.table.page(
-        owner, everybody=is_operator, limit=query.limit + 1, after=after, state=query.state, tier=query.tier
+        owner,
+        everybody=is_operator and query.name is None,
+        limit=query.limit + 1,
+        after=after,
+        state=query.state,
+        tier=query.tier,
+        name=query.name,
     )
     data = [SessionView.of(session).seen_by(owner) for session in page[: query.limit]]
     return SessionPage(data=data, has_more=len(page) > query.limit)

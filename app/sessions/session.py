@@ -120,16 +120,17 @@ class Session:
         return self.state in (SessionState.QUEUED, SessionState.RUNNING)
 
     @property
-    def is_bound(self) -> bool:
-        """Whether calls find it by what this server alone knows: it cannot go to another one."""
-        return self.name is not None or self.ephemeral
+    def called(self) -> str | None:
+        """What its owner's calls name it by; None: they do not."""
+        return None if self.name in (UNNAMED, OF_RESPONSES) else self.name
 
     @property
     def gives_way(self) -> bool:
-        """Whether the server may close it for another: it is idle, no client named it, and no request is under way.
-        A client may know its id, from the header of an answer.
+        """Whether the server may close it for another: it is idle, no client named it, no request is under way, and no
+        other server may have it. A client may know its id, from the header of an answer.
         """
-        return self.name in (UNNAMED, OF_RESPONSES) and self.state is SessionState.IDLE and not self.requests
+        is_still = self.state is SessionState.IDLE and not self.requests and not self.leaving
+        return self.name in (UNNAMED, OF_RESPONSES) and is_still
 
     @property
     def pausing(self) -> list[str]:

@@ -148,8 +148,10 @@ class SessionTable:
         after: SessionId | None = None,
         state: SessionState | None = None,
         tier: Tier | None = None,
+        name: str | None = None,
     ) -> list[Session]:
-        """Up to `limit` of the owner's sessions, or of everybody's, that are younger than `after`, oldest first.
+        """Up to `limit` of the owner's sessions, or of everybody's, that are younger than `after`, oldest first; with a
+        `name` only those that calls name so.
 
         Raises `FieldOutOfRange` unless `after` is None, or one of them: a session that is open or has closed lately. An
         id that names a server of a cluster is a place too: the list of all of them has others' sessions.
@@ -163,6 +165,7 @@ class SessionTable:
             and (after is None or session.id > after)
             and state in (None, session.state)
             and tier in (None, session.kv.tier)
+            and name in (None, session.called)
         )
         return [self._open[session_id] for session_id in found[:limit]]
 

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
+from app.domain.limits import MAX_NAME
 from app.domain.values import KVPolicy, Phase, Residency, SessionState, Tier
 from app.sessions.session import Session
 from app.sessions.usage import SessionUsage
@@ -85,6 +86,9 @@ class ListSessionsQuery(WireModel):
     after: str | None = Field(None, description="id of the last session of the page before")
     state: ListedState | None = None
     tier: Tier | None = Field(None, description="only sessions whose KV is there")
+    name: str | None = Field(
+        None, min_length=1, max_length=MAX_NAME, description="only the caller's session that X-Session-ID calls so"
+    )
 
 
 class KVView(View):

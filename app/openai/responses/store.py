@@ -1,32 +1,18 @@
 """The responses that the server keeps, in memory and in the journal."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-
-from pydantic import BaseModel
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from app.bridge.turn import Turn
-from app.domain.errors import NotFound
+from app.domain.errors import Moving, NotFound, PeerFull, WrongState
 from app.journal.journal import Journal
 from app.journal.records import ResponseKey, ResponseRecord
 from app.openai.responses.conversation import Conversation, StoredResponse
-from app.openai.responses.encoded import to_json
-from app.openai.responses.items import AnyItem, Item, without_logprobs
-from app.openai.responses.response import ResponseObject
+from app.openai.responses.items import AnyItem, without_logprobs
+from app.openai.responses.journaled import Journaled, in_order, record_of
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-
-
-class _Journaled(BaseModel):
-    """What the journal keeps of a response beside its ids. The first of a conversation has the items before it."""
-
-    conversation: str
-    owns_session: bool
-    start: int
-    before: list[Item] = []
-    input: list[Item]
-    answer: ResponseObject
-    is_deleted: bool = False
 
 
 class ResponseStore:
@@ -45,6 +31,8 @@ class ResponseStore:
         self._limit = limit
         self._max_bytes = max_bytes
         self._bytes = 0
+        self._coming, self._coming_bytes = 0, 0
+        """Responses on their way here from other servers: there is room for them."""
         self._conversations: dict[str, Conversation] = {}
         """By id; the one that was used last is the last."""
         self._responses: dict[str, StoredResponse] = {}
@@ -57,20 +45,56 @@ class ResponseStore:
         if self._journal is None:
             return
         by_id = {session.id: session for session in sessions}
-        found = [(record, _Journaled.model_validate_json(record.body)) for record in self._journal.load_responses()]
-        for record, kept in sorted(found, key=lambda each: (each[1].answer.created_at, each[1].start)):
+        for record, kept in in_order(self._journal.load_responses()):
             session = by_id.get(record.session)
             if session is None:
                 self._journal.append(ResponseKey(record.id), None)
-                continue
-            conversation = self._conversations.get(kept.conversation)
-            if conversation is None:
-                conversation = Conversation(kept.conversation, session, True, kept.owns_session, list(kept.before))
-                self._conversations[conversation.id] = conversation
-            response = StoredResponse(conversation, kept.start, kept.input, kept.answer, kept.is_deleted)
-            self._add(response)
-            self._measure(response, len(record.body))
-            conversation.used_at = kept.answer.created_at
+            else:
+                self._take_in(session, kept, len(record.body))
+
+    def of_session(self, session: Session) -> list[StoredResponse]:
+        """Those that go with the session, each after those before it in its conversation."""
+        mine = [each for each in self._conversations.values() if each.session is session]
+        return [response for each in mine for response in each.responses.values()]
+
+    @contextmanager
+    def expecting(self, ids: Sequence[str], size: int) -> Iterator[None]:
+        """Keep room for responses of that many bytes, which are on their way here. Nothing is forgotten for them.
+
+        Raises `PeerFull` if there is none, `WrongState` if one of them is here.
+        """
+        self._forget_dead()
+        if any(each in self._responses for each in ids):
+            raise WrongState("some of its responses are here already")
+        count, most, most_bytes = len(self._responses) + self._coming, self._limit, self._max_bytes
+        if ids and count + len(ids) > most:
+            raise PeerFull(f"of {most} responses {most - count} are free, and the session has {len(ids)}")
+        if ids and (free := most_bytes - self._bytes - self._coming_bytes) < size:
+            raise PeerFull(f"of {most_bytes} bytes of responses {free} are free, and the session has {size}")
+        self._coming, self._coming_bytes = self._coming + len(ids), self._coming_bytes + size
+        try:
+            yield
+        finally:
+            self._coming, self._coming_bytes = self._coming - len(ids), self._coming_bytes - size
+
+    def adopt(self, session: Session, responses: Iterable[tuple[ResponseRecord, Journaled]]) -> None:
+        """Have the responses that a session has brought, which the journal has already."""
+        for record, kept in responses:
+            self._take_in(session, kept, len(record.body))
+
+    def let_go(self, session: Session) -> None:
+        """Have no responses of a session that another server has, and so has them."""
+        for conversation in [each for each in self._conversations.values() if each.session is session]:
+            self._remove(conversation)
+
+    def _take_in(self, session: Session, kept: Journaled, size: int) -> None:
+        conversation = self._conversations.get(kept.conversation)
+        if conversation is None:
+            conversation = self._conversations[kept.conversation] = kept.to_conversation(session)
+        response = kept.to_response(conversation)
+        self._add(response)
+        self._measure(response, size)
+        conversation.used_at = kept.answer.created_at
 
     def begin(self, response: StoredResponse, turn: Turn) -> None:
         """Know a response while `turn` generates it."""
@@ -82,13 +106,18 @@ class ResponseStore:
         return None if found is None or found[0].conversation.session.owner != owner else found
 
     def find(self, owner: str | None, response_id: str, *, param: str = "response_id") -> StoredResponse:
-        """The owner's response of that id, which may still run. Raises `NotFound`, also for another owner's."""
+        """The owner's response of that id, which may still run. Raises `NotFound`, also for another owner's, `Moved` if
+        it has gone to another server with its session, `Moving` if it is on its way to one.
+        """
         running = self.find_running(owner, response_id)
         if running is not None:
             return running[0]
         found = self._responses.get(response_id)
         if found is None or found.is_deleted or found.conversation.session.owner != owner or found.conversation.is_dead:
+            self._require_home(owner, response_id)
             raise NotFound(f"no response {response_id[:100]}", param=param)
+        if found.conversation.session.leaving:
+            raise Moving(f"response {response_id} is on its way to another server, with its session")
         return found
 
     def find_item(self, owner: str | None, item_id: str) -> AnyItem:
@@ -104,10 +133,9 @@ class ResponseStore:
         self._running.pop(response.answer.id, None)
         if conversation.is_dead:
             return
-        is_first = not conversation.responses
         self._conversations[conversation.id] = self._conversations.pop(conversation.id, conversation)
         self._add(response)
-        self._note(response, with_items_before=is_first)
+        self._note(response)
         self._make_room()
 
     async def settled(self, response: StoredResponse) -> None:
@@ -128,7 +156,12 @@ class ResponseStore:
         if all(each.is_deleted for each in conversation.responses.values()) and not conversation.is_running:
             self._forget(conversation)
         else:
-            self._note(response, with_items_before=response is next(iter(conversation.responses.values())))
+            self._note(response)
+
+    def _require_home(self, owner: str | None, response_id: str) -> None:
+        session = self._registry.keeper.homes.gone_by_response(response_id)
+        if session is not None:
+            self._registry.table.require_home(session, owner, False)
 
     def _add(self, response: StoredResponse) -> None:
         response.conversation.add(response)
@@ -138,51 +171,59 @@ class ResponseStore:
             for item in (*response.input, *response.answer.output):
                 self._items[conversation.session.owner, item.id] = conversation, item
 
-    def _note(self, response: StoredResponse, *, with_items_before: bool) -> None:
-        conversation = response.conversation
-        kept = _Journaled(
-            conversation=conversation.id,
-            owns_session=conversation.owns_session,
-            start=response.start,
-            before=conversation.items[: response.start] if with_items_before else [],
-            input=list(response.input),
-            answer=response.answer,
-            is_deleted=response.is_deleted,
-        )
-        body = to_json(kept)
-        self._measure(response, len(body))
+    def _note(self, response: StoredResponse) -> None:
+        record = record_of(response)
+        self._measure(response, len(record.body))
         if self._journal is not None:
-            record = ResponseRecord(response.answer.id, conversation.session.id, body)
-            self._journal.append(ResponseKey(response.answer.id), record)
+            self._journal.append(ResponseKey(record.id), record)
 
     def _measure(self, response: StoredResponse, size: int) -> None:
         self._bytes += size - response.size
         response.size = size
 
-    def _make_room(self) -> None:
+    def _forget_dead(self) -> None:
         for conversation in [each for each in self._conversations.values() if each.is_dead]:
-            self._forget(conversation)
-        while len(self._responses) > self._limit:
+            if not conversation.session.leaving:
+                self._forget(conversation)
+
+    def _make_room(self) -> None:
+        self._forget_dead()
+        while len(self._responses) + self._coming > self._limit:
             *_, last = self._conversations.values()
             idle = [each for each in self._of_largest(lambda each: 1) if not each.is_running and each is not last]
             if not idle:
                 break
             self._forget(idle[0])
-        while self._bytes > self._max_bytes:
+        while self._bytes + self._coming_bytes > self._max_bytes:
             # Nobody may hold more by never being idle, or in one conversation: what comes first here is only preferred.
-            self._forget(min(self._of_largest(lambda each: each.size), key=lambda each: each.is_running))
+            largest = self._of_largest(lambda each: each.size)
+            if not largest:
+                break
+            self._forget(min(largest, key=lambda each: each.is_running))
 
     def _of_largest(self, size: Callable[[StoredResponse], int]) -> list[Conversation]:
         """The conversations that may be forgotten for others, in the order of their use. Their owner has the most: so
-        nobody pushes out what another one keeps.
+        nobody pushes out what another one keeps. What another server may have soon is not forgotten.
         """
         sizes = Counter[str | None]()
-        for each in self._conversations.values():
+        staying = [each for each in self._conversations.values() if not each.session.leaving]
+        for each in staying:
             sizes[each.session.owner] += sum(map(size, each.responses.values()))
+        if not sizes:
+            return []
         [(owner, _)] = sizes.most_common(1)
-        return [each for each in self._conversations.values() if each.session.owner == owner]
+        return [each for each in staying if each.session.owner == owner]
 
     def _forget(self, conversation: Conversation) -> None:
+        for response in self._remove(conversation):
+            if self._journal is not None:
+                self._journal.append(ResponseKey(response.answer.id), None)
+        session = conversation.session
+        if conversation.owns_session and not session.busy and self._registry.table.find(session.id) is session:
+            self._registry.drop(session)
+
+    def _remove(self, conversation: Conversation) -> list[StoredResponse]:
+        """Have a conversation no more; returns the responses that it had."""
         del self._conversations[conversation.id]
         responses = list(conversation.responses.values())
         conversation.responses.clear()  # one that runs is the first of those that are kept from now on
@@ -191,8 +232,4 @@ class ResponseStore:
             del self._responses[response.answer.id]
             for item in (*response.input, *response.answer.output):
                 self._items.pop((conversation.session.owner, item.id), None)
-            if self._journal is not None:
-                self._journal.append(ResponseKey(response.answer.id), None)
-        session = conversation.session
-        if conversation.owns_session and not session.busy and self._registry.table.find(session.id) is session:
-            self._registry.drop(session)
+        return responses

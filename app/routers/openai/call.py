@@ -17,6 +17,7 @@ from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep
 from app.routers.openai.route import IGNORED_DESCRIPTION, openai_errors
 from app.sessions.session import Session
+from app.sessions.table import holding
 from app.sessions.turns import TurnRequest
 from app.settings import Settings
 from app.web.openapi.document import component
@@ -70,7 +71,8 @@ class OpenAICall:
         place of the body's own; `shown` are special tokens that are part of the text.
 
         Raises `FieldOutOfRange`, `ContextTooLong` (`prompt_field` names the prompts' field, `limit_field` that of
-        `max_tokens`), `WrongState` if the bound session is in use, `Busy` and `Draining`.
+        `max_tokens`), `WrongState` if the bound session is in use, `Moved` if it is on another server, `Busy` and
+        `Draining`.
         """
         registry = self.services.sessions
         body.check_vocabulary(self.services.info.vocab_size)
@@ -139,6 +141,7 @@ class OpenAICall:
             self.services.sessions.make_room(self.owner, n * len(prompts))
             return partial(self.services.sessions.ephemeral, self.owner, metadata=_labels(user))
         self._session = session
+        self._cleanup.enter_context(holding(session))  # it moves to no other server before the call is over
         return lambda: nullcontext(session)
 
     def _bound(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> Session | None:
@@ -214,7 +217,7 @@ def generation_responses(event: type[BaseModel]) -> dict[int | str, dict[str, An
     """The documented `responses` of a generating route that streams `event`s."""
     session_id = {"description": "the session that the call was bound to", "schema": {"type": "string"}}
     return {
-        **openai_errors(404, 409, 429, 503),
+        **openai_errors(404, 409, 421, 429, 503),
         200: {
             "description": "The answer; with `stream`, an event for each chunk, then `[DONE]`.",
             "headers": {SESSION_HEADER: session_id, **IGNORED_DESCRIPTION},

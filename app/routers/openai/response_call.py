@@ -4,7 +4,7 @@ import time
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 
-from app.domain.errors import DjinnError, FieldOutOfRange, MalformedRequest
+from app.domain.errors import DjinnError, FieldOutOfRange, MalformedRequest, Moved, WrongState
 from app.domain.session_ids import new_response_id
 from app.domain.values import StopRule
 from app.openai.chat_prompt import chat_prompt
@@ -44,7 +44,7 @@ class ResponseCall:
         """Submit the turn; it ends when `cleanup` unwinds.
 
         Raises `UnknownModel`, `NotFound`, `FieldOutOfRange`, `MalformedRequest`, `ContextTooLong`, `Busy`, `Draining`,
-        and `WrongState` if the session that `X-Session-ID` names is in use.
+        `WrongState` if the session that `X-Session-ID` names is in use, and `Moved` if it is on another server.
         """
         services = self._services
         ignored.read(body)
@@ -118,8 +118,10 @@ class ResponseCall:
         one with the same items. `undo` gets what is to be done about it if the turn cannot start.
         """
         previous = self._previous(body)
-        named = self._named_session()
+        named = self._named_session(previous)
         if previous is not None:
+            # It may leave, and the next response with it.
+            self._services.sessions.table.require_no_drain(previous.conversation.session)
             going_on = previous.conversation
             is_there = self._session_name is None or named is going_on.session
             if going_on.is_kept is body.store and is_there and going_on.goes_on_after(previous):
@@ -128,10 +130,18 @@ class ResponseCall:
         owns = self._session_name is None
         return Conversation(new_name, session, is_kept=body.store, owns_session=owns, items=list(before))
 
-    def _named_session(self) -> Session | None:
+    def _named_session(self, previous: StoredResponse | None) -> Session | None:
         if self._session_name is None:
             return None
-        return self._services.bound_sessions.find(self._owner, self._session_name)
+        try:
+            return self._services.bound_sessions.find(self._owner, self._session_name)
+        except Moved as error:
+            if previous is None:
+                raise
+            raise WrongState(
+                "the session that X-Session-ID names is on another server than the response of previous_response_id: "
+                "give only one of them"
+            ) from error
 
     def _open(self, body: ResponseBody, undo: ExitStack) -> Session:
         services = self._services

@@ -23,7 +23,7 @@ from app.web.sse import EventStream, sse_event, unless_disconnected
 router = APIRouter(tags=["openai"], route_class=OpenAIRoute)
 SESSION_ID = {"description": "the session that the response was generated in", "schema": {"type": "string"}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
-    **openai_errors(404, 409, 429, 503),
+    **openai_errors(404, 409, 421, 429, 503),
     200: {
         "description": "The response; with `stream`, the events of the Responses API, each with its name.",
         "headers": {SESSION_HEADER: SESSION_ID, **IGNORED_DESCRIPTION},

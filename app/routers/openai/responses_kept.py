@@ -14,7 +14,7 @@ from app.routers.openai.route import OpenAIRoute, openai_errors
 from app.wire.base import WireModel
 
 router = APIRouter(prefix="/v1/responses/{response_id}", tags=["openai"], route_class=OpenAIRoute)
-ERRORS = openai_errors(404)
+ERRORS = openai_errors(404, 409, 421)
 
 
 class ReadQuery(WireModel):

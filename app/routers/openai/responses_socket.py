@@ -5,7 +5,7 @@ from contextlib import closing
 from fastapi import WebSocket
 from starlette.routing import WebSocketRoute
 
-from app.domain.errors import BadRequest, FieldOutOfRange
+from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange
 from app.domain.limits import MAX_NAME
 from app.openai.responses.memory import UnstoredConversation
 from app.routers.dependencies import Services
@@ -22,8 +22,11 @@ async def connect_responses(websocket: WebSocket) -> None:
     owner: str | None = websocket.state.owner
     try:
         session_name = _session_name(websocket)
-    except FieldOutOfRange as error:
-        await websocket.send_denial_response(error_response(BadRequest(error), websocket.scope))
+        if session_name is not None:
+            services.bound_sessions.find(owner, session_name)  # raises where it is, if it is on another server
+    except DjinnError as error:
+        refusal = BadRequest(error) if isinstance(error, FieldOutOfRange) else error
+        await websocket.send_denial_response(error_response(refusal, websocket.scope))
         return
     with closing(UnstoredConversation(services.sessions)) as unstored:
         call = ResponseCall(services, owner, unstored, session_name)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-from app.domain.errors import NotFound
+from app.domain.errors import Moving, NameTaken, NotFound
 from app.domain.histories import common_prefix
 from app.domain.values import SessionState
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import OF_RESPONSES, UNNAMED, Session
+from app.sessions.table import has_expired
 
 IDLE_TTL_S = 24 * 3600
 """Seconds. Clients make up names and never close their sessions; without a limit they would fill the server."""
@@ -27,17 +29,48 @@ class BoundSessions:
         """`restored` are sessions from before a restart; those that have a name keep it."""
         self._registry = registry
         self._bound = {_key(session): session for session in restored if session.name not in (None, OF_RESPONSES)}
+        self._coming = set[tuple[str | None, str]]()
+        """Names of sessions that are on their way here from other servers."""
 
     def find(self, owner: str | None, name: str) -> Session | None:
         """The owner's session of that id, or the one opened under that name.
 
-        Closed and expired sessions count as never seen: the call brings its whole history anyway.
+        Closed and expired sessions count as never seen: the call brings its whole history anyway. Raises `Moved` for
+        one that has gone to another server, `Moving` for one on its way there, or here.
         """
+        if (owner, name) in self._coming:
+            raise Moving("the session of that name is on its way here from another server")
         known = self._bound.get((owner, name))
+        found = self._registry.keeper.homes.gone_by_name(owner, name) if known is None else known.id
         try:
-            return self._registry.table.get(name if known is None else known.id, owner)
+            return self._registry.table.get(name if found is None else found, owner)
         except NotFound:
             return None
+
+    def named(self, owner: str | None, name: str) -> Session | None:
+        """The owner's open session that was opened under that name."""
+        found = self._bound.get((owner, name))
+        is_open = found is not None and found.state is not SessionState.CLOSED and not has_expired(found)
+        return found if is_open else None
+
+    @contextmanager
+    def expecting(self, session: Session) -> Iterator[None]:
+        """Keep the name of a session that is on its way here. Raises `NameTaken` if another one has it."""
+        key = None if session.called is None else (session.owner, session.called)
+        if key is not None:
+            if key in self._coming or self.named(*key) is not None:
+                raise NameTaken(f"another session there is called as session {session.id} is")
+            self._coming.add(key)
+        try:
+            yield
+        finally:
+            if key is not None:
+                self._coming.discard(key)
+
+    def adopt(self, session: Session) -> None:
+        """Find a session that has come by its name, or by its history."""
+        if session.name not in (None, OF_RESPONSES):
+            self._take(session)
 
     def find_continued(self, owner: str | None, prompt: Sequence[int]) -> Session | None:
         """The owner's idle session with the longest history that `prompt` continues.
@@ -57,7 +90,7 @@ class BoundSessions:
         for session in self._bound.values():
             if session.name != UNNAMED or session.owner != owner or session.state is not SessionState.IDLE:
                 continue
-            if session.pausing or not session.prompt_tokens:
+            if session.pausing or session.leaving or not session.prompt_tokens:
                 continue
             kept = _kept(session, tokens)
             if kept > longest:
@@ -77,9 +110,12 @@ class BoundSessions:
 
     def _open(self, owner: str | None, name: str, metadata: dict[str, str], ttl_s: int) -> Session:
         session = self._registry.create(owner, metadata=metadata, ttl_s=ttl_s, name=name)
+        self._take(session)
+        return session
+
+    def _take(self, session: Session) -> None:
         living = {key: each for key, each in self._bound.items() if each.state is not SessionState.CLOSED}
         self._bound = {**living, _key(session): session}
-        return session
 
 
 def _key(session: Session) -> tuple[str | None, str]:

@@ -1,8 +1,10 @@
 """A session whose turn ended in calls of tools leaves the device by itself, and is back before its tools are."""
 
+from __future__ import annotations
+
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -32,10 +34,34 @@ class ToolTimes:
         if len(self._times) > MAX_TOOLS:
             self._times.popitem(last=False)
 
+    @classmethod
+    def of(cls, times: Mapping[str, Sequence[float]]) -> ToolTimes:
+        """Those that `to_dict` gives."""
+        made = cls()
+        for tool, waits in times.items():
+            for seconds in waits[-WINDOW:]:
+                made.note(tool, seconds)
+        return made
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """The waits of each tool, the tool that was noted last at the end."""
+        return {tool: list(waits) for tool, waits in self._times.items()}
+
     def expect(self, tool: str) -> float | None:
         """Seconds that the tool takes at least, nearly always; None: it is unknown."""
         times = self._times.get(tool)
         return sorted(times)[int(QUANTILE * len(times))] if times else None
+
+
+@dataclass(frozen=True, slots=True)
+class SentWaits:
+    """Those of one session, as they go to another server."""
+
+    times: dict[str, list[float]]
+    tools: list[str]
+    """What it waits for now."""
+    began: float
+    """Since when, in Unix seconds."""
 
 
 @dataclass(slots=True)
@@ -62,9 +88,10 @@ class ToolWaits:
     def begin(self, registry: SessionRegistry, session: Session, turn: Turn, tools: Iterable[str]) -> None:
         """`turn` has ended in calls of `tools`: its session is in `io_wait` until its next turn.
 
-        A client may read an answer late. If the session has had another turn since, it waits for other things.
+        A client may read an answer late. If the session has had another turn since, it waits for other things. One that
+        leaves for another server is told nothing more.
         """
-        if session.state is not SessionState.IDLE or session.turn is not turn:
+        if session.state is not SessionState.IDLE or session.turn is not turn or session.leaving:
             return
         waits = self._of_session.setdefault(session, _Waits())
         waits.tools, waits.began = frozenset(tools), self._clock()
@@ -86,6 +113,18 @@ class ToolWaits:
             for tool in waits.tools:
                 times.note(tool, seconds)
         waits.tools = frozenset()
+
+    def export(self, session: Session) -> SentWaits | None:
+        """What is known of the session's waits, for another server; None: nothing."""
+        waits = self._of_session.get(session)
+        if waits is None:
+            return None
+        return SentWaits(waits.times.to_dict(), sorted(waits.tools), time.time() - self._clock() + waits.began)
+
+    def adopt(self, session: Session, sent: SentWaits) -> None:
+        """Go on with what another server knows of the session's waits."""
+        began = self._clock() - max(0.0, time.time() - sent.began)
+        self._of_session[session] = _Waits(ToolTimes.of(sent.times), began, frozenset(sent.tools[:MAX_TOOLS]))
 
     def _expect(self, session: Session, waits: _Waits) -> float | None:
         """When the slowest of the tools is done; None if one is unknown."""

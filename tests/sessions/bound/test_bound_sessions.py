@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.domain.breakpoints import Action, Breakpoint
-from app.domain.errors import SessionLimit
+from app.domain.errors import Moving, NameTaken, SessionLimit
 from app.domain.values import Phase, SessionState, StopRule
 from app.routers.dependencies import Services
 from app.sessions.bound.sessions import IDLE_TTL_S, UNNAMED_TTL_S
-from app.sessions.session import OF_RESPONSES, Session
+from app.sessions.session import OF_RESPONSES, UNNAMED, Session
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, LONG, finish, start_turn
 
@@ -196,3 +197,31 @@ async def test_an_unnamed_session_expires_sooner_than_a_named_one(services: Serv
     named = services.bound_sessions.open("me", "agent", metadata={})
     assert (unnamed.ttl_s, named.ttl_s) == (UNNAMED_TTL_S, IDLE_TTL_S)
     assert UNNAMED_TTL_S < IDLE_TTL_S
+
+
+async def test_a_name_that_is_on_its_way_here_opens_no_session(services: Services) -> None:
+    bound = services.bound_sessions
+    coming = Session(services.sessions.new_id(), "me", name="agent")
+    with bound.expecting(coming):
+        with pytest.raises(Moving):
+            bound.find("me", "agent")
+        assert bound.find("you", "agent") is None
+        with pytest.raises(NameTaken), bound.expecting(coming):
+            pass
+    assert bound.find("me", "agent") is None
+    opened = await spoken(services, [3, 4, 5], name="agent")
+    with pytest.raises(NameTaken), bound.expecting(coming):
+        pass
+    services.sessions.drop(opened)
+    with bound.expecting(coming), bound.expecting(replace(coming, name=UNNAMED)):
+        pass
+
+
+async def test_a_session_that_leaves_is_not_continued_and_gives_way_to_nobody() -> None:
+    async with running_services(max_sessions=1) as services:
+        session = await spoken(services, list(range(3, 43)))
+        session.leaving = True
+        assert services.bound_sessions.find_continued("me", [*session.history, 70]) is None
+        with pytest.raises(SessionLimit):
+            services.bound_sessions.open_unnamed("me", metadata={})
+        assert session.state is SessionState.IDLE

@@ -161,3 +161,35 @@ async def test_a_session_that_is_busy_again_is_left_alone(services: Services) ->
     assert session.state is SessionState.QUEUED
     assert session.phase is Phase.COMPUTE
     registry.ends.release(session, turn)
+
+
+async def test_what_was_learned_goes_with_the_session(
+    services: Services, clock: Clock, told: list[float | None]
+) -> None:
+    registry = services.sessions
+    here, there = ToolWaits(clock=clock), ToolWaits(clock=clock)
+    session = registry.create("me")
+    turn = await answer(services, session)
+    assert here.export(session) is None
+    here.begin(registry, session, turn, ["search"])
+    clock.now += 7.0
+    here.end(session)
+    here.begin(registry, session, turn, ["search"])
+    sent = here.export(session)
+    assert sent is not None
+    there.adopt(session, sent)
+    clock.now += 9.0
+    there.end(session)
+    there.begin(registry, session, turn, ["search"])
+    assert told == [None, 7000.0, 7000.0]
+    learned = there.export(session)
+    assert learned is not None
+    assert learned.times["search"] == pytest.approx([7.0, 9.0], abs=0.5)
+
+
+async def test_a_session_that_leaves_is_told_nothing(services: Services) -> None:
+    session = services.sessions.create()
+    turn = await answer(services, session)
+    session.leaving = True
+    services.tool_waits.begin(services.sessions, session, turn, ["search"])
+    assert session.phase is Phase.COMPUTE
