@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from app.bridge.executor import Engine, EngineExecutor
+from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.cluster import Cluster, Membership
 from app.cluster.prefill.prefill import Prefill
 from app.domain.values import KVPolicy
@@ -131,7 +132,9 @@ def create_app(
     most_kept, most_bytes = settings.max_responses, int(settings.max_responses_bytes)
     kept_responses = ResponseStore(registry, journal, limit=most_kept, max_bytes=most_bytes)
     kept_responses.restore(restored)
-    cluster = None if member is None else Cluster(registry, tenancy.directory, member)
+    bound_sessions = BoundSessions(registry, restored)
+    bindings = Bindings(bound_sessions, kept_responses, tool_waits)
+    cluster = None if member is None else Cluster(registry, tenancy.directory, member, bindings)
     prefill = None if member is None else Prefill(registry, member, settings)
     lifespan = Lifespan(
         settings=settings,
@@ -155,7 +158,7 @@ def create_app(
         metrics=metrics,
         sessions=registry,
         tool_support=ToolSupport(tokens),
-        bound_sessions=BoundSessions(registry, restored),
+        bound_sessions=bound_sessions,
         tool_waits=tool_waits,
         responses=kept_responses,
         spool=_spool(settings, room),

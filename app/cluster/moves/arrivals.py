@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.giving import give
 from app.cluster.moves.key import new_nonce
 from app.cluster.moves.opening import Opening
@@ -23,6 +24,7 @@ from app.domain.errors import (
     EngineRestarting,
     JournalUnavailable,
     Moving,
+    NameTaken,
     NotDurable,
     PeerFull,
     PeerMismatch,
@@ -88,8 +90,9 @@ class _GivenUp(Exception):
 class Arrivals:
     """Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, directory: Directory) -> None:
+    def __init__(self, registry: SessionRegistry, directory: Directory, bindings: Bindings) -> None:
         self._registry = registry
+        self._bindings = bindings
         self._homes = registry.keeper.homes
         self._directory = directory
         self._coming: dict[str, Arrival] = {}
@@ -101,7 +104,7 @@ class Arrivals:
         return self._homes.seq
 
     async def offer(self, offer: Offer) -> Arrival:
-        """Take note of a session that is offered. Raises `PeerFull`, `PeerMismatch`."""
+        """Take note of a session that is offered. Raises `PeerFull`, `PeerMismatch`, `NameTaken`."""
         if offer.format != FORMAT:
             raise PeerMismatch(f"the session is in format {offer.format} of moves, this server reads {FORMAT}")
         here = Model.of(self._registry.executor.engine.info)
@@ -111,7 +114,7 @@ class Arrivals:
             return await self._note(offer)
         except FULL as error:
             raise PeerFull(error.message) from error
-        except (PeerFull, PeerMismatch, Moving):
+        except (PeerFull, PeerMismatch, NameTaken, Moving):
             raise
         except Exception as error:  # the other server may be of any version
             raise PeerMismatch(f"the session cannot be opened here: {error}") from error
@@ -124,7 +127,8 @@ class Arrivals:
             raise PeerMismatch(f"there is no tenant {owner} here")
         if offer.record.residency is Residency.GUARANTEED:
             self._registry.table.require_guarantee(owner)
-        await self._registry.keeper.settled_id(session)  # what is left of it from before
+        responses = [response for response, _ in offer.binding.responses]
+        await self._registry.keeper.settled_id(session, responses)  # what is left of it from before
         opening = await asyncio.to_thread(Opening.of, self._registry, offer)
         for other in [each for each in self._coming.values() if each.session == session and each.has_failed]:
             await self._end(self._coming.pop(other.offer.token))
@@ -132,7 +136,12 @@ class Arrivals:
         if self._registry.table.giving_way(owner, 1):
             raise PeerFull("as many sessions are open as may be: others would have to close for good")
         arrival = Arrival(offer, opening)
-        await arrival.place.enter_async_context(self._registry.opening(opening.session))
+        try:
+            arrival.place.enter_context(self._bindings.expecting(opening.brought))
+            await arrival.place.enter_async_context(self._registry.opening(opening.session))
+        except BaseException as error:
+            await arrival.leave(error)
+            raise
         self._coming[offer.token] = arrival
         return arrival
 
@@ -230,7 +239,8 @@ class Arrivals:
             self._abandon(arrival)
             raise
         arrival.opening.session.arrived_at = time.monotonic()
-        await arrival.place.aclose()  # it is found from now on
+        await arrival.place.aclose()  # it is found from now on, and what is bound to it with it
+        self._bindings.adopt(arrival.opening.brought)
         if arrival.losses != self._registry.executor.losses:
             await reopen_late(self._registry, arrival.opening.session)
         arrival.opening.go_on(self._registry)

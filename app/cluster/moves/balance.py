@@ -114,7 +114,7 @@ class Balance:
 
     def _rests(self, session: Session, now: float) -> bool:
         is_still = session.state in (SessionState.IDLE, SessionState.PAUSED) and not session.requests
-        is_free = not session.leaving and not session.is_bound and session.residency is not Residency.GUARANTEED
+        is_free = not session.leaving and not session.ephemeral and session.residency is not Residency.GUARANTEED
         has_kv = session.kv.device_bytes + session.kv.host_bytes > 0
         is_away = session.phase is not Phase.READY and returns_in_s(session, now) >= RESTS_S
         return is_still and is_free and has_kv and is_away and self._may_go(session)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.cluster.moves.arrivals import Arrivals
 from app.cluster.moves.balance import Balance
+from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.draining import Draining
@@ -42,10 +43,10 @@ class Membership:
 class Cluster:
     """Sends sessions to other servers, and takes those that they send. Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, directory: Directory, member: Membership) -> None:
+    def __init__(self, registry: SessionRegistry, directory: Directory, member: Membership, bindings: Bindings) -> None:
         self.member = member
-        self.arrivals = Arrivals(registry, directory)
-        self.departures = Departures(registry, member.here, member.peers, PeerCalls(member.key))
+        self.arrivals = Arrivals(registry, directory, bindings)
+        self.departures = Departures(registry, member.here, member.peers, PeerCalls(member.key), bindings)
         outlook = Outlook(member.here, member.peers, member.host)
         self.draining = Draining(registry, self.departures, outlook)
         self.balance = Balance(registry, self.departures, outlook)

@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.calls import PeerCalls
 from app.cluster.moves.giving import give
 from app.cluster.moves.peers import Peer, Peers
@@ -61,7 +62,9 @@ class Departure:
 class Departures:
     """Used on the event loop only."""
 
-    def __init__(self, registry: SessionRegistry, here: str, peers: Peers, calls: PeerCalls) -> None:
+    def __init__(
+        self, registry: SessionRegistry, here: str, peers: Peers, calls: PeerCalls, bindings: Bindings
+    ) -> None:
         """`here` is the server's own name."""
         self._registry = registry
         self._keeper = registry.keeper
@@ -69,6 +72,7 @@ class Departures:
         self._here = here
         self._peers = peers
         self._calls = calls
+        self._bindings = bindings
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._under_way = set[asyncio.Task[Any]]()
 
@@ -85,8 +89,8 @@ class Departures:
         """Have the session move to the server of that name; a caller who leaves stops nothing.
 
         Raises `UnknownReplica`, `AlreadyThere`, `WrongState`, `TooLarge`, `PeerAway`, `PeerFull`, `PeerMismatch`,
-        `PeerStranger`, `JournalUnavailable`, `EngineError`: then the session is here as before. Raises `MoveUnsettled`
-        if it may be here or there: that is found out by asking.
+        `PeerStranger`, `NameTaken`, `JournalUnavailable`, `EngineError`: then the session is here as before. Raises
+        `MoveUnsettled` if it may be here or there: that is found out by asking.
         """
         peer = self._peers.find(name)
         if name == self._here:
@@ -148,7 +152,8 @@ class Departures:
         sending = asyncio.ensure_future(executor.call(lambda ticket: SendKV(ticket, session.id, number)))
         try:
             # Beside the bytes, not after them: it takes a flush of the disk.
-            self._keeper.note(session, self._homes.leave(session.id, session.owner, peer.name, count))
+            leaving = self._homes.leave(session.id, session.owner, peer.name, count, session.called)
+            self._keeper.note(session, leaving)
             await self._keeper.settled(session)
         except NotDurable as error:
             sending.cancel()
@@ -179,6 +184,7 @@ class Departures:
             returns_at=session.returns_at,
             pause_expires_at=None if pause is None else pause.expires_at,
             label=about,
+            binding=await self._bindings.export(session),
             cached_tokens=0 if turn is None else turn.cached_tokens,
             tokens_recomputed=0 if turn is None else turn.tokens_recomputed,
         )
@@ -212,7 +218,8 @@ class Departures:
         """Let the session go, or keep it."""
         if answer.taken is Taken.YES:
             if session.state is not SessionState.CLOSED:
-                self._registry.depart(session, self._homes.go(session.id))
+                gone = self._bindings.let_go(session)
+                self._registry.depart(session, self._homes.go(session.id, gone), gone)
         else:
             self._stay(session)
 
@@ -253,11 +260,8 @@ class Departures:
 
 def _require_movable(session: Session) -> None:
     session.require(SessionState.IDLE, SessionState.PAUSED, to="move")
-    if session.is_bound:
-        raise WrongState(
-            f"cannot move: session {session.id} is bound to calls by X-Session-ID, their history or responses, which "
-            "would not find it elsewhere"
-        )
+    if session.ephemeral:
+        raise WrongState(f"cannot move: session {session.id} lives for one call only")
 
 
 async def _alone(session: Session, own: int) -> None:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.cluster.moves import wire
 from app.cluster.moves.arrivals import Arrival, Arrivals
+from app.cluster.moves.bindings import MAX_RESPONSE_BYTES
 from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.signatures import SIGNATURE, is_body, is_request, sign_answer
 from app.cluster.moves.wire import ABORT, COMMIT, OFFER, PREFIX, SETTLE, Answer, Offer, Question, Step, encode
@@ -35,8 +36,8 @@ from app.web.error_handlers import error_response
 logger = logging.getLogger(__name__)
 
 MAX_STEP_BYTES = 1 << 16
-MAX_OFFER_BYTES = MAX_LABEL_BYTES + (256 << 20)
-"""A label, and histories of `MAX_TOKENS`."""
+MAX_OFFER_BYTES = MAX_LABEL_BYTES + MAX_RESPONSE_BYTES + (256 << 20)
+"""A label, responses, and histories of `MAX_TOKENS`."""
 
 HandOver = Callable[[], socket.socket]
 

@@ -13,7 +13,16 @@ from app.cluster.fleet import State
 from app.cluster.moves.choice import PeerChoice, Tried
 from app.cluster.moves.departures import Departures
 from app.cluster.moves.outlook import Outlook
-from app.domain.errors import DjinnError, MoveUnsettled, PeerAway, PeerFull, PeerMismatch, PeerStranger, WrongState
+from app.domain.errors import (
+    DjinnError,
+    MoveUnsettled,
+    NameTaken,
+    PeerAway,
+    PeerFull,
+    PeerMismatch,
+    PeerStranger,
+    WrongState,
+)
 from app.domain.homes import MoveReason
 from app.domain.values import SessionId, SessionState
 from app.sessions.kept_kv import worth
@@ -139,7 +148,7 @@ class Draining:
         except (PeerAway, MoveUnsettled):
             choice.refused(peer, tried, time.monotonic())
             self._note_away(peer)
-        except (PeerMismatch, PeerStranger) as error:
+        except (PeerMismatch, PeerStranger, NameTaken) as error:
             logger.warning("drain: a session cannot go to %s: %s", peer, error.message, extra={"session": session.id})
             choice.shunned(peer, tried)
         except WrongState:  # another request is under way, or it has something that cannot move
@@ -173,7 +182,7 @@ class Draining:
 
     def _can_leave(self, session: Session) -> bool:
         """Whether the session leaves when its turn is over, as far as is known."""
-        return session.id not in self._stay and not session.is_bound
+        return session.id not in self._stay and not session.ephemeral
 
     def _log(self, text: str) -> None:
         left = ", ".join(f"{count} to {peer}" for peer, count in sorted(self._left.items())) or "none"

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+from app.cluster.moves.bindings import Brought
 from app.cluster.moves.wire import Offer
 from app.domain.breakpoints import Intervention
 from app.domain.errors import JournalUnavailable, NotDurable
@@ -28,6 +29,7 @@ class Opening:
     offer: Offer
     session: Session
     label: ExportLabel
+    brought: Brought
 
     @classmethod
     def of(cls, registry: SessionRegistry, offer: Offer) -> Opening:
@@ -38,7 +40,7 @@ class Opening:
         LabelChecks(registry.executor.engine.info, history, part_tokens=registry.part_tokens).check(label)
         session = session_of(offer.record, history, Steering(label.breakpoints, label.interventions))
         session.uncounted, session.returns_at = offer.uncounted, offer.returns_at
-        return cls(offer, session, label)
+        return cls(offer, session, label, Brought(session, offer.binding))
 
     @property
     def computed_with(self) -> tuple[Intervention, ...]:
@@ -82,7 +84,8 @@ class Opening:
         """Write down that it is here. Raises `JournalUnavailable`; then that will never be found."""
         offer, session, keeper = self.offer, self.session, registry.keeper
         before = keeper.homes.of(session.id)
-        keeper.note(session, keeper.homes.arrive(session.id, session.owner, offer.source, offer.epoch))
+        home = keeper.homes.arrive(session.id, session.owner, offer.source, offer.epoch, session.called)
+        keeper.note(session, home, self.brought.records)
         try:
             await keeper.settled(session)
         except NotDurable as error:

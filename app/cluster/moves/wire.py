@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from app.domain.errors import DjinnError, Moving, PeerFull, PeerMismatch, PeerStranger
+from app.cluster.moves.bindings import Binding
+from app.domain.errors import DjinnError, Moving, NameTaken, PeerFull, PeerMismatch, PeerStranger
 from app.domain.homes import Taken
 from app.domain.values import ModelInfo, SessionId
 from app.journal.records import SessionRecord
 
-FORMAT = 1
+FORMAT = 2
 """Of an offer. One more whenever anything in it, or in a label, changes its meaning."""
 PREFIX = "/v1/cluster/"
 OFFER, COMMIT, ABORT, SETTLE = (f"{PREFIX}{step}" for step in ("offer", "commit", "abort", "settle"))
@@ -52,6 +53,7 @@ class Offer(msgspec.Struct, frozen=True):
     pause_expires_at: float | None
     label: str
     """What `app.exports` writes of breakpoints, edits and the paused turn."""
+    binding: Binding
     cached_tokens: int = 0
     """Of the paused turn's usage, as the next one."""
     tokens_recomputed: int = 0
@@ -91,7 +93,9 @@ class Answer(msgspec.Struct, frozen=True):
         return None if self.code is None else refusal(self.code, self.message)
 
 
-REFUSALS: dict[str, type[DjinnError]] = {each.code: each for each in (PeerFull, PeerMismatch, PeerStranger, Moving)}
+REFUSALS: dict[str, type[DjinnError]] = {
+    each.code: each for each in (PeerFull, PeerMismatch, PeerStranger, NameTaken, Moving)
+}
 
 
 def refusal(code: str, message: str) -> DjinnError:

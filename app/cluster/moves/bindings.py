@@ -1,0 +1,91 @@
+"""What binds calls to a session, and moves with it: its name, its responses, how long its tools take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+
+from app.domain.errors import TooLarge
+from app.journal.records import ResponseRecord
+from app.openai.responses.journaled import Journaled, in_order, record_of
+from app.openai.responses.store import ResponseStore
+from app.sessions.bound.sessions import BoundSessions
+from app.sessions.bound.tool_waits import SentWaits, ToolWaits
+from app.sessions.session import Session
+
+MAX_RESPONSE_BYTES = 128 << 20
+"""Of a session's responses, as JSON."""
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """What is sent of it. The name is the session's own."""
+
+    responses: list[tuple[str, bytes]]
+    """Id and JSON of each, as the journal has it."""
+    waits: SentWaits | None
+    prompt_tokens: int
+    """Where the session's last turn began."""
+
+
+class Brought:
+    """What has been sent, read and checked."""
+
+    def __init__(self, session: Session, binding: Binding) -> None:
+        """That of a session that is not here yet. Raises `ValueError` for what is no response."""
+        sent = [ResponseRecord(response, session.id, body) for response, body in binding.responses]
+        self.session = session
+        self.responses: Sequence[tuple[ResponseRecord, Journaled]] = in_order(sent)
+        self.waits = binding.waits
+        session.prompt_tokens = max(0, min(binding.prompt_tokens, len(session.history)))
+
+    @property
+    def records(self) -> list[ResponseRecord]:
+        """What the journal is to have of the responses."""
+        return [record for record, _ in self.responses]
+
+
+class Bindings:
+    """Used on the event loop only."""
+
+    def __init__(self, bound: BoundSessions, responses: ResponseStore, waits: ToolWaits) -> None:
+        self._bound = bound
+        self._responses = responses
+        self._waits = waits
+
+    async def export(self, session: Session) -> Binding:
+        """What is to be sent with a session that nobody uses. Raises `TooLarge`."""
+        kept = self._responses.of_session(session)
+        if sum(each.size for each in kept) > MAX_RESPONSE_BYTES:
+            raise TooLarge(f"the session's responses have more than the {MAX_RESPONSE_BYTES} bytes that can move")
+        records = await asyncio.to_thread(lambda: [record_of(each) for each in kept])
+        sent = [(each.id, each.body) for each in records]
+        return Binding(sent, self._waits.export(session), session.prompt_tokens)
+
+    def let_go(self, session: Session) -> list[str]:
+        """Have nothing more of a session that another server has; returns the ids of its responses."""
+        gone = [each.answer.id for each in self._responses.of_session(session)]
+        self._responses.let_go(session)
+        return gone
+
+    @contextmanager
+    def expecting(self, brought: Brought) -> Iterator[None]:
+        """Keep the name, and room for the responses, of a session that is on its way here.
+
+        Raises `NameTaken`, `PeerFull`, `WrongState`.
+        """
+        records = brought.records
+        with ExitStack() as stack:
+            stack.enter_context(self._bound.expecting(brought.session))
+            size = sum(len(each.body) for each in records)
+            stack.enter_context(self._responses.expecting([each.id for each in records], size))
+            yield
+
+    def adopt(self, brought: Brought) -> None:
+        """Bind calls to a session that is here from now on."""
+        self._bound.adopt(brought.session)
+        self._responses.adopt(brought.session, brought.responses)
+        if brought.waits is not None:
+            self._waits.adopt(brought.session, brought.waits)
