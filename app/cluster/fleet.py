@@ -110,6 +110,11 @@ class Fleet:
             raise ReplicaAway(f"replica {name} is away, and what is there with it: try again")
         return replica
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of them answer."""
+        return all(each.state is not State.AWAY for each in self)
+
     def any(self) -> Replica:
         """One that answers. Raises `ReplicaAway` if none does."""
         return self._best(ready_only=False)

@@ -118,13 +118,13 @@ class FrontDoor:
             case About.SESSION:
                 return await self._owners.of_session(target.id, scope)
             case About.RESPONSE:
-                return await self._owners.of_response(target.id)
+                return await self._owners.of_response(target.id, scope)
             case About.NEW:
                 return Owner(self._fleet.place())
             case About.CREATE_RESPONSE:
                 previous = previous_response(await body.whole())
                 if previous is not None:
-                    return await self._owners.of_response(previous)
+                    return await self._owners.of_response(previous, scope)
                 return await self._named(scope)
             case About.CALL:
                 return await self._named(scope)

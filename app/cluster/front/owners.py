@@ -52,38 +52,60 @@ class Owners:
         """The replica that has the session, for the client whose request has that `scope`. Raises `ReplicaAway` and
         `DirectoryAway`.
         """
-        return await self._of_id(session_key(session_id), home_of(session_id), session_id, scope)
+        return await self._of_id(
+            session_key(session_id), home_of(session_id), partial(self._seeker.session, session_id, scope)
+        )
 
-    async def of_response(self, response_id: str) -> Owner:
+    async def of_response(self, response_id: str, scope: Scope) -> Owner:
         """The replica that has the response. Raises `ReplicaAway` and `DirectoryAway`."""
-        return await self._of_id(response_key(response_id), home_of_response(response_id))
+        return await self._of_id(
+            response_key(response_id), home_of_response(response_id), partial(self._seeker.response, response_id, scope)
+        )
 
     async def of_name(self, owner: str | None, name: str, scope: Scope) -> Owner:
         """The replica that has the session that the owner's calls name so: an id, or any name. A new one is placed by
-        room. Raises `ReplicaAway` and `DirectoryAway`.
+        room, and so is one whose replica is none any more, if nobody has it. Raises `ReplicaAway` and `DirectoryAway`.
         """
-        if home_of(name) is not None:
-            return await self.of_session(name, scope)
+        if (home := home_of(name)) is not None:
+            return await self._of_id(session_key(name), home, partial(self._seek_called, name, scope))
         key = name_key(owner, name)
-        if (known := self._recall(key)) is not None:
-            return Owner(self._fleet.reachable(known), key)
-        found, is_new = await self._directory.find(key), False
-        if found is None:
-            found, is_new = await self._directory.bind(key, self._fleet.place().name), True
-        self._remember(key, found)
-        return Owner(self._fleet.reachable(found), key, is_new)
+        known = self._recall(key) or await self._directory.find(key)
+        if known is None:
+            known = await self._directory.bind(key, self._fleet.place().name)
+            self._remember(key, known)
+            return Owner(self._fleet.reachable(known), key, is_new=True)
+        self._remember(key, known)
+        try:
+            return Owner(await self._replica_of_id(key, known, partial(self._seeker.named, name, scope)), key)
+        except ReplicaAway:
+            if self._fleet.find(known) is not None or not self._fleet.is_whole:
+                raise
+        return await self._replaced(key, known)
+
+    async def followed(self, response_id: str, scope: Scope) -> Replica:
+        """The replica that has the response now, for what can be sent to one replica alone. Raises `ReplicaAway` and
+        `DirectoryAway`.
+        """
+        owner = await self.of_response(response_id, scope)
+        found = await self._seeker.followed(response_id, owner.replica, scope)
+        if found is not owner.replica:
+            await self.moved(response_key(response_id), found.name)
+        return self._fleet.reachable(found.name)
 
     async def replaced(self, owner: Owner) -> Owner:
         """Another replica for what is new, as the first one takes nothing. Raises `ReplicaAway` and `DirectoryAway`."""
         if owner.key is None:
             return Owner(self._fleet.place())
-        found = await self._directory.find(owner.key)
-        if found in (None, owner.replica.name):  # nobody has been quicker
+        return await self._replaced(owner.key, owner.replica.name)
+
+    async def _replaced(self, key: str, old: str) -> Owner:
+        found = await self._directory.find(key)
+        if found in (None, old):  # nobody has been quicker
             found = self._fleet.place().name
-            await self._directory.put(owner.key, found)
+            await self._directory.put(key, found)
         assert found is not None
-        self._remember(owner.key, found)
-        return Owner(self._fleet.reachable(found), owner.key, is_new=True)
+        self._remember(key, found)
+        return Owner(self._fleet.reachable(found), key, is_new=True)
 
     async def moved(self, key: str, replica: str) -> None:
         """Note that a replica has said where something is."""
@@ -93,10 +115,13 @@ class Owners:
         except DirectoryAway as error:
             logger.warning("%s; a session that moved is known here alone", error.message)
 
-    async def _of_id(self, key: str, home: str | None, session_id: str = "", scope: Scope | None = None) -> Owner:
-        """`session_id` and `scope` tell whose session it is: without them none is sought."""
-        seeking = None if scope is None or home is None else partial(self._seeker.find, session_id, scope)
-        return Owner(await self._replica_of_id(key, home, seeking), key)
+    async def _seek_called(self, name: str, scope: Scope) -> Replica | None:
+        """An id may be a name too: that of the session which the first call with it has opened."""
+        return await self._seeker.session(name, scope) or await self._seeker.named(name, scope)
+
+    async def _of_id(self, key: str, home: str | None, seek: Seek) -> Owner:
+        """Nobody is asked for what is no id."""
+        return Owner(await self._replica_of_id(key, home, None if home is None else seek), key)
 
     async def _replica_of_id(self, key: str, home: str | None, seek: Seek | None) -> Replica:
         known = self._recall(key) or home

@@ -96,7 +96,7 @@ class Sockets:
             if passing := first.take(data):
                 end.write(passing)
         previous = previous_response(first.content)
-        owner = replica if previous is None else (await self._owners.of_response(previous)).replica
+        owner = replica if previous is None else await self._owners.followed(previous, scope)
         if owner is not replica:
             end.leave()
             head, end = await shake(owner, scope)
