@@ -131,11 +131,6 @@ def test_what_cannot_move_stays(servers: Pair) -> None:
     generate(a, session, [4], max_tokens=1)
     assert code(servers.move(session)) == (409, "wrong_state")
     a.delete(f"/v1/sessions/{session}/captures").raise_for_status()
-    call = {"model": "tiny-llama", "prompt": "x", "max_tokens": 1}
-    a.post("/v1/completions", json=call, headers={"X-Session-ID": "mine"}).raise_for_status()
-    (named,) = {each["id"] for each in a.get("/v1/sessions").json()["data"]} - {session}
-    assert code(servers.move(named)) == (409, "wrong_state")
-    a.delete(f"/v1/sessions/{named}").raise_for_status()
     servers.moved(session)
 
 

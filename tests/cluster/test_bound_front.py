@@ -1,0 +1,262 @@
+"""Calls behind the front door find their sessions, by names and responses, wherever those have moved."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.responses import Response
+
+from app.cluster.table import Table
+from app.domain.errors import DirectoryAway
+from tests.cluster.calling import MODEL, TEXTS, TOKENS, Chain, Chat, Said, named, sdk, status
+from tests.cluster.front.doors import Door, serving_door, wait_until
+from tests.cluster.pair import SOON_S, Pair, pair
+from tests.processes import serve_process
+
+Talk = Chat | Chain
+
+
+class Failing(Table):
+    """A directory that goes away."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.is_away = False
+
+    async def find(self, key: str) -> str | None:
+        """See `Directory.find`."""
+        self._check()
+        return await super().find(key)
+
+    async def put(self, key: str, replica: str) -> None:
+        """See `Directory.put`."""
+        self._check()
+        await super().put(key, replica)
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise DirectoryAway("the directory does not answer")
+
+
+@contextmanager
+def behind(urls: dict[str, str], table: Table | None = None) -> Iterator[tuple[Door, OpenAI]]:
+    with serving_door(urls, table) as door, sdk(door.url) as client:
+        yield door, client
+
+
+def talks(count: int) -> list[Talk]:
+    """Conversations of each kind."""
+    return [talk for each in range(count) for talk in (Chat(f"chat {each}"), Chain(), Chain(f"chain {each}"))]
+
+
+def home_of(servers: Pair, talk: Talk) -> str:
+    (home,) = [name for name in servers.clients if talk.session in _sessions(servers, name)]
+    return home
+
+
+def _sessions(servers: Pair, name: str) -> list[str]:
+    listed = servers.clients[name].get("/v1/sessions", params={"limit": 100}).raise_for_status().json()
+    return [each["id"] for each in listed["data"]]
+
+
+def ask(client: OpenAI, chain: Chain) -> Response:
+    """One more response, over a connection of its own."""
+    headers = {} if chain.name is None else {"X-Session-ID": chain.name}
+    with client.responses.connect(extra_headers=headers) as connection:
+        connection.response.create(
+            model=MODEL, input="Two", max_output_tokens=TOKENS, previous_response_id=chain.ids[-1]
+        )
+        for event in connection:
+            assert event.type != "error", event
+            if event.type in ("response.completed", "response.incomplete"):
+                return event.response
+    raise AssertionError("no response")
+
+
+def followed(door: Door) -> float:
+    """How many turns were done at their second replica."""
+    labels = {"turn": "yes", "way": "followed"}
+    return door.server.front.registry.get_sample_value("djinn_front_requests_total", labels) or 0.0
+
+
+def check(said: list[list[Said]], url: str) -> None:
+    """All was said as a single server says it, from as much KV. Only first turns may find the beginning of others."""
+    with sdk(url) as client:
+        told = [
+            [talk.say(client, f"{index} {text}") for text in TEXTS] for index, talk in enumerate(talks(len(said) // 3))
+        ]
+    assert [[each.text for each in turns] for turns in said] == [[each.text for each in turns] for turns in told]
+    assert [turns[1:] for turns in said] == [turns[1:] for turns in told]
+    assert all(each.cached > 0 for turns in said for each in turns[1:])
+
+
+def end(servers: Pair, name: str) -> str:
+    """SIGTERM, and the log of its orderly end."""
+    process = servers.processes[name]
+    os.kill(process.pid, signal.SIGTERM)
+    return ended(servers, name)
+
+
+def ended(servers: Pair, name: str) -> str:
+    process = servers.processes[name]
+    assert process.exit_status(SOON_S) == 0, process.output.read_text()
+    servers.clients.pop(name)
+    return process.output.read_text()
+
+
+def test_each_turn_follows_its_session_once(tmp_path: Path) -> None:
+    alone = serve_process(tmp_path / "alone")
+    with alone as single, pair(tmp_path / "pair") as servers, behind(servers.urls) as (door, client):
+        said: list[list[Said]] = []
+        for number, talk in enumerate(talks(1)):
+            said.append([])
+            for turn, text in enumerate(TEXTS):
+                if turn in (2, 3):
+                    here = home_of(servers, talk)
+                    servers.moved(talk.session, here, "b" if here == "a" else "a")
+                said[-1].append(talk.say(client, f"{number} {text}"))
+                if turn == 2:
+                    assert followed(door) == 2 * number + 1
+            if isinstance(talk, Chain):
+                found = [client.responses.retrieve(each).id for each in talk.ids]
+                assert found == talk.ids
+        check(said, single.url)
+
+
+def test_a_drain_takes_conversations_along(tmp_path: Path) -> None:
+    alone = serve_process(tmp_path / "alone")
+    with alone as single, pair(tmp_path / "pair") as servers, behind(servers.urls) as (_, client):
+        everybody = talks(3)
+        said = [[talk.say(client, f"{index} One")] for index, talk in enumerate(everybody)]
+        here = sum(each.session in _sessions(servers, "a") for each in everybody)
+        assert 0 < here < len(everybody)
+
+        def go_on(index: int) -> None:
+            for text in TEXTS[1:]:
+                said[index].append(everybody[index].say(client, f"{index} {text}"))
+
+        with ThreadPoolExecutor(len(everybody)) as threads:
+            going = [threads.submit(go_on, index) for index in range(len(everybody))]
+            os.kill(servers.processes["a"].pid, signal.SIGTERM)
+            for each in going:
+                each.result()
+        log = ended(servers, "a")
+        assert f"sessions have left: {here} to b; that stay here: 0" in log
+        check(said, single.url)
+        for talk in everybody:
+            session = servers.clients["b"].get(f"/v1/sessions/{talk.session}").json()
+            assert session["usage"]["tokens_recomputed"] == 0
+            if isinstance(talk, Chain):
+                assert [client.responses.retrieve(each).id for each in talk.ids] == talk.ids
+
+
+def test_a_front_door_finds_what_has_left_a_server_that_is_gone(tmp_path: Path) -> None:
+    with pair(tmp_path / "pair") as servers:
+        chat, chain, table = Chat("mine"), Chain(), Table(tmp_path / "table")
+        with behind({"a": servers.urls["a"]}, table) as (_, client):
+            chat.say(client, "One")
+            chain.say(client, "One")
+        table.close()
+        log = end(servers, "a")
+        assert "sessions have left: 2 to b" in log
+        table = Table(tmp_path / "table")
+        with behind(servers.urls, table) as (_, client):  # the server is still a target
+            assert chat.say(client, "Two").cached > 0
+            assert client.responses.retrieve(chain.ids[0]).id == chain.ids[0]
+            assert chain.say(client, "Two").cached > 0
+            with pytest.raises(openai.InternalServerError, match="replica a is away"):
+                client.responses.retrieve("resp_a_" + "0" * 32)
+        table.close()
+        with behind({"b": servers.urls["b"]}) as (_, client):  # there are fewer now, and nothing else is known
+            assert chat.say(client, "Three").cached > 0
+            assert client.responses.retrieve(chain.ids[0]).id == chain.ids[0]
+
+
+def test_a_name_of_a_server_that_is_no_target_any_more_begins_anew(tmp_path: Path) -> None:
+    with pair(tmp_path / "pair") as servers:
+        table = Table(tmp_path / "table")
+        gone, stays = Chat("gone"), Chat("stays")
+        with behind({"a": servers.urls["a"]}, table) as (_, client):
+            for chat in (gone, stays):
+                chat.say(client, "One")
+            servers.moved(stays.session)
+        servers.end("a")
+        table.close()
+        with behind({"b": servers.urls["b"]}, Table(tmp_path / "table")) as (_, client):
+            before = {each.name: each.session for each in (gone, stays)}
+            for chat in (gone, stays):
+                chat.say(client, "Two")
+            assert (gone.session == before["gone"], stays.session == before["stays"]) == (False, True)
+
+
+def test_without_its_directory_what_moves_is_followed(tmp_path: Path) -> None:
+    table = Failing()
+    with pair(tmp_path) as servers, behind(servers.urls, table) as (door, client):
+        chat, chain = Chat("mine"), Chain()
+        chat.say(client, "One")
+        chain.say(client, "One")
+        table.is_away = True
+        both: list[Talk] = [chat, chain]
+        for number, talk in enumerate(both, start=1):
+            here = home_of(servers, talk)
+            servers.moved(talk.session, here, "b" if here == "a" else "a")
+            for text in TEXTS[1:]:
+                assert talk.say(client, text).cached > 0
+            assert followed(door) == number
+        with pytest.raises(openai.InternalServerError, match="the directory does not answer"):
+            Chat("new").say(client, "One")
+
+
+def test_a_socket_follows_its_conversation(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers, behind(servers.urls) as (_, client):
+        chain, named_chain = Chain(), Chain("mine")
+        for each in (chain, named_chain):
+            each.say(client, "One")
+            here = home_of(servers, each)
+            servers.moved(each.session, here, "b" if here == "a" else "a")
+        for each in (chain, named_chain):
+            response = ask(client, each)
+            assert response.usage is not None
+            assert response.usage.input_tokens_details.cached_tokens > 0
+            home = servers.clients[home_of(servers, each)]
+            assert status(home, response.id) == 200
+        assert len(named(servers.clients[home_of(servers, named_chain)], "mine")) == 1
+
+
+def test_what_a_full_peer_refuses_stays_for_a_restart(tmp_path: Path) -> None:
+    with pair(tmp_path, flags={"b": ("--max-responses", "3")}) as servers:
+        chains = [Chain() for _ in range(3)]
+        with sdk(servers.urls["a"]) as client:
+            for chain in chains:
+                chain.say(client, "One")
+                chain.say(client, "Two")
+        log = end(servers, "a")
+        assert "sessions have left: 1 to b; that stay here: 2" in log
+        servers.start("a")
+        for chain in chains:
+            home = servers.settled(chain.session)
+            assert [status(servers.clients[home], each) for each in chain.ids] == [200, 200]
+            with sdk(servers.urls[home]) as client:
+                assert chain.say(client, "Three").cached > 0
+
+
+def test_captures_keep_a_session_at_home(tmp_path: Path) -> None:
+    with pair(tmp_path) as servers:
+        chat = Chat("mine")
+        with sdk(servers.urls["a"]) as client:
+            chat.say(client, "One")
+            path = f"/v1/sessions/{chat.session}/breakpoints"
+            capture = {"layer": 0, "action": "capture"}
+            servers.clients["a"].post(path, json=capture).raise_for_status()
+            chat.say(client, "Two")
+        assert "that stay here: 1" in end(servers, "a")
+        servers.start("a")
+        wait_until(lambda: named(servers.clients["a"], "mine") == [chat.session])
