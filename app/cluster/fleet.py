@@ -110,27 +110,22 @@ class Fleet:
             raise ReplicaAway(f"replica {name} is away, and what is there with it: try again")
         return replica
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of them answer."""
-        return all(each.state is not State.AWAY for each in self)
-
     def any(self) -> Replica:
         """One that answers. Raises `ReplicaAway` if none does."""
         return self._best(ready_only=False)
 
-    def place(self) -> Replica:
+    def place(self, but: str | None = None) -> Replica:
         """Where a new session goes: the replica with the most free KV, but for those that only compute prompts, if
-        there are others. Raises `ReplicaAway` if none answers.
+        there are others, and for the one of that name. Raises `ReplicaAway` if none answers.
 
         If none takes new work, one that says so itself.
         """
-        replica = self._best(ready_only=True)
+        replica = self._best(ready_only=True, but=but)
         replica.placed += 1
         return replica
 
-    def _best(self, *, ready_only: bool) -> Replica:
-        answering = [each for each in self if each.state is not State.AWAY]
+    def _best(self, *, ready_only: bool, but: str | None = None) -> Replica:
+        answering = [each for each in self if each.state is not State.AWAY and each.name != but]
         if not answering:
             raise ReplicaAway("no replica answers: try again")
         ready = [each for each in answering if each.state is State.READY]

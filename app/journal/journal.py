@@ -60,9 +60,7 @@ class Journal:
             hold = partial(self._hold, path, lease_s, shared)
             self._store = JournalStore(path, shared=lease_s is not None and shared, hold=hold)
         except BaseException:
-            if self.lease is not None:
-                self.lease.close()
-            self._lock.close()
+            self._let_go()
             raise
         self._free_bytes = partial(free_bytes, folder)
         self._wake = threading.Condition()
@@ -144,15 +142,18 @@ class Journal:
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
+        self._store.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self.lease is not None:
             self.lease.close()
-        self._store.close()
         self._lock.close()
 
     def _hold(self, path: Path, lease_s: float | None, shared: bool, store: JournalStore) -> None:
         tenure = leases.take(store, self._lock, lease_s or 0.0, shared=shared)
         if lease_s is not None:
-            self.lease = leases.FolderLease(path, tenure)
+            self.lease = leases.FolderLease(path, tenure, self._lock)
             store.fence = self.lease.check
 
     def _try_soon(self, keys: Iterable[Key]) -> None:

@@ -99,9 +99,10 @@ class _Wait:
 class FolderLease:
     """A lease that is held, and renewed until `close`. Any thread may ask."""
 
-    def __init__(self, path: Path, tenure: Tenure) -> None:
-        """`path` is the journal's."""
+    def __init__(self, path: Path, tenure: Tenure, lock: FolderLock) -> None:
+        """`path` is the journal's, and `lock` is that of its folder."""
         self._tenure = tenure
+        self._lock = lock
         self._length_s = tenure.lease.length_s
         # Its own: a large commit of the journal must not hold up a renewal for longer than it has the file.
         busy_s = min(self._length_s / RENEWALS, MOST_BUSY_S)
@@ -183,6 +184,8 @@ class FolderLease:
             self._lose()
             return False
         self._tenure.renewed(renewed, began)
+        if self.holds and not self._lock.is_held:  # a former holder that woke up late has replaced it
+            self._lock.replace()
         if self._has_lapsed and self.holds:
             self._has_lapsed = False
             logger.warning("the lease of the state folder is held again: sessions are served")

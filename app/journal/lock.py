@@ -15,6 +15,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         """Try to get hold of it. Raises `FieldOutOfRange` if it cannot be used."""
         self._folder = folder
+        self._path = folder / "lock"
         self._file: IO[str] | None = None
         try:
             make_writable(folder, 0o700)
@@ -27,33 +28,37 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether no other server has it."""
-        return self._file is not None
+        """Whether no other server has it. One that waited for the lease too may have put a file of its own in place of
+        the one that is locked here.
+        """
+        try:
+            return self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except OSError:
+            return False
 
     def try_again(self) -> None:
         """Get hold of it, unless another server has it. Raises `OSError` if there can be no such file."""
-        path = self._folder / "lock"
-        file = path.open("a")
+        self.close()
+        file = self._path.open("a")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else somebody has just replaced it
-                self._file = file
         except OSError:
-            pass
-        finally:
-            if self._file is not file:
-                file.close()
+            file.close()
+            return
+        self._file = file
+        if not self.is_held:
+            self.close()
 
     def replace(self) -> None:
         """Take the place of a holder that is out of reach, and whose lease is over: its lock may never end."""
-        (self._folder / "lock").unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
         self.try_again()
 
     def refusal(self) -> FieldOutOfRange:
         """What to say if another server has it."""
         return FieldOutOfRange(
-            f"another server keeps its sessions in {self._folder}; give this one a folder of its own with --state-dir, "
-            "or none to keep nothing",
+            f"another server keeps its sessions in {self._folder}, on this machine, though it may be frozen: end it, "
+            "or give this one a folder of its own with --state-dir, or none to keep nothing",
             param="state_dir",
         )
 

@@ -41,7 +41,7 @@ class JournalStore:
     """
 
     def __init__(self, path: Path, *, shared: bool = False, hold: Callable[[JournalStore], None] | None = None) -> None:
-        """`hold` makes the file this server's. It is called before the whole file is read, which may take long and keeps
+        """`hold` makes the file this server's. It is called before the whole file is read, which may take long and keep
         others from writing.
 
         Raises `FieldOutOfRange` if the file is damaged, not a journal, of a format that this version does not read,

@@ -224,7 +224,7 @@ async def test_a_drain_leaves_a_session_alone_while_a_request_needs_it(
 ) -> None:
     """An operator's move is a request itself."""
     (tmp_path / "key").write_text(KEY)
-    (tmp_path / "peers.json").write_text('{"b": "http://127.0.0.1:9"}')
+    (tmp_path / "peers.json").write_text('{"a": "http://127.0.0.1:8", "b": "http://127.0.0.1:9"}')
     files = {"peers": tmp_path / "peers.json", "cluster_key_file": tmp_path / "key", "state_dir": tmp_path / "state"}
     async with running_services(replica="a", **files) as services:
         session = services.sessions.create()

@@ -16,6 +16,7 @@ from app.domain.values import SessionId
 from app.journal import lease
 from app.journal.journal import FILE_NAME, Journal
 from app.journal.lease_table import find_lease
+from app.journal.lock import FolderLock
 from tests.journal.building import change, histories, model_info
 
 ONE, TWO = SessionId("ses_1"), SessionId("ses_2")
@@ -226,3 +227,20 @@ def test_a_backup_is_nobodys(tmp_path: Path, on: On) -> None:
     assert copy.lease is not None
     assert copy.lease.epoch == 1
     copy.close()
+
+
+def test_a_lock_that_another_server_has_replaced_is_held_no_more(tmp_path: Path) -> None:
+    waited, taker = locks = FolderLock(tmp_path), FolderLock(tmp_path)
+
+    def held() -> list[bool]:
+        return [each.is_held for each in locks]
+
+    assert held() == [True, False]
+    taker.replace()  # it was quicker to take the lease
+    assert held() == [False, True]
+    waited.try_again()
+    assert held() == [False, True]
+    taker.close()
+    waited.try_again()
+    assert held() == [True, False]
+    waited.close()

@@ -177,14 +177,20 @@ class FrontDoor:
             owner.replica.told(State.REFUSES, None)
             following.note_refusal(owner.replica.name)
             return await self._owners.replaced(owner)
-        if turned.home is None:
+        if turned.why is Why.MOVES:
             await asyncio.sleep(following.next_wait_s())
             return owner
-        name = turned.home.name
+        home = turned.home
+        if home is None:
+            assert owner.seek is not None
+            following.has_sought = True
+            home = await owner.seek()
+            if home is None:
+                return await self._owners.anew(owner) if owner.is_name else owner  # whose answer passes
         if owner.key is not None:
-            await self._owners.moved(owner.key, name)
-        following.go(name, body)
-        return Owner(turned.home, owner.key)
+            await self._owners.moved(owner.key, home.name)
+        following.go(home.name, body)
+        return Owner(home, owner.key, seek=owner.seek)
 
     async def _elsewhere(self, scope: Scope, target: Target, owner: Owner, body: Body, following: Following) -> Owner:
         """Whom to ask in place of a replica that has just been found to be away. Raises `ReplicaAway`."""

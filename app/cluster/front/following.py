@@ -25,6 +25,8 @@ class Why(enum.Enum):
     """Why nothing of a request was done."""
 
     MOVED = "moved"
+    LOST = "lost"
+    """It has moved to a replica that is none of these any more."""
     MOVES = "moving"
     DRAINS = "draining"
 
@@ -41,7 +43,7 @@ def turned_away(head: h11.Response, fleet: Fleet) -> Turned | None:
     """What a replica's answer says of that; None: it is the answer, or names nobody who is known here."""
     if head.status_code == HTTPStatus.MISDIRECTED_REQUEST:
         home = fleet.find(moved_to(head.headers))
-        return None if home is None else Turned(Why.MOVED, home)
+        return Turned(Why.LOST if home is None else Why.MOVED, home)
     why = not_done(head.headers)
     return Turned(Why(why)) if why in (Why.MOVES.value, Why.DRAINS.value) else None
 
@@ -67,6 +69,8 @@ class Following:
         """Whether to go on; else the client gets the answer, and repeats its request itself."""
         if turned.why is Why.MOVED:
             return True
+        if turned.why is Why.LOST:
+            return body.can_repeat and owner.seek is not None and not self.has_sought
         if turned.why is Why.MOVES:
             return body.can_repeat and now - self.began < PATIENCE_S
         return body.can_repeat and (owner.key is None or owner.is_new) and owner.replica.name not in self._refused

@@ -19,6 +19,9 @@ from app.domain.session_ids import home_of, home_of_response
 logger = logging.getLogger(__name__)
 
 
+Seek = Callable[[], Awaitable[Replica | None]]
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Whom a request is for, and the key under which that is known. Without one it is for any replica."""
@@ -27,9 +30,12 @@ class Owner:
     key: str | None = None
     is_new: bool = False
     """Whether the replica was chosen just now, so that another one is as good."""
+    seek: Seek | None = None
+    """Asks all replicas who has it."""
+    is_name: bool = False
+    """Whether it is a name that a client chose: what nobody has begins anew under it."""
 
 
-Seek = Callable[[], Awaitable[Replica | None]]
 REMEMBERED = 100_000
 """Places that are known without asking the directory."""
 
@@ -75,12 +81,10 @@ class Owners:
             self._remember(key, known)
             return Owner(self._fleet.reachable(known), key, is_new=True)
         self._remember(key, known)
-        try:
-            return Owner(await self._replica_of_id(key, known, partial(self._seeker.named, name, scope)), key)
-        except ReplicaAway:
-            if self._fleet.find(known) is not None or not self._fleet.is_whole:
-                raise
-        return await self._replaced(key, known)
+        seek = partial(self._seeker.named, name, scope)
+        if self._fleet.find(known) is None and await seek() is None:
+            return await self._replaced(key, known)
+        return Owner(await self._replica_of_id(key, known, seek), key, seek=seek, is_name=True)
 
     async def followed(self, response_id: str, scope: Scope) -> Replica:
         """The replica that has the response now, for what can be sent to one replica alone. Raises `ReplicaAway` and
@@ -97,6 +101,16 @@ class Owners:
         if owner.key is None:
             return Owner(self._fleet.place())
         return await self._replaced(owner.key, owner.replica.name)
+
+    async def anew(self, owner: Owner) -> Owner:
+        """Another replica for a name that nobody has: the first one says for ever that it has handed it on. Raises
+        `ReplicaAway` if there is no other, and `DirectoryAway`.
+        """
+        assert owner.key is not None
+        found = self._fleet.place(but=owner.replica.name)
+        await self._directory.put(owner.key, found.name)
+        self._remember(owner.key, found.name)
+        return Owner(found, owner.key, is_new=True)
 
     async def _replaced(self, key: str, old: str) -> Owner:
         found = await self._directory.find(key)
@@ -121,7 +135,8 @@ class Owners:
 
     async def _of_id(self, key: str, home: str | None, seek: Seek) -> Owner:
         """Nobody is asked for what is no id."""
-        return Owner(await self._replica_of_id(key, home, None if home is None else seek), key)
+        asked = None if home is None else seek
+        return Owner(await self._replica_of_id(key, home, asked), key, seek=asked)
 
     async def _replica_of_id(self, key: str, home: str | None, seek: Seek | None) -> Replica:
         known = self._recall(key) or home
@@ -133,7 +148,13 @@ class Owners:
         if found is not None and found != known and other is not None and other.state is not State.AWAY:
             self._remember(key, found)
             return other
-        if seek is not None and (sought := await seek()) is not None:
+        try:
+            sought = None if seek is None else await seek()
+        except ReplicaAway:
+            if replica is None:
+                raise
+            sought = None  # below it is told which one is away
+        if sought is not None:
             await self.moved(key, sought.name)
             return sought
         if found is not None and found != known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import quote
 
 import orjson
@@ -25,32 +26,46 @@ NOBODY_S = 1.0
 """How long nobody is asked again after what nobody had: clients repeat their requests."""
 KEYS = (b"authorization", b"x-api-key")
 
+DEFINITE = frozenset({200, 401, 403, 404, 421})
+"""Statuses of answers by which a replica has it, or has not. Others, such as 429, leave that open."""
+
 Question = tuple[str, tuple[bytes, ...]]
 """What is asked for, and the keys of the client that wants it: replicas answer each client for itself."""
 HasIt = Callable[[Fetched], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Who has it. `is_sure`: every replica has said whether it has."""
+
+    replica: Replica | None
+    is_sure: bool
+
+
 class Seeker:
-    """Asks all replicas that answer, as the client that wants something. Used on the event loop only."""
+    """Asks all replicas, as the client that wants something. Used on the event loop only.
+
+    All questions but `followed` return None if nobody has it, and raise `ReplicaAway` if not every replica has said so.
+    """
 
     def __init__(self, fleet: Fleet, pool: Pool) -> None:
         self._fleet = fleet
         self._pool = pool
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._asking: dict[Question, asyncio.Task[Replica | None]] = {}
-        self._nobody: dict[Question, float] = {}
-        """Until when nobody has it, the oldest first."""
+        self._asking: dict[Question, asyncio.Task[_Answer]] = {}
+        self._nobody: dict[Question, tuple[float, _Answer]] = {}
+        """What nobody has shown, and until when that is taken as it was told, the oldest first."""
 
     async def session(self, session_id: str, scope: Scope) -> Replica | None:
-        """Who has the session, for the client whose request has that `scope`. None: none of those that answer."""
+        """Who has the session, for the client whose request has that `scope`."""
         return await self._find(f"{SESSIONS}/{session_id}", scope, _is_there)
 
     async def response(self, response_id: str, scope: Scope) -> Replica | None:
-        """Who has the response. None: none of those that answer."""
+        """Who has the response."""
         return await self._find(f"{RESPONSES}/{response_id}", scope, _is_there)
 
     async def named(self, name: str, scope: Scope) -> Replica | None:
-        """Who has the session that the client's calls name so. None: none of those that answer."""
+        """Who has the session that the client's calls name so."""
         return await self._find(f"{SESSIONS}?limit=1&name={quote(name, safe='')}", scope, _has_any)
 
     async def followed(self, response_id: str, first: Replica, scope: Scope) -> Replica:
@@ -66,32 +81,36 @@ class Seeker:
         question = target, tuple(value for name, value in scope["headers"] if name in KEYS)
         self._forget(time.monotonic())
         if question in self._nobody:
-            return None
-        asking = self._asking.get(question)
-        if asking is None:
-            asking = self._asking[question] = asyncio.create_task(self._ask(target, scope, has_it))
-            asking.add_done_callback(lambda task: self._note(question, task))
-        return await asyncio.shield(asking)
+            _, answer = self._nobody[question]
+        else:
+            asking = self._asking.get(question)
+            if asking is None:
+                asking = self._asking[question] = asyncio.create_task(self._ask(target, scope, has_it))
+                asking.add_done_callback(lambda task: self._note(question, task))
+            answer = await asyncio.shield(asking)
+        if answer.replica is None and not answer.is_sure:
+            raise ReplicaAway("a replica that may have it does not answer: try again")
+        return answer.replica
 
-    async def _ask(self, target: str, scope: Scope, has_it: HasIt) -> Replica | None:
-        path, headers = target.encode(), bodiless(scope, OWN_NAME)
+    async def _ask(self, target: str, scope: Scope, has_it: HasIt) -> _Answer:
+        path, headers, fleet = target.encode(), bodiless(scope, OWN_NAME), list(self._fleet)
         async with self._at_once:
-            asked = [
-                fetch(self._pool, each, path, headers, PATIENCE_S)
-                for each in self._fleet
-                if each.state is not State.AWAY
-            ]
-            told = await asyncio.gather(*asked, return_exceptions=True)
-        names = [self._home(each, has_it) for each in told if isinstance(each, Fetched)]
-        return next((each for each in names if each is not None and each.state is not State.AWAY), None)
+            asked = [each for each in fleet if each.state is not State.AWAY]
+            told = await asyncio.gather(
+                *(fetch(self._pool, each, path, headers, PATIENCE_S) for each in asked), return_exceptions=True
+            )
+        answers = [each for each in told if isinstance(each, Fetched)]
+        homes = [self._home(each, has_it) for each in answers]
+        found = next((each for each in homes if each is not None and each.state is not State.AWAY), None)
+        return _Answer(found, len(answers) == len(fleet) and all(each.status in DEFINITE for each in answers))
 
-    def _note(self, question: Question, task: asyncio.Task[Replica | None]) -> None:
+    def _note(self, question: Question, task: asyncio.Task[_Answer]) -> None:
         del self._asking[question]
-        if not task.cancelled() and task.exception() is None and task.result() is None:
-            self._nobody[question] = time.monotonic() + NOBODY_S
+        if not task.cancelled() and task.exception() is None and task.result().replica is None:
+            self._nobody[question] = time.monotonic() + NOBODY_S, task.result()
 
     def _forget(self, now: float) -> None:
-        while self._nobody and next(iter(self._nobody.values())) <= now:
+        while self._nobody and next(iter(self._nobody.values()))[0] <= now:
             del self._nobody[next(iter(self._nobody))]
 
     def _home(self, told: Fetched, has_it: HasIt) -> Replica | None:

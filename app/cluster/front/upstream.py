@@ -202,7 +202,8 @@ class Upstream(asyncio.Protocol):
                 if isinstance(event, h11.Data):
                     self._waiting_bytes += len(event.data)
         except h11.RemoteProtocolError as error:
-            self._fail(f"the replica's answer cannot be read: {error}")
+            has_ended = self._wire.trailing_data[1]
+            self._fail("it ended the connection" if has_ended else f"its answer cannot be read: {error}")
         if self._waiting_bytes > WAITING_BYTES:
             self._pause()
         self._news.set()
@@ -212,7 +213,7 @@ class Upstream(asyncio.Protocol):
         try:
             passing = self._chunks.take(data)
         except BadChunks as error:
-            self._fail(f"the replica's answer cannot be read: {error}")
+            self._fail(f"its answer cannot be read: {error}")
             return
         if passing:
             self._give(passing)

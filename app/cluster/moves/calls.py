@@ -108,7 +108,7 @@ async def _exchange(
             answer = await _read(loop, connection, h11_side)
             return *answer, h11_side.our_state is h11_side.their_state is h11.DONE
     except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
-        raise PeerAway(f"{peer.name} at {peer.url} has not answered: {error or 'it takes too long'}") from error
+        raise PeerAway(f"{peer.name} at {peer.url} has not answered: {str(error) or 'it takes too long'}") from error
 
 
 async def _read(

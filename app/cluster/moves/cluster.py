@@ -13,6 +13,7 @@ from app.cluster.moves.draining import Draining
 from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.outlook import Outlook
 from app.cluster.moves.peers import Peers
+from app.domain.errors import FieldOutOfRange
 from app.sessions.registry import SessionRegistry
 from app.settings import Settings
 from app.tenants.directory import Directory
@@ -35,9 +36,15 @@ class Membership:
         """
         if settings.replica is None or settings.peers is None or settings.cluster_key_file is None:
             return None
-        key = ClusterKey.read(settings.cluster_key_file.expanduser())
+        key, peers = ClusterKey.read(settings.cluster_key_file.expanduser()), Peers(settings.peers.expanduser())
+        if peers.find(settings.replica) is None:
+            raise FieldOutOfRange(
+                f"replica: {settings.replica} is none of the servers in {settings.peers}, so no other could give it a "
+                f"session: they are {', '.join(peers.urls)}",
+                param="replica",
+            )
         names = [name for name in settings.answered_hosts if name != "*"]
-        return cls(settings.replica, Peers(settings.peers.expanduser()), key, names[0] if names else None)
+        return cls(settings.replica, peers, key, names[0] if names else None)
 
 
 class Cluster:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from app.cluster.directory import name_key
 from app.cluster.front import moves
 from app.cluster.table import Table
 from tests.cluster.front.doors import Door, serving_door, serving_stub, wait_until
@@ -42,6 +43,8 @@ class Stub:
         self.moving: dict[str, int] = {}
         """Sessions that are on their way, and how often it says so before it names where they are."""
         self.drains = False
+        self.is_busy = False
+        """Whether it has no time to say what it has."""
         self.asked = 0
         self.lost = 0
         """How often it was asked for what it lacks."""
@@ -54,6 +57,10 @@ class Stub:
         request = Request(scope, receive)
         if scope["path"] == "/ready":
             answer: Response = JSONResponse({"status": "ready"})
+        elif self.is_busy:
+            answer = JSONResponse({"error": {"code": "tenant_limit"}}, 429)
+        elif request.query_params.get("name"):
+            answer = JSONResponse({"data": []})
         elif self.drains:
             self.asked += 1
             answer = JSONResponse({"error": {"code": "draining"}}, 503, {"Djinn-Not-Done": "draining"})
@@ -189,6 +196,33 @@ def test_calls_wait_for_no_move_of_a_session_without_an_id(stubs: tuple[Stub, St
             for each in (a, b):
                 each.may_move.set()
         moving.result()
+
+
+def test_a_session_whose_next_home_has_left_is_found_by_asking_all(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    a, b, urls = stubs
+    a.moved = {MOVED: "gone http://127.0.0.1:9"}
+    with serving_door(urls) as door:
+        assert httpx.get(f"{door.url}/v1/sessions/{MOVED}").json()["at"] == "b"
+        lost = "ses_a_" + "9" * 36
+        a.moved = {lost: "gone http://127.0.0.1:9"}
+        b.lacks = {lost}
+        assert httpx.get(f"{door.url}/v1/sessions/{lost}").status_code == 421
+
+
+def test_a_name_begins_anew_only_when_all_say_that_nobody_has_it(stubs: tuple[Stub, Stub, dict[str, str]]) -> None:
+    a, b, urls = stubs
+    call = {"model": "m", "prompt": "x"}
+    table = Table(None)
+    with serving_door(urls, table) as door:
+        headers = {"X-Session-ID": "mine"}
+        asyncio.run(table.put(name_key("", "mine"), "a"))
+        a.moved = {"": "gone http://127.0.0.1:9"}
+        b.is_busy = True
+        answer = httpx.post(f"{door.url}/v1/completions", json=call, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_away")
+        b.is_busy = False
+        wait_until(lambda: httpx.post(f"{door.url}/v1/completions", json=call, headers=headers).status_code == 200)
+        assert asyncio.run(table.find(name_key("", "mine"))) == "b"
 
 
 def test_many_who_look_for_a_lost_session_cost_its_cluster_one_question() -> None:
