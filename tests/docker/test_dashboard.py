@@ -33,9 +33,10 @@ Series = dict[str, dict[str, set[str]]]
 
 
 @pytest.fixture(scope="module")
-def series() -> Iterator[Series]:
+def series(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Series]:
     """The values of each label of each series that there can be, once a session has done what there is to count."""
-    with serve() as url, httpx.Client(base_url=url, timeout=30) as http:
+    folder = tmp_path_factory.mktemp("state")
+    with serve(state_dir=folder, lease_s=60) as url, httpx.Client(base_url=url, timeout=30) as http:
         session = http.post("/v1/sessions").json()["id"]
         for _ in range(2):
             turn = {"token_ids": [5] * 20, "max_tokens": 5, "ignore_eos": True}
