@@ -5,7 +5,6 @@ Painted is the frame after the one in which every cell has its token, by the clo
 """
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from rich.console import Console
 
 from benchmarks.command import bind_to_cores, exit_status, make_parser
 from benchmarks.figures import Figure, Target, figure_table
+from benchmarks.page.chromium import ARGUMENTS, find_chromium
 from benchmarks.record import Run, write_run
 from benchmarks.spread import middle_half
-from loadgen.errors import LoadgenError
 from loadgen.peers.base import ServerSettings
 from loadgen.peers.djinn import DjinnPeer
 from loadgen.peers.dtypes import AUTO
@@ -107,12 +106,10 @@ def figures_of(run: HeatmapRun) -> list[Figure]:
 @contextmanager
 def opened_page() -> Iterator[Page]:
     """A blank page of Chromium. Raises `LoadgenError` without a browser."""
-    path = shutil.which("chromium")
-    if path is None:
-        raise LoadgenError("Chromium must be installed: apt-get install chromium")
+    path = find_chromium()
     with (
         sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"]) as browser,
+        playwright.chromium.launch(executable_path=path, args=ARGUMENTS) as browser,
     ):
         page = browser.new_page(viewport=SCREEN)
         page.set_default_timeout(WITHIN_MS)

@@ -24,7 +24,7 @@ LOOK_S = 0.5
 """Between two looks at another's lease."""
 MOST_BUSY_S = 5.0
 """How long a renewal waits for the file at most: longer would hold up the end of the server too."""
-LEAST_S = 1.0
+CLOCK_LOOK_S = 1.0
 """Between two looks at the clock, which goes on while the machine sleeps. A wait does not."""
 RETRY_S = 1.0
 """Before another attempt at a renewal that has failed, at most."""
@@ -165,7 +165,7 @@ class FolderLease:
     def _run(self) -> None:
         pause_s = self._length_s / RENEWALS
         due = boot_time() + pause_s
-        while not self._closing.wait(min(LEAST_S, max(0.0, due - boot_time()))) and not self.is_lost:
+        while not self._closing.wait(min(CLOCK_LOOK_S, max(0.0, due - boot_time()))) and not self.is_lost:
             if boot_time() < due:
                 continue
             with self._renewing:

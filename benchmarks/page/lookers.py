@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import sync_playwright
 
+from benchmarks.page.chromium import ARGUMENTS, find_chromium
 from loadgen.errors import LoadgenError
 
 NOBODY, READER, PAGE = "nobody", "a reader", "the page"
@@ -29,16 +29,14 @@ def lookers(url: str) -> Iterator[Look]:
 
     Raises `LoadgenError` without a browser, or for errors on the page.
     """
-    path = shutil.which("chromium")
-    if path is None:
-        raise LoadgenError("Chromium must be installed: apt-get install chromium")
+    path = find_chromium()
     errors: list[str] = []
     readers: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         wrapper = Path(folder) / "chromium"
         wrapper.write_text(f'#!/bin/sh\nexec {" ".join(IDLE)} {path} "$@"\n')
         wrapper.chmod(0o700)
-        with playwright.chromium.launch(executable_path=wrapper, args=["--no-sandbox", "--disable-gpu"]) as browser:
+        with playwright.chromium.launch(executable_path=wrapper, args=ARGUMENTS) as browser:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.on("pageerror", lambda error: errors.append(str(error)))
 
