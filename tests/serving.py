@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import io
+import sys
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from app.settings import Settings
 
 START_TIMEOUT_S = 90
 """The first server of a model compiles kernels."""
+STOP_LOOKS = 300
 KEEP_ALIVE_S = 75
 """As `djinn serve` has it. On a busy machine clients pause for uvicorn's 5 s: a request meets a closed connection."""
 
@@ -74,16 +76,19 @@ def serve(*, clock: Callable[[], float] = time.time, port: int = 0, **changed: A
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(timeout=START_TIMEOUT_S)
+        for _ in range(STOP_LOOKS):  # a machine that stands still for minutes costs one of them, not all
+            if thread.is_alive():
+                thread.join(timeout=START_TIMEOUT_S / STOP_LOOKS)
         if thread.is_alive():
-            faulthandler.dump_traceback()  # of all threads: one of them is what it waits for, or a task is
-            raise RuntimeError(f"the server did not stop; its tasks:\n{_tasks(loops)}")
+            raise RuntimeError(f"the server did not stop; where it is:\n{_where(thread, loops)}")
 
 
-def _tasks(loops: Sequence[asyncio.AbstractEventLoop]) -> str:
-    """Where each task of the loops waits."""
+def _where(thread: threading.Thread, loops: Sequence[asyncio.AbstractEventLoop]) -> str:
+    """Where the server's thread is, and each task of its loops."""
     text = io.StringIO()
+    traceback.print_stack(sys._current_frames().get(thread.ident or 0), file=text)
     for loop in loops:
+        print(loop, "at", loop.time(), file=text)
         for task in asyncio.all_tasks(loop):
             print(task, file=text)
             task.print_stack(file=text)
