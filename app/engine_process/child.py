@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from app.engine_process.channel import Channel
+from app.machine.cores import binding
 from app.machine.handover import send_socket
 
 PRIVATE = "DJINN_"
@@ -29,7 +30,8 @@ class Child:
         ours, theirs = socket.socketpair()
         self._sockets, their_sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets.setblocking(False)  # an engine that reads nothing must not hold up the event loop
-        environment = LARGE_PAGES | {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+        given = {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+        environment = LARGE_PAGES | binding(given) | given
         descriptors = [theirs.fileno(), their_sockets.fileno()]
         with theirs, their_sockets:
             try:

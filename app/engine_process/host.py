@@ -19,6 +19,7 @@ from app.engine_process.codec import decode, encode, encode_events
 from app.engine_process.frames import Beat, Compile, Compiled, Dying, Load, Loaded, NotLoaded, Prepare, Release, Stop
 from app.engine_process.loading import disk_room, find_model
 from app.logs.formats import configure
+from app.machine.cores import free_from_core, leave_core
 from app.machine.handover import receive_sockets
 from app.messages import Command, Done, Event, Failed
 
@@ -45,6 +46,7 @@ def serve(channel: Channel, sockets: socket.socket) -> int:
     began = time.perf_counter()
     from app.gpu.startup.loader import load_engine  # imports PyTorch, while the server looks for the model
 
+    leave_core()  # of the thread that imports PyTorch, which all others come from
     seconds = time.perf_counter() - began
     load = _first(channel)
     configure(load.log_level, load.log_format)
@@ -105,8 +107,12 @@ class _Host:
         """Send the events of a step. What is slow to make is made on a thread of its own."""
         slow = [event for event in events if isinstance(event, Done) and callable(event.value)]
         for event in slow:
-            threading.Thread(target=self._send, args=([event], True), name="djinn-answer", daemon=True).start()
+            threading.Thread(target=self._send_late, args=(event,), name="djinn-answer", daemon=True).start()
         self._send([event for event in events if event not in slow] if slow else events)
+
+    def _send_late(self, event: Event) -> None:
+        free_from_core()
+        self._send([event], may_be_late=True)
 
     def _send(self, events: Sequence[Event], may_be_late: bool = False) -> None:
         try:

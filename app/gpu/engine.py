@@ -24,6 +24,7 @@ from app.gpu.step.progress import Progress
 from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import KVLoans
 from app.grammars.compiler import Grammars
+from app.machine.cores import take_core
 from app.messages import Command, Event, Failed, FreeDisk, Inspect, KeepKV, Paused, Restored, Started, TurnFinished
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Engine:
             return []
 
         self._mover.start(self._messages.put)
+        take_core()
         try:
             self._work(tell)
         finally:

@@ -20,6 +20,7 @@ from app.gpu.kv.stream import each_block, receive_into, receive_lead, send_kv
 from app.gpu.kv_pools.host import HostPool
 from app.gpu.kv_pools.orders import Orders
 from app.gpu.kv_pools.prompts import PromptStreams
+from app.machine.cores import free_from_core
 from app.machine.disk import is_full
 from app.machine.handover import SocketTable
 
@@ -76,6 +77,7 @@ class KVMover:
         """Carry out a move on a thread of its own."""
 
         def work() -> None:
+            free_from_core()
             self._report(self.carry_out(move, ready))
             self._with_peers.discard(threading.current_thread())
 

@@ -14,6 +14,7 @@ from app.gpu.device.staging import Put
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.sampling.requests import SampleRequest
 from app.grammars.matcher import Matcher
+from app.machine.cores import free_from_core
 
 WORD = 32
 """Tokens in one int32."""
@@ -23,7 +24,7 @@ class MaskThread:
     """Computes the masks of one step after the other. llguidance releases the GIL meanwhile."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "djinn-masks")
+        self._thread = ThreadPoolExecutor(1, "djinn-masks", free_from_core)
 
     def begin(
         self, requests: Sequence[SampleRequest], vocab_size: int, streams: DeviceStreams, put: Put

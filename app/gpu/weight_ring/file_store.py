@@ -16,6 +16,7 @@ from app.gpu.weight_files.layout import host_bytes
 from app.gpu.weight_files.writer import Progress
 from app.gpu.weight_ring.cached_bundle import CLOSED, CachedBundle, guards_of, wait_for
 from app.gpu.weight_ring.store import chunks
+from app.machine.cores import free_from_core
 
 
 def verify(file: BundleFile) -> None:
@@ -53,7 +54,7 @@ class FileStore:
         self._file = file
         self._chunk_bytes = chunk_bytes
         self._closed = threading.Event()
-        self._thread = ThreadPoolExecutor(1, "djinn-weights")
+        self._thread = ThreadPoolExecutor(1, "djinn-weights", free_from_core)
 
     def load(self, index: int, target: Tensor, after: Sequence[Event]) -> Event:
         if target.nbytes != self._file.bundles[index].nbytes:

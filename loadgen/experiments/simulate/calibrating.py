@@ -8,7 +8,7 @@ from rich.console import Console
 
 from loadgen.errors import LoadgenError
 from loadgen.experiments.simulate.costs import Costs, Points
-from loadgen.experiments.simulate.probing import REPEATS, STAGGER, Probe
+from loadgen.experiments.simulate.probing import REPEATS, STAGGER, Probe, earlier_turns
 from loadgen.load.corpus import Corpus
 from loadgen.load.workload import Signals, Workload
 from loadgen.targets import TargetSpec
@@ -43,7 +43,8 @@ async def calibrate(
     Raises `LoadgenError` and `client.DjinnError`.
     """
     context, tokens = load.context, max(FEWEST_TOKENS, load.completion_tokens)
-    length = context + load.resume_tokens + tokens
+    earlier = earlier_turns(load)
+    length = sum(earlier) + load.completion_tokens * len(earlier) + load.resume_tokens + tokens
     rows = tuple(count for count in ROWS if count * (length + STAGGER * count) <= kv_tokens)
     if not rows:
         raise LoadgenError(f"a device of {kv_tokens} tokens holds no session of {context} to calibrate with")

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import accumulate
 from statistics import median
 from typing import Literal
 
@@ -21,13 +22,18 @@ from loadgen.targets.subject import Subject
 REPEATS = 5
 STAGGER = 2
 """Tokens more for each session that decodes beside another: the last one begins while the first still goes on."""
-DECODES = 3
-"""Repeats with several sessions."""
+DECODES, DECODED = 3, 16
+"""Repeats with several sessions, and turns in all: how much of one can be drafted goes with its text."""
 MOVED = 4
 """Sessions whose KV moves."""
 SETTLES_S = 20.0
 """How long KV may take to be where it is sent."""
 POLL_S = 0.01
+
+
+def earlier_turns(load: Workload) -> list[int]:
+    """New tokens of each turn before the one in the middle of an agent's, but of one at least."""
+    return [load.context, *[load.resume_tokens] * (load.turns // 2 - 1)]
 
 
 class Probe:
@@ -36,20 +42,26 @@ class Probe:
     def __init__(self, target: DjinnTarget, subject: Subject, corpus: Corpus, load: Workload, tokens: int) -> None:
         self._target, self._subject, self._corpus, self._tokens = target, subject, corpus, tokens
         self._context, self._resume_tokens, self._seed = load.context, load.resume_tokens, load.seed
+        self._earlier = earlier_turns(load)
+        self._completion = load.completion_tokens
 
     async def decode_s(self, count: int) -> float:
-        """Seconds per token of `count` sessions that decode at once, while all of them do."""
-        found = []
-        for _ in range(REPEATS if count == 1 else DECODES):
+        """Seconds per token of `count` sessions that decode at once, while all of them do.
+
+        They are in the middle of their turns: the longer a history is, the more of what follows can be drafted.
+        """
+        earlier, found = self._earlier, []
+        for _ in range(max(DECODES, DECODED // count)):
             agents = [self._target.new_agent() for _ in range(count)]
-            prompts = await self._prompts(count, self._context + self._resume_tokens)
+            prompts = await self._prompts(count, sum(earlier) + self._resume_tokens)
             clocks, tokens = [TurnClock() for _ in agents], self._tokens + STAGGER * count
             try:
                 for agent, prompt in zip(agents, prompts, strict=True):
-                    await agent.run_turn(prompt[: self._context], 1, TurnClock())
+                    for start, length in zip(accumulate(earlier, initial=0), earlier, strict=False):
+                        await agent.run_turn(prompt[start : start + length], self._completion, TurnClock())
                 turns = zip(agents, prompts, clocks, strict=True)
                 await asyncio.gather(
-                    *(agent.run_turn(prompt[self._context :], tokens, clock) for agent, prompt, clock in turns)
+                    *(agent.run_turn(prompt[sum(earlier) :], tokens, clock) for agent, prompt, clock in turns)
                 )
             finally:
                 await _close(agents)
