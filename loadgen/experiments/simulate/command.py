@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.errors import LoadgenError
-from loadgen.experiments.simulate.calibrating import calibrate
+from loadgen.experiments.simulate.calibrating import Calibration, calibrate
+from loadgen.experiments.simulate.costs import Costs, mean_of
 from loadgen.experiments.simulate.outcome import Outcome, outcome
 from loadgen.experiments.simulate.page import make_page
 from loadgen.experiments.simulate.plan import ClusterPlan, Event, Policy
@@ -111,15 +112,23 @@ def _on_target(
 
     async def experiment(specs: list[TargetSpec]) -> SimulateReport:
         (spec,) = specs
+
+        async def measure() -> Calibration:
+            return await calibrate(spec, corpus, load, kv_tokens=plan.device_tokens, console=progress)
+
+        async def again() -> Costs:
+            return (await measure()).costs
+
         if known is not None:
             found, server, on = known.calibration, known.server, known.calibrated_on
         else:
-            found = await calibrate(spec, corpus, load, kv_tokens=plan.device_tokens, console=progress)
-            server, on = Server.of(spec), machine()
-        alone = replace(plan, front_s=0.0, events=())
+            found, server, on = await measure(), Server.of(spec), machine()
+        costs, alone = [found.costs], replace(plan, front_s=0.0, events=())
         validations: tuple[Validation, ...] = ()
         if options.validate:
-            validations = await validate(spec, load, options.validate, corpus, alone, found.costs)
+            repeated = again if known is None else None
+            validations = await validate(spec, load, options.validate, corpus, alone, costs, repeated)
+        found = replace(found, costs=mean_of(costs))
         return SimulateReport(
             seed=load.seed,
             workload=load,

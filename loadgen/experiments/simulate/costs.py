@@ -1,8 +1,10 @@
 """What a server's work costs, as it was measured, and how long a step takes by that."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
+from statistics import fmean
+from typing import Any
 
 from loadgen.errors import LoadgenError, require_at_least
 
@@ -45,6 +47,24 @@ class Costs:
             rate = getattr(self, name)
             if rate is not None and not rate > 0:
                 raise LoadgenError(f"{name} must be above 0")
+
+
+def mean_of(measured: Sequence[Costs]) -> Costs:
+    """The mean of several measurements at the same numbers of tokens, each value on its own."""
+    if len(measured) == 1:
+        return measured[0]
+    means: dict[str, Any] = {}
+    for field in fields(Costs):
+        values = [getattr(each, field.name) for each in measured]
+        if isinstance(values[0], tuple):
+            means[field.name] = tuple(
+                (points[0][0], fmean(s for _, s in points)) for points in zip(*values, strict=True)
+            )
+        elif None in values:
+            means[field.name] = None
+        else:
+            means[field.name] = type(values[0])(fmean(values))
+    return Costs(**means)
 
 
 class StepTimes:

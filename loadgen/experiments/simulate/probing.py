@@ -162,7 +162,7 @@ def _per_token(clocks: Sequence[TurnClock], generated: int) -> float:
     rates = []
     for times in started:
         inside = [at for at in times if begin <= at <= end]
-        tokens = (len(inside) - 1) * (generated - 1) / (len(times) - 1)
+        tokens = (len(inside) - 1) * (generated - 1) / max(1, len(times) - 1)
         if tokens >= 1:
             rates.append((inside[-1] - inside[0]) / tokens)
     if not rates:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 import psutil
 
 from loadgen.errors import LoadgenError
 from loadgen.experiments.density.measuring import Attempt, Plan, measure
-from loadgen.experiments.simulate.costs import Costs
+from loadgen.experiments.simulate.costs import Costs, mean_of
 from loadgen.experiments.simulate.plan import ClusterPlan, Policy
 from loadgen.experiments.simulate.world import Simulated, simulate
 from loadgen.load.corpus import Corpus
@@ -58,10 +58,23 @@ class Validation:
 Samples = dict[str, list[float]]
 
 
+Measure = Callable[[], Awaitable[Costs]]
+"""Measures the costs of the target once more."""
+
+
 async def validate(
-    spec: TargetSpec, load: Workload, seeds: Iterable[int], corpus: Corpus, plan: ClusterPlan, costs: Costs
+    spec: TargetSpec,
+    load: Workload,
+    seeds: Iterable[int],
+    corpus: Corpus,
+    plan: ClusterPlan,
+    costs: list[Costs],
+    again: Measure | None,
 ) -> tuple[Validation, ...]:
     """Run the load with each of the seeds on the target, and simulate it.
+
+    Costs are measured `again` after each run, and go to the end of `costs`: a simulation goes by those around its run,
+    as a machine is not as fast in every minute. None: it goes by the last of `costs`.
 
     Raises `LoadgenError` if a turn failed: what it would have cost the others is not known.
     """
@@ -76,7 +89,11 @@ async def validate(
         if attempt.run.failures or len(attempt.run.turns) < planned_turns(trace):
             first = attempt.run.failures[0].message if attempt.run.failures else "the run was interrupted"
             raise LoadgenError(f"seed {seed}: not every turn completed: {first}")
-        done = simulate(plan, Policy.OWNER, costs, trace, load.signals, load.system_tokens)
+        around = costs[-1:]
+        if again is not None:
+            costs.append(await again())
+            around = costs[-2:]
+        done = simulate(plan, Policy.OWNER, mean_of(around), trace, load.signals, load.system_tokens)
         measured_of_all.append(_measured(attempt.run))
         simulated_of_all.append(_simulated(done))
         pairs = _pairs(measured_of_all[-1:], simulated_of_all[-1:])

@@ -111,9 +111,9 @@ def test_a_real_server_is_measured_and_its_turns_simulated(tmp_path: Path, monke
     """The tiny model takes no time: the errors are those of its surroundings, and have no limit here."""
     for name, few in (("ROWS", (1, 2)), ("PROMPTS", (16, 64))):
         monkeypatch.setattr(calibrating, name, few)
-    for name in ("REPEATS", "DECODES", "MOVED"):
+    for name in ("REPEATS", "DECODES", "DECODED", "MOVED"):
         monkeypatch.setattr(probing, name, 1)
-    load = ("--context", "48", "--resume-tokens", "16", "--completion-tokens", "16", "--system-tokens", "16")
+    load = ("--context", "48", "--resume-tokens", "16", "--completion-tokens", "64", "--system-tokens", "16")
     out = tmp_path / "out"
     with serve() as url:
         target = ("--target", f"djinn={url}", "--kv", "4x512", "--validate", "1", "--replicas", "2")

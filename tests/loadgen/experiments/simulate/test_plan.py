@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from loadgen.errors import LoadgenError
-from loadgen.experiments.simulate.costs import StepTimes
+from loadgen.experiments.simulate.costs import StepTimes, mean_of
 from loadgen.experiments.simulate.plan import ClusterPlan, Event
 from loadgen.experiments.simulate.population import BLOCK, population
 from loadgen.load.workload import Workload, plan_trace
@@ -64,3 +66,10 @@ def test_step_times_lie_between_the_measured_points() -> None:
 def test_costs_without_points_are_refused() -> None:
     with pytest.raises(LoadgenError, match="decode_s needs points"):
         costs(decode_s=())
+
+
+def test_costs_of_several_measurements_are_their_means() -> None:
+    slow = replace(costs(((1, 0.03), (8, 0.06))), from_disk_bytes_per_s=None)
+    mean = mean_of([costs(), slow])
+    assert mean.decode_s == ((1, pytest.approx(0.025)), (8, pytest.approx(0.05)))
+    assert (mean.bytes_per_token, mean.from_disk_bytes_per_s) == (10_000, None)
