@@ -128,7 +128,7 @@ def _read_lead(file: io.BufferedReader, expected: KVIdentity, max_tokens: int) -
     start = file.read(8)
     header_bytes = int.from_bytes(start, "little")
     if not 0 < header_bytes <= min(MAX_HEADER_BYTES, size - 8):
-        raise KVFileDamaged("it does not begin with the length of its header")
+        raise KVFileDamaged("it is no exported session, which begins with the length of its header")
     lead = start + file.read(header_bytes)
     header = match_header(parse_header(lead[8:], max_tokens), expected)
     if encode_header(header) != lead:
