@@ -177,6 +177,6 @@ def test_children_count_while_they_live_and_after_they_have_ended() -> None:
         finally:
             os.killpg(parent.pid, 9)
     assert use is not None
-    assert 0.5 <= use.cpu_s < 2.0
+    assert 0.48 <= use.cpu_s < 2.0  # Linux counts in 10 ms, and rounds each process down
     assert use.rss_bytes > 2 * 5e6  # two Pythons
     assert process_use(parent.pid) is None
