@@ -75,7 +75,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--model", "random:huge"), "tiny-llama"),
         (("serve", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
-        (("serve", *TINY, "--weights-dtype", "int4"), "djinn: --weights-dtype: 'checkpoint', 'float32', 'bfloat16' or"),
+        (("serve", *TINY, "--weights-dtype", "int4"), "djinn: --weights-dtype: 'checkpoint', 'float32',"),
         (("models", "export", "random:tiny-llama"), "djinn: random:tiny-llama has random weights, and no folder"),
         (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),
     ],
@@ -100,6 +100,7 @@ def test_what_the_user_got_wrong_is_a_message_and_status_2(
             ("--dtype", "bfloat16", "--weights-dtype", "int8"),
             "djinn: --weights-dtype must be checkpoint or bfloat16; got int8: cpu multiplies matrices as bfloat16",
         ),
+        (("--weights-dtype", "float8"), "djinn: --weights-dtype: float8 needs a GPU of compute capability 8.9"),
         (("--weights-device", "10"), "djinn: --weights-device is 10 bytes"),
     ],
 )

@@ -66,6 +66,8 @@ class WeightsDtype(StrEnum):
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
     """Blocks of 32 integers with a scale, GGUF's Q8_0."""
+    FLOAT8 = "float8"
+    """E4M3, with a scale for each output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ SAMPLE_BYTES = 4096
 NOT_THE_MODEL = ("_name_or_path", "transformers_version", "dtype")
 """Entries of a config that say where a model came from and how it was loaded."""
 
-ROUNDED = (WeightsDtype.BFLOAT16, WeightsDtype.INT8)
+ROUNDED = (WeightsDtype.BFLOAT16, WeightsDtype.INT8, WeightsDtype.FLOAT8)
 """Matrices may have other values than in the checkpoint."""
 
 

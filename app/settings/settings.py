@@ -116,8 +116,10 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: float32 on CPU, bfloat16 on CUDA"
     )
-    weights_dtype: Literal["checkpoint", "float32", "bfloat16", "int8"] = Field(
-        "checkpoint", description="as what matrices are kept on a CPU that computes in float32"
+    weights_dtype: Literal["checkpoint", "float32", "bfloat16", "int8", "float8"] = Field(
+        "checkpoint",
+        description="as what matrices are kept: any but float8 on a CPU that computes in float32, int8 and float8 on a "
+        "GPU",
     )
     matmul_precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

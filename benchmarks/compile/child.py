@@ -30,7 +30,7 @@ def rows(capability: int, shapes: list[Shape]) -> Iterator[dict[str, Any]]:
         compiled[name, id(kernel)] = kernel
 
     with absent_device(capability, note):
-        for shape, purpose, launch in _all_launches(shapes):
+        for shape, purpose, launch in _all_launches(shapes, capability):
             compiled.clear()
             launch()
             for (name, _), kernel in compiled.items():
@@ -38,11 +38,11 @@ def rows(capability: int, shapes: list[Shape]) -> Iterator[dict[str, Any]]:
                 yield {"capability": capability, "purpose": purpose, "kernel": name, **asdict(shape), **usage}
 
 
-def _all_launches(shapes: list[Shape]) -> Iterator[tuple[Shape, str, Callable[[], object]]]:
+def _all_launches(shapes: list[Shape], capability: int) -> Iterator[tuple[Shape, str, Callable[[], object]]]:
     for shape in shapes:
         yield from ((shape, purpose, launch) for purpose, launch in launches(shape))
     for dtype in DTYPES:
-        yield from ((Shape(dtype=dtype), purpose, launch) for purpose, launch in wide_launches(dtype))
+        yield from ((Shape(dtype=dtype), purpose, launch) for purpose, launch in wide_launches(dtype, capability))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.cuda import PROMPT_ROWS
 from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
 from app.gpu.attention.triton_store import store
+from app.gpu.linear.eight_bits import INT8_BLOCK
+from app.gpu.linear.triton_float8 import matmul_float8, round_rows
+from app.gpu.linear.triton_int8 import matmul_int8
 from app.gpu.linear.triton_matmul import matmul
 from app.gpu.models.triton_elementwise import add_rms_norm, rotate, silu_mul
 from app.gpu.sampling.inputs import Draws, Truncation
@@ -21,6 +24,8 @@ HEAD_DIMS, GROUPS, BLOCK_SIZES = (64, 80, 96, 128), range(1, 9), (16, 32, 64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_HEADS, SEQUENCES, PROMPT, INPUTS, OUTPUTS = 2, 3, 64, 4096, 1024
 SPLITS = 4
+FLOAT8_CAPABILITY = 89
+"""Tensor cores multiply float8 from this one on."""
 Launch = Callable[[], object]
 
 
@@ -72,13 +77,20 @@ def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
     yield "capped window", lambda: attend(decodes, pool, capped, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
 
 
-def wide_launches(dtype: str) -> Iterator[tuple[str, Launch]]:
-    """What is launched over whole rows. One product has to do for every number of them: with another kernel a row might
-    have other bits.
+def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:
+    """What is launched over whole rows on a device of that compute capability. One product has to do for every number
+    of them: with another kernel a row might have other bits.
     """
     weight = torch.zeros(OUTPUTS, INPUTS, dtype=DTYPES[dtype])
     inputs = [torch.zeros(rows, INPUTS, dtype=weight.dtype) for rows in (1, 16, 17)]
     yield "product", lambda: [matmul(each, weight, None) for each in inputs]
+    if weight.dtype is not torch.float32:  # which is refused beside them
+        numbers, scales = weight.to(torch.int8), torch.zeros(INPUTS // INT8_BLOCK, OUTPUTS, dtype=torch.float16)
+        yield "product of int8", lambda: [matmul_int8(each, numbers, scales, None) for each in inputs]
+    if capability >= FLOAT8_CAPABILITY and weight.dtype is torch.bfloat16:
+        yield "rounding to float8", lambda: round_rows(inputs[-1])
+        float8, ones = weight.to(torch.float8_e4m3fn), torch.ones(OUTPUTS, 1)
+        yield "product of float8", lambda: matmul_float8(float8[:17], ones[:17], float8, ones, None, weight.dtype)
     yield "add and norm", lambda: add_rms_norm(inputs[-1], inputs[-1], weight[0], 1e-5)
     yield "silu and product", lambda: silu_mul(inputs[-1])
     if weight.dtype is torch.float32:  # as all probabilities are

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from app.gpu.linear.base import Linear, MakeLinear, Products
 from app.gpu.linear.dense import DenseLinear, TritonLinear
-from app.gpu.linear.matrix import Matrix, dense_of
+from app.gpu.linear.eight_bits import FLOAT8, INT8
+from app.gpu.linear.eight_bits_linear import Float8Linear, Int8Linear
+from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
 from app.gpu.linear.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from app.gpu.linear.tiled import tiled_maker
 
@@ -33,7 +35,7 @@ def linear_maker(
     cannot be. `products` matters on a CPU that computes in float32.
     """
     if device.type == "cuda":
-        return partial(_convert, TritonLinear if batch_invariant else DenseLinear, dtype)
+        return partial(_make_on_cuda, dtype, batch_invariant)
     if dtype is torch.float32:
         # They import Numba, which only a CPU needs.
         from app.gpu.linear.panels import PanelLinear, multiply_as_kept, multiply_in_bfloat16
@@ -49,6 +51,15 @@ def linear_maker(
     if onednn_multiplies(dtype):
         fastest = StoredLinear if streamed else PackedLinear
     return partial(_convert, tiled_maker(fastest) if batch_invariant else fastest, dtype)
+
+
+def _make_on_cuda(dtype: torch.dtype, batch_invariant: bool, weight: Matrix, bias: Tensor | None = None) -> Linear:
+    """The layer of `weight`: as `dtype`, unless it is in blocks of 8 bits."""
+    if isinstance(weight, BlockMatrix) and weight.kind == INT8:
+        return Int8Linear(weight, bias)
+    if isinstance(weight, BlockMatrix) and weight.kind == FLOAT8:
+        return Float8Linear(weight, bias, batch_invariant=batch_invariant)
+    return _convert(TritonLinear if batch_invariant else DenseLinear, dtype, weight, bias)
 
 
 def _convert(make: MakeLinear, dtype: torch.dtype, weight: Matrix, bias: Tensor | None = None) -> Linear:

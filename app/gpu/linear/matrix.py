@@ -11,13 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from app.gpu.linear.eight_bits import FLOAT8, INT8, dequantize
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMatrix:
     """A matrix `[out, in]` of which each row is a run of quantized blocks, as GGUF files have them.
 
-    `kind` is the name of its type in gguf's `GGMLQuantizationType`, such as "Q4_1". `rows` is `[out, bytes of a row]`
-    uint8, on the host.
+    `kind` is the name of its type in gguf's `GGMLQuantizationType`, such as "Q4_1", or `FLOAT8`. `rows` is `[out, bytes
+    of a row]` uint8, on the host; those of 8 bits, see `eight_bits`, may be on any device.
     """
 
     kind: str
@@ -28,9 +30,11 @@ class BlockMatrix:
         """Rows `ids` `[n]` int64, or all: `[n, in]` float32, the values that gguf's own `dequantize` gives. On `meta`
         too.
         """
+        rows = self.rows if ids is None else self.rows[ids]
+        if self.kind in (INT8, FLOAT8):
+            return dequantize(self.kind, rows)
         import gguf
 
-        rows = self.rows if ids is None else self.rows[ids]
         if rows.is_meta:
             return torch.empty(len(rows), self.shape[1], dtype=torch.float32, device="meta")
         values: np.ndarray[Any, Any] = gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[self.kind])

@@ -86,6 +86,11 @@ def can_be_streamed(model: ResolvedModel) -> bool:
     return model.config.model_type in _STACKS
 
 
+def multiplies_blocks(model: ResolvedModel) -> bool:
+    """Whether matrices reach the model's layers in the blocks in which they are stored: GPT-2's are turned over."""
+    return _STACKS.get(model.config.model_type) is LlamaStack
+
+
 def _length(model: ResolvedModel, wanted: int | None) -> int:
     """The longest sequence; FieldOutOfRange if `wanted` is more than the model has positions for."""
     own: int = model.config.get_text_config().max_position_embeddings

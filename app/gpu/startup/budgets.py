@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass
-from math import prod
 
 import torch
 
@@ -15,7 +14,7 @@ from app.machine.disk import DiskRoom
 from app.machine.memory import read_host_memory
 from app.machine.units import size
 from app.model_store.resolve import ResolvedModel
-from app.model_store.sizes import stored_sizes
+from app.model_store.sizes import StoredSize, stored_sizes
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -85,19 +84,19 @@ def weight_bytes(model: ResolvedModel, device: torch.device, dtype: torch.dtype)
     text = model.config.get_text_config()
     table: tuple[int, int] = (text.vocab_size, text.hidden_size)
     tied = bool(text.tie_word_embeddings) and device.type == "cpu"
-    if model.folder is None:
-        return (_count_random(model) + (prod(table) if tied else 0)) * dtype.itemsize
     form = Form(device, dtype, model.weights_dtype if can_be_streamed(model) else WeightsDtype.FLOAT32)
-    stored = stored_sizes(model.folder)
+    stored = _random_sizes(model, dtype) if model.folder is None else stored_sizes(model.folder)
     tables = [form.nbytes(each) for each in stored.values() if each.shape == table]
     return sum(map(form.nbytes, stored.values())) + (max(tables, default=0) if tied else 0)
 
 
-def _count_random(model: ResolvedModel) -> int:
+def _random_sizes(model: ResolvedModel, dtype: torch.dtype) -> dict[str, StoredSize]:
+    """As `stored_sizes`, of weights that are made as `dtype`."""
     from transformers import AutoModelForCausalLM  # imports much of Transformers
 
     with torch.device("meta"):
-        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(model.config).parameters())
+        parameters = AutoModelForCausalLM.from_config(model.config).named_parameters()
+    return {name: StoredSize(tuple(each.shape), each.numel() * dtype.itemsize) for name, each in parameters}
 
 
 def free_bytes(device: torch.device) -> int:

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from app.domain.errors import FieldOutOfRange
 from app.domain.memory_map import TextUse
-from app.domain.values import WeightsDtype
 from app.gpu.attention.base import Attention
 from app.gpu.device.choice import streams_of
-from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.memory import allocating, zeroed
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.linear import linear_maker
@@ -22,6 +19,7 @@ from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row
 from app.gpu.models.base import LayerStack
 from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
 from app.gpu.startup.products import choose_products
+from app.gpu.startup.weights_dtype import require_weights_dtype
 from app.gpu.weight_ring.arena import Arena, lay_out
 from app.gpu.weight_ring.host_copy import make_host_copy
 from app.gpu.weight_ring.residency import WeightPlan, plan_weights
@@ -91,7 +89,7 @@ def load_model(
     """Load the weights as `settings.weights_device` says. Takes seconds; raises FieldOutOfRange if they do not fit or
     cannot be kept as the model says, BrokenModel and `WeightsLost` if they cannot be read.
     """
-    _require_weights_dtype(model, device, dtype)
+    require_weights_dtype(model, device, dtype)
     free = free_bytes(device)
     needed = _needed_bytes(model, settings, device, dtype, attention, free)
     budget = settings.weights_device
@@ -170,22 +168,6 @@ def _streamed_linear(
 ) -> MakeLinear:
     products = choose_products(settings, model, device, dtype)
     return linear_maker(device, dtype, streamed=True, batch_invariant=settings.batch_invariant, products=products)
-
-
-def _require_weights_dtype(model: ResolvedModel, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise FieldOutOfRange unless matrices are multiplied as the model's `weights_dtype`."""
-    asked = model.weights_dtype
-    if asked in (WeightsDtype.CHECKPOINT, dtype_name(dtype)):
-        return
-    if not Form(device, dtype, asked).keeps_matrices:
-        why = f"{device} multiplies matrices as {dtype_name(dtype)}"
-    elif not can_be_streamed(model):
-        why = f"{model.config.model_type!r} runs on Transformers' modules, which multiply as {dtype_name(dtype)}"
-    else:
-        return
-    raise FieldOutOfRange(
-        f"weights_dtype must be checkpoint or {dtype_name(dtype)}; got {asked}: {why}", param="weights_dtype"
-    )
 
 
 def _log_plan(plan: WeightPlan) -> None:

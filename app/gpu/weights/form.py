@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from app.domain.errors import FieldOutOfRange
 from app.domain.values import WeightsDtype
+from app.gpu.linear.eight_bits import FLOAT8, INT8, quantize, require_inputs, row_bytes
 from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
 from app.model_store.sizes import StoredSize
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_INT8 = "Q8_0"
-_INT8_BLOCK, _INT8_BYTES = 32, 34
+_KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
+"""Of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Form:
     @property
     def keeps_matrices(self) -> bool:
         """Whether matrices are kept as `matrices` says. A GPU, and a CPU that computes in half precision, multiply
-        matrices in `dtype` only.
+        matrices in `dtype`, or in blocks of 8 bits.
         """
-        return self.device.type == "cpu" and self.dtype is torch.float32
+        return self.matrices in _KINDS or (self.device.type == "cpu" and self.dtype is torch.float32)
 
     def dense(self, tensor: Tensor) -> Tensor:
         """A tensor in `dtype` on `device`."""
@@ -45,24 +45,21 @@ class Form:
                 return stored.elements * 4
             case WeightsDtype.BFLOAT16:
                 return stored.elements * 2
-            case WeightsDtype.INT8:
-                return stored.elements // _INT8_BLOCK * _INT8_BYTES
+            case WeightsDtype.INT8 | WeightsDtype.FLOAT8:
+                inputs = stored.shape[-1]
+                return stored.elements // inputs * row_bytes(_KINDS[self.matrices], inputs)
 
     def outline(self, name: str, stored: Matrix) -> Matrix:
         """What `matrix` would make of the matrix `stored`, which is on `meta`, as the result is."""
         rows, inputs = stored.shape
         if not self.keeps_matrices:
             return torch.empty((rows, inputs), dtype=self.dtype, device="meta")
-        if self.matrices is WeightsDtype.INT8:
-            _require_blocks(name, inputs)
-            blocks = torch.empty((rows, inputs // _INT8_BLOCK * _INT8_BYTES), dtype=torch.uint8, device="meta")
-            return BlockMatrix(_INT8, blocks, (rows, inputs))
         if isinstance(stored, BlockMatrix) and self.matrices is not WeightsDtype.CHECKPOINT:
             return self.matrix(name, torch.empty((rows, inputs), dtype=torch.float32, device="meta"))
         return self.matrix(name, stored)
 
     def matrix(self, name: str, stored: Matrix) -> Matrix:
-        """The matrix `name` as `matrices` says. Raises FieldOutOfRange for int8 if its rows have no whole blocks."""
+        """The matrix `name` as `matrices` says. Raises FieldOutOfRange for 8 bits if its rows have no whole blocks."""
         match self.matrices:
             case WeightsDtype.CHECKPOINT:
                 known = isinstance(stored, BlockMatrix) or stored.dtype in _FLOATS
@@ -71,29 +68,16 @@ class Form:
                 return dense_of(stored).float()
             case WeightsDtype.BFLOAT16:
                 return dense_of(stored).bfloat16()
-            case WeightsDtype.INT8:
-                return _quantize(name, stored)
+            case WeightsDtype.INT8 | WeightsDtype.FLOAT8:
+                return _quantize(_KINDS[self.matrices], name, stored)
 
 
-def _require_blocks(name: str, inputs: int) -> None:
-    if inputs % _INT8_BLOCK:
-        raise FieldOutOfRange(
-            f"weights_dtype: int8 needs matrices whose rows have a multiple of {_INT8_BLOCK} values; "
-            f"{name} has {inputs}",
-            param="weights_dtype",
-        )
-
-
-def _quantize(name: str, stored: Matrix) -> BlockMatrix:
-    if isinstance(stored, BlockMatrix) and stored.kind == _INT8:
+def _quantize(kind: str, name: str, stored: Matrix) -> BlockMatrix:
+    if isinstance(stored, BlockMatrix) and stored.kind == kind:
         return stored
     rows, inputs = stored.shape
-    _require_blocks(name, inputs)
-    import gguf
-
-    values = dense_of(stored).float()
-    blocks = gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType[_INT8])
-    return BlockMatrix(_INT8, torch.from_numpy(blocks), (rows, inputs))
+    require_inputs(kind, inputs, name)
+    return BlockMatrix(kind, quantize(kind, dense_of(stored)), (rows, inputs))
 
 
 def nbytes_of(matrix: Matrix) -> int:

@@ -65,7 +65,7 @@ class _ResidentTable:
 
 
 def _on(device: torch.device, matrix: Matrix) -> Matrix:
-    """The matrix on `device`: blocks stay blocks on a CPU alone."""
-    if isinstance(matrix, BlockMatrix) and device.type != "cpu":
-        return matrix.dequantize().to(device)
+    """The matrix on `device`: blocks may have been made on the host."""
+    if isinstance(matrix, BlockMatrix):
+        return BlockMatrix(matrix.kind, matrix.rows.to(device), matrix.shape)
     return matrix

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.compile.shapes import FLOAT8_CAPABILITY
 from benchmarks.record import RESULTS
 from tests.gpu.attention import drawing
 
@@ -46,7 +47,9 @@ def assert_fits(kernels: Kernels, capability: int) -> None:
 def test_the_kernels_compile_and_fit(capability: int, tmp_path: Path) -> None:
     kernels = compiled(capability, "usual", tmp_path)
     assert_fits(kernels, capability)
-    wide = {"_matmul": 3, "_add_rms_norm": 3, "_silu_mul": 3}
+    wide = {"_matmul": 3, "_matmul_int8": 2, "_add_rms_norm": 3, "_silu_mul": 3}
+    if capability >= FLOAT8_CAPABILITY:
+        wide |= {"_round_rows": 1, "_matmul_float8": 1}
     narrow = {"_rotate": 1, "_store": 1, "_attend": 4, "_merge": 1, "_draw": 1, "_draw_any": 1}
     assert Counter(each["kernel"] for each in kernels) == {**narrow, **wide}
     products = [each for each in kernels if each["kernel"] == "_attend" and each["dtype"] == "bfloat16"]

@@ -1,0 +1,80 @@
+"""A Llama with the layers that a GPU has for weights of 8 bits, beside Transformers with the same rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from app.domain.values import WeightsDtype
+from app.gpu.attention.reference import ReferenceAttention
+from app.gpu.linear import linear_maker
+from app.gpu.linear.eight_bits import FLOAT8, INT8, dequantize, quantize
+from app.gpu.models import build_stack
+from app.gpu.models.base import LayerStack
+from app.gpu.weights.resident import ResidentText
+from app.gpu.weights.source import weights_of
+from tests.gpu.models.driving import Drive, assert_agrees
+from tests.gpu.models.lending import CPU
+from tests.gpu.models.oracle import build_model, expect
+from tests.gpu.models.test_stored_types import SEQUENCES, STEPS, config_of, saved
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels take no tensors of a CPU")
+KINDS = {WeightsDtype.INT8: INT8, WeightsDtype.FLOAT8: FLOAT8}
+TOLERANCE = {WeightsDtype.INT8: 1e-4, WeightsDtype.FLOAT8: 0.03}
+"""An input that lies between two numbers of float8 may become either."""
+
+
+def rounded(kind: str, x: Tensor) -> Tensor:
+    return dequantize(kind, quantize(kind, x.flatten(0, -2))).view(x.shape)
+
+
+def round_inputs(module: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (rounded(FLOAT8, inputs[0]),)
+
+
+def oracle(case: str, matrices: WeightsDtype) -> Any:
+    """Transformers' model, whose matrices are rounded, and for float8 the inputs of its linear layers too."""
+    model = build_model(config_of(case))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.copy_(rounded(KINDS[matrices], parameter.data))
+    for module in model.modules() if matrices is WeightsDtype.FLOAT8 else ():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(round_inputs)
+    return model
+
+
+def stack_of(case: str, matrices: WeightsDtype, folder: Path, monkeypatch: pytest.MonkeyPatch) -> LayerStack:
+    """The layers of a GPU, in Triton's interpreter."""
+    on_cuda = partial(linear_maker, torch.device("cuda"))
+    monkeypatch.setattr("app.gpu.weights.resident.linear_maker", lambda _, *args, **kwargs: on_cuda(*args, **kwargs))
+    model = replace(saved(case, folder), weights_dtype=matrices)
+    text = ResidentText(CPU, torch.float32, batch_invariant=False)
+    return build_stack(model, weights_of(model, CPU, torch.float32), text, ReferenceAttention(), None)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("matrices", KINDS)
+@pytest.mark.parametrize("case", ["llama", "llama-tied-biased-wide-heads", "qwen3"])
+def test_the_answers_are_those_of_a_model_that_is_rounded_so(
+    case: str, matrices: WeightsDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = stack_of(case, matrices, tmp_path, monkeypatch)
+    for tokens, found in zip(SEQUENCES, Drive(stack, SEQUENCES).run(STEPS), strict=True):
+        assert_agrees(found, expect(oracle(case, matrices), tokens), TOLERANCE[matrices])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("matrices", KINDS)
+def test_the_bytes_are_those_of_8_bits(matrices: WeightsDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sum(parameter.numel() for parameter in build_model(config_of("llama")).parameters())
+    stack = stack_of("llama", matrices, tmp_path, monkeypatch)
+    assert whole < stack.parameter_bytes < 1.15 * whole
