@@ -5,6 +5,7 @@ import torch
 from app.domain.errors import DjinnError, FieldOutOfRange
 from app.gpu.attention.base import Attention
 from app.gpu.linear.base import Products
+from app.gpu.linear.shard import WHOLE, Shard
 from app.gpu.models.base import LayerStack
 from app.gpu.models.gpt2 import Gpt2Stack
 from app.gpu.models.llama import LlamaStack
@@ -35,9 +36,10 @@ def load_stack(
     max_model_len: int | None = None,
     batch_invariant: bool = False,
     products: Products = Products.FLOAT32,
+    shard: Shard = WHOLE,
 ) -> LayerStack:
     """Load all of `model` onto `device` as `dtype`, for sequences of up to `max_model_len` tokens (None: the model's
-    own).
+    own). Of layers and head only what `shard` has, which `require_shards` must have allowed.
 
     A model type without a stack of its own runs on Transformers' modules. Raises FieldOutOfRange for an architecture
     that cannot, or a length the model was not made for; BrokenModel if the weights do not fit the config.
@@ -48,7 +50,7 @@ def load_stack(
         require_row_by_row(model, device)
     if model.config.model_type in _STACKS:
         text = ResidentText(device, dtype, batch_invariant=batch_invariant, products=products)
-        return build_stack(model, weights_of(model, device, dtype), text, attention, max_model_len)
+        return build_stack(model, weights_of(model, device, dtype), text, attention, max_model_len, shard)
     from app.gpu.models.transformers_modules import load_transformers_stack  # imports much of Transformers
 
     try:
@@ -66,7 +68,12 @@ def load_stack(
 
 
 def build_stack(
-    model: ResolvedModel, source: WeightSource, text: Text, attention: Attention, max_model_len: int | None
+    model: ResolvedModel,
+    source: WeightSource,
+    text: Text,
+    attention: Attention,
+    max_model_len: int | None,
+    shard: Shard = WHOLE,
 ) -> LayerStack:
     """The stack of `model` whose weights come from `source` and are kept by `text`. Raises as `load_stack`, and
     FieldOutOfRange for a model type without a stack of its own.
@@ -78,7 +85,34 @@ def build_stack(
             f"Those of {', '.join(sorted(_STACKS))} can",
             param="weights_device",
         )
-    return _STACKS[kind](model.config, source, attention, _length(model, max_model_len), text)
+    return _STACKS[kind](model.config, source, attention, _length(model, max_model_len), text, shard)
+
+
+def require_shards(model: ResolvedModel, ranks: int) -> None:
+    """Raise FieldOutOfRange unless the layers of `model` can be cut into `ranks` equal parts."""
+    kind, config = model.config.model_type, model.config
+    if kind not in _STACKS:
+        raise FieldOutOfRange(
+            f"tensor_parallel must be 1 for {kind!r}, which runs on Transformers' modules; those of "
+            f"{', '.join(sorted(_STACKS))} can be more",
+            param="tensor_parallel",
+        )
+    if kind == "gpt2":
+        counts = [config.num_attention_heads, config.n_inner or 4 * config.hidden_size]
+    else:
+        counts = [config.num_attention_heads, config.num_key_value_heads, config.intermediate_size]
+    vocab: int = config.vocab_size
+    allowed = [
+        n
+        for n in range(1, min(counts) + 1)
+        if all(count % n == 0 for count in counts) and -(-vocab // n) * (n - 1) < vocab  # each has some of its rows
+    ]
+    if ranks not in allowed:
+        raise FieldOutOfRange(
+            f"tensor_parallel must divide the heads, the KV heads and the MLP's width of {model.name}: "
+            f"one of {', '.join(map(str, allowed))}; got {ranks}",
+            param="tensor_parallel",
+        )
 
 
 def can_be_streamed(model: ResolvedModel) -> bool:

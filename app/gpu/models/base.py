@@ -18,11 +18,13 @@ class LayerStack(Protocol):
     hidden_size: int
     vocab_size: int
     kv_heads: int
+    """Those whose KV is here: of a shard, its own."""
     head_dim: int
     max_model_len: int
     dtype: torch.dtype
     device: torch.device
     parameter_bytes: int
+    """Of the whole model."""
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Token ids and positions, `[tokens]` int64 each, to the residual stream `[tokens, hidden_size]`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from app.gpu.attention.base import Attention
 from app.gpu.attention.batch import Batch
+from app.gpu.linear.shard import WHOLE, Shard
 from app.gpu.models.head import Head
 from app.gpu.models.llama_layer import LlamaLayer, RmsNorm
 from app.gpu.models.llama_variant import variant_of
@@ -33,11 +34,12 @@ class LlamaStack:
         attention: Attention,
         max_model_len: int,
         text: Text,
+        shard: Shard = WHOLE,
     ) -> None:
         self.num_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self.kv_heads: int = config.num_key_value_heads
+        self.kv_heads: int = shard.share(config.num_key_value_heads)
         variant = variant_of(config)
         self.head_dim = variant.head_dim
         self.max_model_len = max_model_len
@@ -47,14 +49,14 @@ class LlamaStack:
         self._layers = []
         for index in range(self.num_layers):
             with text.bundle() as bundle:
-                self._layers.append(LlamaLayer(index, config, variant, source, rotary, attention, bundle))
+                self._layers.append(LlamaLayer(index, config, variant, source, rotary, attention, bundle, shard))
         layer_bytes = source.nbytes // self.num_layers
         embedding = source.take_matrix("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))
         self._embedding = text.table(embedding)
         with text.bundle() as bundle:
             norm = RmsNorm("model.norm", config, source, bundle)
         output = take_output_weight(source, config, embedding)
-        self._head = Head(norm, output, layer_bytes, text, self.num_layers)
+        self._head = Head(norm, output, layer_bytes, text, self.num_layers, shard)
         source.finish(_NOT_NEEDED)
         self.parameter_bytes = source.nbytes
 

@@ -12,6 +12,7 @@ from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import Batch
 from app.gpu.linear.base import Linear
 from app.gpu.linear.matrix import stack
+from app.gpu.linear.shard import Shard
 from app.gpu.models.elementwise import add_, add_rms_norm, rms_norm, silu_mul
 from app.gpu.models.llama_variant import LlamaVariant
 from app.gpu.models.rotary import Rotary
@@ -34,19 +35,20 @@ class _SelfAttention:
         rotary: Rotary,
         attention: Attention,
         bundle: Bundle,
+        shard: Shard,
     ) -> None:
-        self._heads = config.num_attention_heads
-        self._kv_heads = config.num_key_value_heads
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._heads, self._kv_heads = shard.share(heads), shard.share(kv_heads)
         self._head_dim = variant.head_dim
         self._eps = config.rms_norm_eps
         self._rotary = rotary if variant.rotary_layers[index] else None
         self._attention = attention
         self._spec = AttentionSpec(scale=self._head_dim**-0.5, window=variant.windows[index])
         name, hidden = f"model.layers.{index}.self_attn", config.hidden_size
-        width, kv_width = self._heads * self._head_dim, self._kv_heads * self._head_dim
+        width, kv_width = heads * self._head_dim, kv_heads * self._head_dim
         parts = {f"{name}.q_proj": width, f"{name}.k_proj": kv_width, f"{name}.v_proj": kv_width}
-        self._qkv = _fused(source, parts, hidden, variant.qkv_bias, bundle)
-        self._output = _fused(source, {f"{name}.o_proj": hidden}, width, variant.output_bias, bundle)
+        self._qkv = _fused(source, parts, hidden, variant.qkv_bias, bundle, shard)
+        self._output = _summed(source, f"{name}.o_proj", hidden, width, variant.output_bias, bundle, shard)
         self._qk_norm = bundle.hold(self._take_qk_norm(name, source)) if variant.qk_norm else None
 
     def _take_qk_norm(self, name: str, source: WeightSource) -> Tensor:
@@ -73,13 +75,19 @@ class _Mlp:
     """`down(activation(gate(x)) * up(x))`, gate and up in one projection."""
 
     def __init__(
-        self, index: int, config: PretrainedConfig, variant: LlamaVariant, source: WeightSource, bundle: Bundle
+        self,
+        index: int,
+        config: PretrainedConfig,
+        variant: LlamaVariant,
+        source: WeightSource,
+        bundle: Bundle,
+        shard: Shard,
     ) -> None:
         name, hidden, inner = f"model.layers.{index}.mlp", config.hidden_size, config.intermediate_size
         self._activation = None if config.hidden_act == "silu" else _activation(config.hidden_act)
         gate_up = {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}
-        self._gate_up = _fused(source, gate_up, hidden, variant.mlp_bias, bundle)
-        self._down = _fused(source, {f"{name}.down_proj": hidden}, inner, variant.mlp_bias, bundle)
+        self._gate_up = _fused(source, gate_up, hidden, variant.mlp_bias, bundle, shard)
+        self._down = _summed(source, f"{name}.down_proj", hidden, inner, variant.mlp_bias, bundle, shard)
 
     def __call__(self, normed: Tensor) -> Tensor:
         """`[tokens, hidden]` to the same shape."""
@@ -97,12 +105,24 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
     return activation
 
 
-def _fused(source: WeightSource, parts: dict[str, int], inputs: int, bias: bool, bundle: Bundle) -> Linear:
-    """One layer over the stacked rows of `parts`: module name to output features."""
-    weight = stack([source.take_matrix(f"{name}.weight", (rows, inputs)) for name, rows in parts.items()])
+def _fused(
+    source: WeightSource, parts: dict[str, int], inputs: int, bias: bool, bundle: Bundle, shard: Shard
+) -> Linear:
+    """One layer over the stacked rows of `parts`: module name to output features. Of each the shard has its share."""
+    weight = stack([shard.rows(source.take_matrix(f"{name}.weight", (rows, inputs))) for name, rows in parts.items()])
     if not bias:
         return bundle.linear(weight)
-    return bundle.linear(weight, torch.cat([source.take(f"{name}.bias", (rows,)) for name, rows in parts.items()]))
+    taken = [shard.values(source.take(f"{name}.bias", (rows,))) for name, rows in parts.items()]
+    return bundle.linear(weight, torch.cat(taken))
+
+
+def _summed(
+    source: WeightSource, name: str, rows: int, inputs: int, bias: bool, bundle: Bundle, shard: Shard
+) -> Linear:
+    """The layer that takes what each shard has of `inputs`."""
+    weight = shard.columns(source.take_matrix(f"{name}.weight", (rows, inputs)))
+    taken = shard.once(source.take(f"{name}.bias", (rows,))) if bias else None
+    return shard.summed(bundle.linear(weight, taken))
 
 
 class RmsNorm:
@@ -133,12 +153,13 @@ class LlamaLayer:
         rotary: Rotary,
         attention: Attention,
         bundle: Bundle,
+        shard: Shard,
     ) -> None:
         name = f"model.layers.{index}"
         self._input_norm = RmsNorm(f"{name}.input_layernorm", config, source, bundle)
-        self._attention = _SelfAttention(index, config, variant, source, rotary, attention, bundle)
+        self._attention = _SelfAttention(index, config, variant, source, rotary, attention, bundle, shard)
         self._mlp_norm = RmsNorm(f"{name}.post_attention_layernorm", config, source, bundle)
-        self._mlp = _Mlp(index, config, variant, source, bundle)
+        self._mlp = _Mlp(index, config, variant, source, bundle, shard)
 
     def __call__(self, hidden: Tensor, batch: Batch, kv: Tensor) -> Tensor:
         """See `LayerStack.layer`. Each sum goes into the tensor that the projection has just made."""
