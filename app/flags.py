@@ -33,6 +33,7 @@ METAVARS = {
     "model": "MODEL",
     "served_name": "NAME",
     "device": "DEVICE",
+    "tensor_parallel": "COUNT",
     "seed": "NUMBER",
     "cache_dir": "FOLDER",
     "weights_device": "SIZE",

@@ -217,3 +217,5 @@ class EngineProcess:
             if isinstance(frame, NotLoaded):
                 self._child.wait()
                 raise frame.error
+            if isinstance(frame, Dying):
+                self._reason = frame.reason

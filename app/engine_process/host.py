@@ -51,8 +51,14 @@ def serve(channel: Channel, sockets: socket.socket) -> int:
     load = _first(channel)
     configure(load.log_level, load.log_format)
     logger.info("imported PyTorch and the engine in %.1f s", seconds)
+
+    def die(reason: str) -> None:
+        channel.send(encode(Dying(reason)))
+        channel.drain(FLUSH_S)
+        os._exit(FAILED)
+
     try:
-        engine = load_engine(find_model(load), load.engine, disk_room(load))
+        engine = load_engine(find_model(load), load.engine, disk_room(load), die)
     except DjinnError as error:
         channel.send(encode(NotLoaded(error)))
         channel.drain(FLUSH_S)

@@ -24,6 +24,13 @@ def configure(level: int, form: LogFormat) -> None:
     log_uncaught()
 
 
+def configured() -> tuple[int, LogFormat]:
+    """Level and form of this process's log, for another one beside it."""
+    root = logging.getLogger()
+    is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
+    return root.level, "json" if is_json else "text"
+
+
 class TextFormatter(logging.Formatter):
     """`2027-01-15T08:00:00.123Z INFO djinn: message (request req_1, session ses_1)`, and a traceback below. That is
     indented, as an error may have line breaks too.

@@ -15,6 +15,12 @@ BOUND = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
 CHOSEN = (*BOUND, "OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Who sets one of them has chosen where threads run, or fewer than cores, which other servers would not know of."""
 
+
+def without_binding(environment: Mapping[str, str]) -> dict[str, str]:
+    """The `environment` for a process that computes beside this one: not bound to the same cores."""
+    return {name: value for name, value in environment.items() if BOUND.get(name) != value}
+
+
 _all = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 _own = _all
 

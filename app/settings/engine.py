@@ -14,6 +14,8 @@ class EngineSettings:
     """The part of the settings that the engine reads. Sizes in bytes and tokens."""
 
     device: str
+    tensor_parallel: int
+    """Processes that the model's layers are cut over, each on a device of its own."""
     dtype: str
     matmul_precision: str
     """`auto`, `float32` or `bfloat16`."""

@@ -113,6 +113,13 @@ class Settings(BaseSettings):
     )
     served_name: str | None = Field(None, description="the model's name in the API (default: the last part of --model)")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="GPUs of this machine that share each layer, from that of --device on; its heads and KV heads are "
+        "divided evenly. On a CPU: processes, for tests",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: float32 on CPU, bfloat16 on CUDA"
     )
@@ -381,6 +388,7 @@ class Settings(BaseSettings):
         """The engine's section."""
         return EngineSettings(
             device=self.device,
+            tensor_parallel=self.tensor_parallel,
             dtype=self.dtype,
             matmul_precision=self.matmul_precision,
             batch_invariant=self.batch_invariant,

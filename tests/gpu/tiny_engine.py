@@ -50,12 +50,14 @@ def make_engine(
     weights_dir: Path = Path(),
     matmul_precision: str = "auto",
     kv_dtype: str = "auto",
+    tensor_parallel: int = 1,
 ) -> Engine:
     config = model.config
     element_bytes = 4 if kv_dtype in ("auto", "float32") else 2
     per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * element_bytes
     settings = EngineSettings(
         device="cpu",
+        tensor_parallel=tensor_parallel,
         dtype="float32",
         matmul_precision=matmul_precision,
         batch_invariant=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from app.gpu.device.streams import DeviceStreams, Event, Runs
 from app.gpu.kv_pools.device import KVPool
@@ -21,25 +22,26 @@ class HostPool:
     them at a time. They know nothing of who owns a block.
     """
 
-    def __init__(self, device: KVPool, num_blocks: int, streams: DeviceStreams) -> None:
+    def __init__(self, device: KVPool, num_blocks: int, streams: DeviceStreams, data: Tensor | None = None) -> None:
+        """`data` are the host blocks; None: they are allocated here."""
         self._device = device.data.view(torch.uint8).view(device.data.shape[0], -1)
         block_bytes = self._device.shape[1]
         self._longest_run = max(1, PIECE_BYTES // block_bytes)
         self._streams = streams
-        self.data = streams.host_slab((num_blocks, block_bytes))
+        self.data = streams.host_slab((num_blocks, block_bytes)) if data is None else data
 
     def copy_out(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
         """Copy device blocks to host blocks, once the device has passed `ready`: what has written them comes before."""
         stream = self._streams.to_host
         stream.wait(ready)
-        stream.copy(self.data, self._device, _runs(source, target, self._longest_run))
+        stream.copy(self.data, self._device, runs_of(source, target, self._longest_run))
         stream.record().synchronize()
 
     def copy_in(self, source: Sequence[int], target: Sequence[int], ready: Event) -> None:
         """Copy host blocks to device blocks, once the device has passed `ready`: what has used them before has."""
         stream = self._streams.to_device
         stream.wait(ready)
-        stream.copy(self._device, self.data, _runs(source, target, self._longest_run))
+        stream.copy(self._device, self.data, runs_of(source, target, self._longest_run))
         stream.record().synchronize()
 
     def views(self, blocks: Sequence[int]) -> list[memoryview]:
@@ -49,7 +51,7 @@ class HostPool:
 
     def spans(self, blocks: Sequence[int]) -> list[memoryview]:
         """The same bytes, with neighbours joined."""
-        runs = _runs(blocks, range(len(blocks)), len(blocks))
+        runs = runs_of(blocks, range(len(blocks)), len(blocks))
         return [self.data[source].view(-1).numpy().data for _, source in runs]
 
     def now(self) -> Event:
@@ -57,7 +59,7 @@ class HostPool:
         return self._streams.compute.record()
 
 
-def _runs(source: Sequence[int], target: Sequence[int], longest: int) -> Runs:
+def runs_of(source: Sequence[int], target: Sequence[int], longest: int) -> Runs:
     """The pairs as runs of neighbours on both sides, `(target, source)`: few long copies are faster than many short."""
     runs: list[tuple[slice, slice]] = []
     start = 0

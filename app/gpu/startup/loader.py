@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -40,10 +41,14 @@ from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.programs.run import RunLayers, layer_by_layer
+from app.gpu.ranks.layers import LeadingLayers, LeadingStack
+from app.gpu.ranks.leader import Die, end_process
+from app.gpu.ranks.pools import LeadingHostPool, LeadingPool
 from app.gpu.sampling.masks import WORD, apply_mask
 from app.gpu.startup.budgets import TierBlocks, budget_blocks
 from app.gpu.startup.drafts import choose_draft_tokens
 from app.gpu.startup.profile import MemoryPlan, plan_memory
+from app.gpu.startup.ranks import start_ranks
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.step.activations import HostTensor
@@ -62,9 +67,11 @@ logger = logging.getLogger(__name__)
 WARM_UP_TOKENS = 32
 
 
-def load_engine(model: ResolvedModel, settings: EngineSettings, room: DiskRoom | None = None) -> Engine:
-    """Load the weights and allocate the KV pool. `room` is that for KV files; None: the whole disk. Takes seconds;
-    raises DjinnError if the settings do not fit the model.
+def load_engine(
+    model: ResolvedModel, settings: EngineSettings, room: DiskRoom | None = None, die: Die = end_process
+) -> Engine:
+    """Load the weights and allocate the KV pool. `room` is that for KV files; None: the whole disk. `die` ends this
+    process if another rank is lost. Takes seconds; raises DjinnError if the settings do not fit the model.
     """
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
@@ -72,8 +79,12 @@ def load_engine(model: ResolvedModel, settings: EngineSettings, room: DiskRoom |
     logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
     began = time.perf_counter()
     attention = attention_for(device, batch_invariant=settings.batch_invariant)
-    with COMPILATIONS.telling():
-        loaded = load_model(model, settings, device, dtype, attention)
+    ranks = start_ranks(model, settings, device, dtype, die)
+    with COMPILATIONS.telling(), ExitStack() as undo:
+        if ranks is not None:
+            undo.callback(ranks.close)
+        loaded = load_model(model, settings, device, dtype, attention, ranks)
+        undo.pop_all()
         weighed = time.perf_counter()
         try:
             engine = build_engine(model, loaded, settings, room=room)
@@ -95,19 +106,22 @@ def build_engine(
     room: DiskRoom | None = None,
 ) -> Engine:
     """An engine around a loaded model. `recorder` records decode steps; None: chosen by device and settings."""
-    stack = loaded.stack
-    recorder = recorder or choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
+    stack, ranks = loaded.stack, 1 if loaded.ranks is None else loaded.ranks.count
+    if recorder is None and loaded.ranks is None:
+        recorder = choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, stack.dtype)
-    layout = KVLayout(stack.num_layers, stack.kv_heads, settings.block_size, stack.head_dim, dtype_name(kv_dtype))
+    kv_heads = stack.kv_heads * ranks
+    layout = KVLayout(stack.num_layers, kv_heads, settings.block_size, stack.head_dim, dtype_name(kv_dtype))
     _warm_up(stack, settings.block_size, kv_dtype)
     plan = _plan_memory(stack, settings, recorder, kv_dtype)
     disk_room = None if settings.kv_dir is None else _room_of_files(settings.kv_dir, room)
-    budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv, disk_room)
+    budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv * ranks, disk_room)
     if plan is not None:
-        plan.check(budgets.device * layout.block_bytes)
+        plan.check(budgets.device * layout.block_bytes // ranks)
     pool, borrower = _allocate_device(loaded, budgets.device, layout, kv_dtype)
-    with allocating("kv_host", budgets.host * layout.block_bytes):
-        host = HostPool(pool, budgets.host, loaded.streams)
+    host = _allocate_host(loaded, pool, budgets.host, layout)
+    if loaded.ranks is not None:
+        loaded.ranks.join(budgets.device, budgets.host)
     identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
     disk = _open_disk(settings, identity, disk_room, budgets.disk)
     limit = min(stack.max_model_len, budgets.device * settings.block_size)
@@ -122,7 +136,8 @@ def build_engine(
     turns = Turns(scheduler, limit, grammars.match, activations)
     progress = Progress()
     run_layers = _choose_layers(loaded, pool, limit, progress.note, can_record=recorder is None)
-    runner = Runner(stack, pool, loaded.streams, run_layers, graphs, runs)
+    whole = stack if loaded.ranks is None else LeadingStack(loaded.ranks, stack)
+    runner = Runner(whole, pool, loaded.streams, run_layers, graphs, runs)
     to_host = partial(HostTensor.of, streams=loaded.streams)
     checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match, activations)
     inspector = Inspector(scheduler, loaded.text, runner.counts, activations.use)
@@ -170,7 +185,9 @@ def _open_disk(settings: EngineSettings, identity: KVIdentity, room: DiskRoom | 
 def _choose_layers(
     loaded: LoadedModel, pool: KVPool, max_model_len: int, on_layer: Callable[[], None], *, can_record: bool
 ) -> RunLayers:
-    """How layers run: recorded where that saves time and their weights stay where they are."""
+    """How layers run: recorded where that saves time and their weights stay where they are, and here."""
+    if loaded.ranks is not None:
+        return LeadingLayers(loaded.ranks, layer_by_layer(loaded.stack, pool, on_layer))
     if can_record and loaded.streams.on_host and loaded.streamed is None:
         from app.gpu.programs.layers import RecordedLayers  # imports Numba, which only a CPU needs
 
@@ -191,13 +208,23 @@ def _record(
 def _allocate_device(
     loaded: LoadedModel, blocks: int, layout: KVLayout, dtype: torch.dtype
 ) -> tuple[KVPool, Borrower | None]:
-    """The pool of KV: its own memory, or memory beside weights that lend theirs."""
+    """The pool of KV: its own memory, or memory beside weights that lend theirs. Of ranks each has a part."""
+    if loaded.ranks is not None:
+        with allocating("kv_device", blocks * layout.block_bytes // loaded.ranks.count):
+            return LeadingPool(loaded.ranks, loaded.stack, blocks, layout.block_size, dtype=dtype), None
     if loaded.streamed is None:
         with allocating("kv_device", blocks * layout.block_bytes):
             return KVPool(loaded.stack, blocks, layout.block_size, dtype=dtype), None
     arena, memory = loaded.streamed.share(blocks, layout.block_bytes)
     pool = KVPool(loaded.stack, arena.most_blocks, layout.block_size, memory, dtype=dtype)
     return pool, Borrower(LoanBook(arena), loaded.streamed.text)
+
+
+def _allocate_host(loaded: LoadedModel, pool: KVPool, blocks: int, layout: KVLayout) -> HostPool:
+    with allocating("kv_host", blocks * layout.block_bytes):
+        if loaded.ranks is not None:
+            return LeadingHostPool(loaded.ranks, pool, blocks, loaded.streams)
+        return HostPool(pool, blocks, loaded.streams)
 
 
 def _make_scheduler(
@@ -312,7 +339,7 @@ def _describe(name: str, stack: LayerStack, max_model_len: int, layout: KVLayout
         vocab_size=stack.vocab_size,
         num_layers=stack.num_layers,
         hidden_size=stack.hidden_size,
-        kv_heads=stack.kv_heads,
+        kv_heads=layout.kv_heads,
         head_dim=stack.head_dim,
         dtype=dtype_name(stack.dtype),
         device=str(stack.device),

@@ -17,6 +17,7 @@ from app.gpu.linear import linear_maker
 from app.gpu.linear.base import MakeLinear
 from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
 from app.gpu.models.base import LayerStack
+from app.gpu.ranks.leader import Ranks
 from app.gpu.startup.budgets import check_weights_fit, free_bytes, weight_bytes
 from app.gpu.startup.products import choose_products
 from app.gpu.startup.weights_dtype import require_weights_dtype
@@ -50,6 +51,8 @@ class LoadedModel:
     """Streams of its device."""
     streamed: Streamed | None = None
     """None: all weights are on the device, and stay there."""
+    ranks: Ranks | None = None
+    """Other processes that have parts of its layers; None: all of them are here."""
 
     def text(self) -> TextUse:
         """Memory that the weights take now."""
@@ -57,9 +60,11 @@ class LoadedModel:
         return TextUse(total, total) if self.streamed is None else self.streamed.text.use(total)
 
     def close(self) -> None:
-        """End the threads and streams that move weights."""
+        """End the threads and streams that move weights, and the processes of other ranks."""
         if self.streamed is not None:
             self.streamed.text.close()
+        if self.ranks is not None:
+            self.ranks.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +89,20 @@ class Streamed:
 
 
 def load_model(
-    model: ResolvedModel, settings: EngineSettings, device: torch.device, dtype: torch.dtype, attention: Attention
+    model: ResolvedModel,
+    settings: EngineSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: Attention,
+    ranks: Ranks | None = None,
 ) -> LoadedModel:
-    """Load the weights as `settings.weights_device` says. Takes seconds; raises FieldOutOfRange if they do not fit or
-    cannot be kept as the model says, BrokenModel and `WeightsLost` if they cannot be read.
+    """Load the weights as `settings.weights_device` says, or rank 0's part of them. Takes seconds; raises
+    FieldOutOfRange if they do not fit or cannot be kept as the model says, BrokenModel and `WeightsLost` if they cannot
+    be read.
     """
     require_weights_dtype(model, device, dtype)
+    if ranks is not None:
+        return _load_part(model, settings, device, dtype, attention, ranks)
     free = free_bytes(device)
     needed = _needed_bytes(model, settings, device, dtype, attention, free)
     budget = settings.weights_device
@@ -112,6 +125,31 @@ def load_model(
     copy = f", and {size(twice)} more: the tied output projection, in a layout of its own" if twice else ""
     logger.info("weights: all of them, %s, stay on the device%s", size(stack.parameter_bytes), copy)
     return LoadedModel(stack, streams_of(device))
+
+
+def _load_part(
+    model: ResolvedModel,
+    settings: EngineSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: Attention,
+    ranks: Ranks,
+) -> LoadedModel:
+    """Rank 0's: its shard of layers and head, and the embedding, while the others load theirs."""
+    needed = weight_bytes(model, device, dtype)
+    check_weights_fit(model, needed if device.type == "cpu" else needed // ranks.count, device, dtype)
+    stack = load_stack(
+        model,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        max_model_len=settings.max_model_len,
+        batch_invariant=settings.batch_invariant,
+        products=choose_products(settings, model, device, dtype),
+        shard=ranks.shard,
+    )
+    logger.info("weights: %s, the layers cut over %d ranks", size(stack.parameter_bytes), ranks.count)
+    return LoadedModel(stack, streams_of(device), ranks=ranks)
 
 
 def _needed_bytes(

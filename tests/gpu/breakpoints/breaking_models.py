@@ -18,7 +18,7 @@ from app.gpu.engine import Engine
 from app.gpu.graphs.decode import Recorder
 from app.gpu.models import load_stack
 from app.gpu.models.base import LayerStack
-from app.gpu.startup.loader import build_engine
+from app.gpu.startup.loader import build_engine, load_engine
 from app.gpu.startup.weights import LoadedModel, Streamed
 from app.model_store.resolve import ResolvedModel, resolve
 from app.model_store.shapes import shape_config
@@ -60,6 +60,8 @@ class TinyModel:
     streamed: Streamed | None = None
     """What moves the weights of `stack`, for one engine at a time; None: they stay."""
     kv_dtype: str = "auto"
+    ranks: int = 1
+    """More: an engine loads the model anew, with other processes for its other parts."""
 
     @property
     def num_layers(self) -> int:
@@ -88,6 +90,7 @@ class TinyModel:
             max_draft_tokens = 0
         settings = EngineSettings(
             device="cpu",
+            tensor_parallel=self.ranks,
             dtype="float32",
             matmul_precision="auto",
             batch_invariant=False,
@@ -108,8 +111,11 @@ class TinyModel:
             max_activation_bytes=max_activation_bytes,
             max_model_len=None,
         )
-        loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)
-        engine = build_engine(self.resolved, loaded, settings, recorder)
+        if self.ranks > 1:
+            engine = load_engine(self.resolved, settings)
+        else:
+            loaded = LoadedModel(self.stack, self.streams or streams_of(self.stack.device), self.streamed)
+            engine = build_engine(self.resolved, loaded, settings, recorder)
         engine._scheduler.shared.prompt_tokens = 2 * max_step_tokens  # a capture has half of it
         return engine
 

@@ -1,0 +1,124 @@
+"""Engines whose layers are cut over two processes: clients are told what one process, and Transformers, would say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.domain.errors import FieldOutOfRange
+from app.domain.values import KVPolicy, Phase, SamplingParams, SessionId
+from app.gpu.startup.loader import load_engine
+from app.messages import Export, Fork, Import, Token
+from app.settings import Settings
+from tests.gpu.breakpoints.breaking import BreakDriver, Turn
+from tests.gpu.breakpoints.breaking_models import BLOCK, TinyModel, prompt
+from tests.gpu.conversations import CROWD, same
+from tests.gpu.oracle import greedy_tokens
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TIERS: dict[str, Any] = {"host_blocks": 100, "policy": KVPolicy.SIGNAL}
+REPORTING = SamplingParams(seed=0, temperature=0, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def two(tiny_llama: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakDriver]:
+    """An engine of two ranks with all tiers."""
+    engine = replace(tiny_llama, ranks=2).engine(**TIERS, kv_dir=tmp_path_factory.mktemp("kv"))
+    yield BreakDriver(engine)
+    engine.close()
+
+
+def test_a_crowd_is_told_what_one_process_tells_it(tiny_llama: TinyModel) -> None:
+    """More sessions than fit on the device: they park, wake, fork, pause, are edited, captured and scored."""
+    wanted, _ = CROWD.play(tiny_llama, seed=0)
+    told, _ = CROWD.play(replace(tiny_llama, ranks=2), seed=0)
+    assert all(map(same, told, wanted))
+
+
+def test_gpt2_says_what_transformers_says(tiny_gpt2: TinyModel) -> None:
+    engine = replace(tiny_gpt2, ranks=2).engine(blocks=30, **TIERS)
+    driver = BreakDriver(engine)
+    starts = {driver.open(): prompt(seed, 9 + 5 * seed) for seed in range(5)}
+    turns = {session: driver.submit(session, start, 12) for session, start in starts.items()}
+    driver.finish(*turns.values())
+    for session, turn in turns.items():
+        assert driver.tokens(turn) == greedy_tokens(tiny_gpt2.oracle, starts[session], 12)
+    engine.close()
+
+
+def test_parked_and_forked_sessions_compute_nothing_again(two: BreakDriver, tiny_llama: TinyModel) -> None:
+    session, child, start = two.open(), SessionId("child"), prompt(1, 30)
+    first = two.submit(session, start, 5)
+    two.finish(first)
+    history = [*start, *two.tokens(first)]
+    two.signal(session, Phase.IO_WAIT)
+    assert not two.place(session).device_bytes
+    two.do(Fork(two.ticket(), session, child))
+    turns = [two.submit(each, [7, seed], 6) for seed, each in enumerate((session, child), 3)]
+    two.finish(*turns)
+    for seed, turn in enumerate(turns, 3):
+        assert two.tokens(turn) == greedy_tokens(tiny_llama.oracle, [*history, 7, seed], 6)
+        assert two.end(turn).usage.tokens_recomputed == 0
+
+
+def test_files_do_not_depend_on_the_number_of_ranks(two: BreakDriver, tiny_llama: TinyModel, tmp_path: Path) -> None:
+    """From two ranks to one, and back to two."""
+    one = BreakDriver(tiny_llama.engine(**TIERS, kv_dir=tmp_path / "one"))
+    session, history = two.open(), prompt(2, 30)
+    turn = two.submit(session, history, 5)
+    two.finish(turn)
+    history += two.tokens(turn)
+    for here, there, name in ((two, one, "first"), (one, two, "second")):
+        path, moved = str(tmp_path / name), SessionId(name)
+        here.do(Export(here.ticket(), session, path, "{}"))
+        there.do(Import(there.ticket(), moved, path, ""))
+        turn = there.submit(moved, [9], 6)
+        there.finish(turn)
+        assert there.end(turn).usage.cached_tokens == len(history) - 1
+        wanted = greedy_tokens(tiny_llama.oracle, [*history, 9], 6)
+        assert there.tokens(turn) == wanted
+        history, session = [*history, 9, *wanted], moved
+
+
+def test_memory_is_that_of_all_ranks(two: BreakDriver, tiny_llama: TinyModel) -> None:
+    one = tiny_llama.engine(**TIERS)
+    assert two.engine.info == one.info
+    session = two.open()
+    two.finish(two.submit(session, prompt(3, 2 * BLOCK), 1))
+    assert two.place(session).device_bytes == 2 * BLOCK * one.info.kv_bytes_per_token
+
+
+def test_bits_of_a_token_do_not_depend_on_its_company(tiny_llama: TinyModel) -> None:
+    settings = Settings(device="cpu", tensor_parallel=2, batch_invariant=True, max_running=16, kv_policy="none")
+    driver = BreakDriver(load_engine(tiny_llama.resolved, replace(settings.engine(), max_step_tokens=16, kv_dir=None)))
+    alone = driver.begin(driver.open(), prompt(4, 21), 9, REPORTING)
+    driver.settle(alone)
+    crowd = [driver.begin(driver.open(), prompt(seed, 11), 20) for seed in range(5, 9)]
+    beside = driver.begin(driver.open("another"), prompt(4, 21), 9, REPORTING)
+    driver.settle(beside, *crowd)
+    assert logprobs(beside) == logprobs(alone)
+    driver.engine.close()
+
+
+def logprobs(turn: Turn) -> list[Any]:
+    return [event.logprobs for ticket in turn.tickets for event in turn.events[ticket] if isinstance(event, Token)]
+
+
+@pytest.mark.parametrize(
+    ("param", "changed"),
+    [
+        ("weights_device", {"weights_device": 1 << 20}),
+        ("cuda_graphs", {"cuda_graphs": True}),
+        ("tensor_parallel", {"tensor_parallel": 3}),
+    ],
+)
+def test_what_ranks_are_not_for_is_refused(tiny_llama: TinyModel, param: str, changed: dict[str, Any]) -> None:
+    settings = Settings(device="cpu", state_dir=None, **{"tensor_parallel": 2, **changed})
+    with pytest.raises(FieldOutOfRange) as refused:
+        load_engine(tiny_llama.resolved, settings.engine())
+    assert refused.value.param == param
+    assert param in refused.value.message
