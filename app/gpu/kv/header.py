@@ -13,6 +13,8 @@ from app.domain.limits import MAX_LABEL_BYTES
 
 FORMAT = "djinn-kv"
 VERSION = "2"
+SHOWN = 12
+"""Digits of a fingerprint in an error: enough to tell two models apart."""
 
 SAFETENSORS_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 """Name and bytes of an element, by PyTorch's name of the dtype."""
@@ -195,7 +197,8 @@ def match_header(fields: HeaderFields, expected: KVIdentity) -> KVFileHeader:
     Raises `KVFileMismatch` unless the `expected` model and layout can use it.
     """
     if fields.fingerprint != expected.fingerprint:
-        raise KVFileMismatch(f"it is of the model {fields.fingerprint!r}, this server runs {expected.fingerprint!r}")
+        theirs, ours = fields.fingerprint[:SHOWN], expected.fingerprint[:SHOWN]
+        raise KVFileMismatch(f"it is of another model or of other weights: its sum begins with {theirs}, ours with {ours}")
     dtype, _ = SAFETENSORS_DTYPES[expected.layout.dtype]
     names = {short: name for name, (short, _) in SAFETENSORS_DTYPES.items()}
     if fields.block_shape == expected.layout.block_shape and fields.dtype in names.keys() - {dtype}:
