@@ -198,7 +198,7 @@ def match_header(fields: HeaderFields, expected: KVIdentity) -> KVFileHeader:
     """
     if fields.fingerprint != expected.fingerprint:
         theirs, ours = fields.fingerprint[:SHOWN], expected.fingerprint[:SHOWN]
-        raise KVFileMismatch(f"it is of another model or of other weights: its sum begins with {theirs}, ours with {ours}")
+        raise KVFileMismatch(f"it is of another model or other weights: its sum begins with {theirs}, ours with {ours}")
     dtype, _ = SAFETENSORS_DTYPES[expected.layout.dtype]
     names = {short: name for name, (short, _) in SAFETENSORS_DTYPES.items()}
     if fields.block_shape == expected.layout.block_shape and fields.dtype in names.keys() - {dtype}:
