@@ -157,7 +157,7 @@ class Settings(BaseSettings):
             description="most bytes of one copy of weights that are streamed",
         )
     )
-    kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8"] = Field(
         "auto",
         description="as what KV is kept, in every tier: the type that the model computes in (auto), or a smaller one, "
         "which rounds it",

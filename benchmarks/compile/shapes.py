@@ -10,6 +10,7 @@ import torch
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.cuda import PROMPT_ROWS
+from app.gpu.attention.pool_rows import FLOAT8, to_rows
 from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
 from app.gpu.attention.triton_store import store
 from app.gpu.linear.eight_bits import INT8_BLOCK
@@ -75,6 +76,11 @@ def launches(shape: Shape) -> Iterator[tuple[str, Launch]]:
     yield "split decode", lambda: attend(decodes, pool, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=SPLITS)
     yield "prompt", lambda: attend(prompt, pool, plain, output, rows=tall, splits=1)
     yield "capped window", lambda: attend(decodes, pool, capped, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
+    if shape.dtype == "bfloat16":
+        rounded = to_rows(pool, FLOAT8)
+        yield "store float8", lambda: store(key, value, rounded, slots, slots)
+        yield "float8 decode", lambda: attend(decodes, rounded, plain, output[:SEQUENCES], rows=LEAST_ROWS, splits=1)
+        yield "float8 prompt", lambda: attend(prompt, rounded, plain, output, rows=tall, splits=1)
 
 
 def wide_launches(dtype: str, capability: int) -> Iterator[tuple[str, Launch]]:

@@ -10,6 +10,16 @@ from torch import Tensor
 from transformers import DynamicCache
 
 
+def rounded(states: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[..., head_dim]` as KV of `dtype` gives them back: float8 with the least power of two for each head of each
+    token that brings it within 448, the largest float8.
+    """
+    if dtype is not torch.float8_e4m3fn:
+        return states.to(dtype).to(states.dtype)
+    scales = (states.double().abs().amax(-1, keepdim=True) / 448).clamp(min=1e-30).log2().ceil().exp2()
+    return ((states.double() / scales).to(dtype).double() * scales).to(states.dtype)
+
+
 class RoundingCache(DynamicCache):
     """Keys and values as a cache of `dtype` gives them back, from the moment that they are stored."""
 
@@ -18,7 +28,7 @@ class RoundingCache(DynamicCache):
         self._dtype = dtype
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        key, value = (states.to(self._dtype).to(states.dtype) for states in (key_states, value_states))
+        key, value = (rounded(states, self._dtype) for states in (key_states, value_states))
         return super().update(key, value, *args, **kwargs)
 
 

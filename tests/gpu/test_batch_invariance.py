@@ -51,7 +51,8 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     scope="module",
     params=[
         *((dtype, "auto") for dtype in (torch.float32, torch.bfloat16, torch.float16)),
-        *((torch.float32, kv_dtype) for kv_dtype in ("bfloat16", "float16")),
+        *((torch.float32, kv_dtype) for kv_dtype in ("bfloat16", "float16", "float8")),
+        (torch.bfloat16, "float8"),
     ],
     ids=lambda types: f"{dtype_name(types[0])}-{types[1]}",
 )

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from app.domain.values import KVBudget, KVPolicy
+from app.gpu.attention.pool_rows import columns_of
 from app.gpu.engine import Engine
 from app.gpu.startup.loader import load_engine
 from app.model_store.resolve import ResolvedModel, resolve
@@ -19,6 +20,7 @@ from tests.gpu.driving import Driver
 from tests.gpu.oracle import RoundingModel
 
 BLOCK = 4
+_KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8": torch.float8_e4m3fn}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def oracle(model: ResolvedModel, kv_dtype: str) -> Any:
     """Transformers' model, with a cache that rounds as the engines of the test file do."""
     assert model.folder is not None
     found = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
-    return found if kv_dtype == "auto" else RoundingModel(found, getattr(torch, kv_dtype))
+    return found if kv_dtype == "auto" else RoundingModel(found, _KV_DTYPES[kv_dtype])
 
 
 def make_engine(
@@ -53,8 +55,9 @@ def make_engine(
     tensor_parallel: int = 1,
 ) -> Engine:
     config = model.config
-    element_bytes = 4 if kv_dtype in ("auto", "float32") else 2
-    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * element_bytes
+    dtype = _KV_DTYPES.get(kv_dtype, torch.float32)
+    row_bytes = columns_of(config.head_dim, dtype) * dtype.itemsize
+    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * row_bytes
     settings = EngineSettings(
         device="cpu",
         tensor_parallel=tensor_parallel,

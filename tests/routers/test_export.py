@@ -149,6 +149,7 @@ def test_a_damaged_file_is_refused_with_the_reason(
         ({"seed": 1}, "model"),
         ({"dtype": "bfloat16"}, "its KV is float32, and this server keeps KV as bfloat16: see --kv-dtype"),
         ({"kv_dtype": "float16"}, "its KV is float32, and this server keeps KV as float16: see --kv-dtype"),
+        ({"kv_dtype": "float8"}, "its KV is float32, and this server keeps KV as float8: see --kv-dtype"),
         ({"block_size": 8}, "KV blocks"),
     ],
 )

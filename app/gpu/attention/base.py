@@ -30,9 +30,10 @@ class Attention(Protocol):
         """Write `key` and `value` at the batch's slots of `kv`, then attend causally.
 
         query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`;
-        kv: one layer of the pool, `[blocks, 2, kv_heads, block_size, head_dim]`, any strides with the last two dense.
-        Its dtype is that of the queries, or a half type under float32. Keys and values are rounded to it, to nearest
-        even, and what a query sees is what the pool holds: of its own token and its batch too.
+        kv: one layer of the pool, `[blocks, 2, kv_heads, block_size, columns]`, any strides with the last two dense.
+        Its dtype is that of the queries, or a half type under float32, or float8; see `pool_rows`. Keys and values are
+        rounded to it, to nearest even, and what a query sees is what the pool holds: of its own token and its batch
+        too.
         `heads` is a multiple of `kv_heads`; query head h reads key head `h // (heads // kv_heads)`.
         Returns `[tokens, heads, head_dim]`, contiguous.
         """

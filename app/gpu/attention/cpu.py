@@ -11,6 +11,7 @@ from app.gpu.attention.batch import Batch, RowShape
 from app.gpu.attention.cpu_kernels import PADDING, SPLIT, Arguments, attend_kernel
 from app.gpu.attention.cpu_prompts import attend_prompts
 from app.gpu.attention.cpu_store import store
+from app.gpu.attention.pool_rows import FLOAT8, from_rows
 from app.gpu.cpu.openmp import run_on_torch_threads
 
 PAGED_TOKENS = 8
@@ -23,9 +24,9 @@ NO_WINDOW = 1 << 40
 
 
 class PagedCpuAttention:
-    """See `Attention`. Under queries of float32 the pool may hold float32, bfloat16 or float16; both kernels compute in
-    float32, over keys and values as the pool has rounded them, those of the batch included. Under queries of a half
-    type it holds that type.
+    """See `Attention`. Under queries of float32 the pool may hold float32, bfloat16, float16 or float8; both kernels
+    compute in float32, over keys and values as the pool has rounded them, those of the batch included. Under queries of
+    a half type it holds that type, or float8.
 
     `batch_invariant`: prompts attend in the paged kernel too, which is slower. The result of a token is then the same
     to the bit in any batch, and however a prompt is cut into chunks.
@@ -37,7 +38,7 @@ class PagedCpuAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
-        if query.dtype is not torch.float32:
+        if query.dtype is not torch.float32 and kv.dtype is not FLOAT8:
             key, value = key.to(kv.dtype), value.to(kv.dtype)
         store(_dense_heads(key), _dense_heads(value), kv, batch.slot_blocks, batch.slot_offsets)
         short = self._count_short(batch)
@@ -127,10 +128,10 @@ def _dense_heads(x: Tensor) -> Tensor:
 
 def _context(row: RowShape, key: Tensor, value: Tensor, kv: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """All keys and values a prefill row may see, each `[kv_heads, context, head_dim]`; `key`, `value` are its own."""
-    if row.length == row.context:
+    if row.length == row.context and kv.dtype is not FLOAT8:
         return key.transpose(0, 1), value.transpose(0, 1)
     blocks = kv[table[: -(-row.context // kv.shape[3])]]
-    keys, values = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : row.context]
+    keys, values = from_rows(blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : row.context], key.dtype)
     return keys, values
 
 

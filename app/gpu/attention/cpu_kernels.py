@@ -19,8 +19,9 @@ import torch
 from numba.np.numpy_support import carray
 
 from app.gpu.attention.cpu_scores import LEAST_EXPONENT, LOWEST, ZERO, bounded, query_scale
-from app.gpu.cpu.compile import ELEMENTS, c_function, exp2, inlined
-from app.gpu.cpu.intrinsics import fetch_add, pointer, prefetch, widen
+from app.gpu.attention.pool_rows import columns_of
+from app.gpu.cpu.compile import POOL_ELEMENTS, c_function, exp2, inlined
+from app.gpu.cpu.intrinsics import fetch_add, pointer, prefetch, scale_of, widen
 
 SPLIT = 256
 """Tokens in one work item: enough to pay for the merge, few enough to spread one long context over the cores."""
@@ -33,7 +34,7 @@ TILE = 16
 class Arguments(ctypes.Structure):
     """What a kernel reads. Tensors are given by address; strides and offsets count elements.
 
-    query: `[queries, heads, head_dim]` float32. pool: one layer's `[blocks, 2, kv_heads, block_size, head_dim]`, which
+    query: `[queries, heads, head_dim]` float32. pool: one layer's `[blocks, 2, kv_heads, block_size, columns]`, which
     has the queries' own keys and values. tables: `[queries, blocks]` int32 (stride 0: one for all). positions:
     `[queries]` int64. output: `[queries, heads, head_dim]` float32. workspace: `[queries, splits, heads, head_dim +
     PADDING]` float32, for as many splits as the longest context has at least. finished: `[queries]` int64 zeros, which
@@ -63,16 +64,16 @@ def attend_kernel(dtype: torch.dtype, head_dim: int) -> Any:
     Any number of threads may run it on the same arguments at once, and share the work. Compiling takes seconds; the
     machine code is kept in Numba's cache, beside this file or in the user's cache directory.
     """
-    element = ELEMENTS[dtype]
+    element, columns = POOL_ELEMENTS[dtype], columns_of(head_dim, dtype)
 
     def attend(arguments: int) -> None:
-        _attend(arguments, element, head_dim)
+        _attend(arguments, element, head_dim, columns)
 
     return c_function(attend)
 
 
 @inlined
-def _attend(arguments: int, element: Any, head_dim: int) -> None:
+def _attend(arguments: int, element: Any, head_dim: int, columns: int) -> None:
     """Draw work items until none is left."""
     a = carray(pointer(arguments), 1, _ARGUMENTS)[0]
     pool = carray(pointer(a.pool), _UNBOUNDED, element)
@@ -101,7 +102,7 @@ def _attend(arguments: int, element: Any, head_dim: int) -> None:
         for head in range(a.heads):
             for i in range(head_dim):
                 query[head, i] = queries[row * a.query_stride + head * head_dim + i] * scale
-        _attend_split(a, pool, table, first, end, query, scores, workspace[row, split], head_dim)
+        _attend_split(a, pool, table, first, end, query, scores, workspace[row, split], head_dim, columns)
         own_splits = _splits(context, a.window)
         if fetch_add(a.finished + row * 8) == own_splits - 1:
             _merge(workspace[row], own_splits, output[row], head_dim)
@@ -123,7 +124,16 @@ def _most_splits(positions: Any, window: int) -> Any:
 
 @inlined
 def _attend_split(
-    a: Any, pool: Any, table: Any, first: int, end: int, query: Any, scores: Any, state: Any, head_dim: int
+    a: Any,
+    pool: Any,
+    table: Any,
+    first: int,
+    end: int,
+    query: Any,
+    scores: Any,
+    state: Any,
+    head_dim: int,
+    columns: int,
 ) -> None:
     """Attend over the keys at positions `[first, end)`; leaves each head's accumulator, peak and total in `state`."""
     for head in range(a.heads):
@@ -134,16 +144,25 @@ def _attend_split(
     while position < end:
         offset = position % a.block_size
         count = min(min(a.block_size - offset, TILE), end - position)
-        at = table[position // a.block_size] * a.block_stride + offset * head_dim
+        at = table[position // a.block_size] * a.block_stride + offset * columns
         following = min(position + count, end - 1)
-        ahead = table[following // a.block_size] * a.block_stride + following % a.block_size * head_dim
-        _attend_tile(a, pool, at, ahead, count, query, scores, state, head_dim)
+        ahead = table[following // a.block_size] * a.block_stride + following % a.block_size * columns
+        _attend_tile(a, pool, at, ahead, count, query, scores, state, head_dim, columns)
         position += count
 
 
 @inlined
 def _attend_tile(
-    a: Any, pool: Any, at: int, ahead: int, count: int, query: Any, scores: Any, state: Any, head_dim: int
+    a: Any,
+    pool: Any,
+    at: int,
+    ahead: int,
+    count: int,
+    query: Any,
+    scores: Any,
+    state: Any,
+    head_dim: int,
+    columns: int,
 ) -> None:
     """Fold `count` tokens, whose first key is at `pool[at]`, into `state`, all heads; the next tile is at `ahead`."""
     group = a.heads // a.kv_heads
@@ -152,11 +171,11 @@ def _attend_tile(
         values = keys + a.value_offset
         # Each query head of a group asks for its share of the next tile: in one burst they would stall the core.
         part = head % group
-        share = part * count // group * head_dim
-        length = (part + 1) * count // group * head_dim - share
+        share = part * count // group * columns
+        length = (part + 1) * count // group * columns - share
         own = state[head]
         _prefetch_run(pool, ahead + keys + share, length)
-        block_peak = _score(query[head], pool[at + keys :], count, a.softcap, scores, head_dim)
+        block_peak = _score(query[head], pool[at + keys :], count, a.softcap, scores, head_dim, columns)
         _prefetch_run(pool, ahead + values + share, length)
         peak = max(own[head_dim], block_peak)
         if peak > own[head_dim]:
@@ -166,7 +185,7 @@ def _attend_tile(
             own[head_dim] = peak
             own[head_dim + 1] *= shrink
         own[head_dim + 1] += _exponentiate(scores, peak)
-        _weigh(scores, pool[at + values :], count, own, head_dim)
+        _weigh(scores, pool[at + values :], count, own, head_dim, columns)
 
 
 @inlined
@@ -176,27 +195,29 @@ def _prefetch_run(pool: Any, start: int, length: int) -> None:
 
 
 @inlined
-def _score(query: Any, keys: Any, count: int, softcap: Any, scores: Any, head_dim: int) -> Any:
+def _score(query: Any, keys: Any, count: int, softcap: Any, scores: Any, head_dim: int, columns: int) -> Any:
     """Scores of a tile's `count` keys; the rest of `scores` becomes `LOWEST`. Returns the peak."""
     peak = LOWEST
     whole = count - count % 4
     for token in range(0, whole, 4):  # four at a time share each load of the query
         a = b = c = d = ZERO
-        four = keys[token * head_dim :]
+        four = keys[token * columns :]
         for i in range(head_dim):
             a += query[i] * widen(four[i])
-            b += query[i] * widen(four[head_dim + i])
-            c += query[i] * widen(four[2 * head_dim + i])
-            d += query[i] * widen(four[3 * head_dim + i])
+            b += query[i] * widen(four[columns + i])
+            c += query[i] * widen(four[2 * columns + i])
+            d += query[i] * widen(four[3 * columns + i])
+        a, b = a * scale_of(four, head_dim), b * scale_of(four, columns + head_dim)
+        c, d = c * scale_of(four, 2 * columns + head_dim), d * scale_of(four, 3 * columns + head_dim)
         a, b, c, d = bounded(a, softcap), bounded(b, softcap), bounded(c, softcap), bounded(d, softcap)
         scores[token], scores[token + 1], scores[token + 2], scores[token + 3] = a, b, c, d
         peak = max(peak, max(max(a, b), max(c, d)))
     for token in range(whole, count):
         a = ZERO
-        one = keys[token * head_dim :]
+        one = keys[token * columns :]
         for i in range(head_dim):
             a += query[i] * widen(one[i])
-        scores[token] = bounded(a, softcap)
+        scores[token] = bounded(a * scale_of(one, head_dim), softcap)
         peak = max(peak, scores[token])
     for token in range(count, TILE):
         scores[token] = LOWEST
@@ -214,20 +235,23 @@ def _exponentiate(scores: Any, peak: Any) -> Any:
 
 
 @inlined
-def _weigh(weights: Any, values: Any, count: int, output: Any, head_dim: int) -> None:
+def _weigh(weights: Any, values: Any, count: int, output: Any, head_dim: int, columns: int) -> None:
     """Add the weighted values of a tile's `count` tokens to `output`."""
     whole = count - count % 4
     for token in range(0, whole, 4):  # four at a time share each load and store of the output
-        a, b, c, d = weights[token], weights[token + 1], weights[token + 2], weights[token + 3]
-        four = values[token * head_dim :]
+        four = values[token * columns :]
+        a, b = weights[token] * scale_of(four, head_dim), weights[token + 1] * scale_of(four, columns + head_dim)
+        c = weights[token + 2] * scale_of(four, 2 * columns + head_dim)
+        d = weights[token + 3] * scale_of(four, 3 * columns + head_dim)
         for i in range(head_dim):
-            ab = a * widen(four[i]) + b * widen(four[head_dim + i])
-            cd = c * widen(four[2 * head_dim + i]) + d * widen(four[3 * head_dim + i])
+            ab = a * widen(four[i]) + b * widen(four[columns + i])
+            cd = c * widen(four[2 * columns + i]) + d * widen(four[3 * columns + i])
             output[i] += ab + cd
     for token in range(whole, count):
-        one = values[token * head_dim :]
+        one = values[token * columns :]
+        weight = weights[token] * scale_of(one, head_dim)
         for i in range(head_dim):
-            output[i] += weights[token] * widen(one[i])
+            output[i] += weight * widen(one[i])
 
 
 @inlined

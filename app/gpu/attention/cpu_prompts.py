@@ -34,7 +34,7 @@ from app.gpu.attention.cpu_tiles import (
     take_queries,
     weigh,
 )
-from app.gpu.cpu.compile import ELEMENTS, c_function, inlined
+from app.gpu.cpu.compile import POOL_ELEMENTS, c_function, inlined
 from app.gpu.cpu.intrinsics import fetch_add, pointer
 from app.gpu.cpu.openmp import run_on_torch_threads
 from app.gpu.linear.cpu_tile import LANES, ROWS
@@ -51,13 +51,13 @@ class _Arguments(ctypes.Structure):
 
     query: `[tokens, heads, head_dim]` float32. spans: `[rows, 4]` int64: a prompt's first token, tokens and context,
     and where its states begin in `states`, float32, if it is one run of at most `queries`. pool: one layer's `[blocks,
-    2, kv_heads, block_size, head_dim]`, with all keys and values. tables: `[rows, blocks]` int32. output: as `query`,
+    2, kv_heads, block_size, columns]`, with all keys and values. tables: `[rows, blocks]` int32. output: as `query`,
     dense. finished: `[rows, kv_heads]` int64 zeros. `window` is at least 1, `softcap` 0 is off, `next_item` is 0.
     """
 
     _fields_: ClassVar = [
         *((name, ctypes.c_int64) for name in ("next_item", "rows", "spans", "queries", "window")),
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "block_size")),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "block_size", "columns")),
         *((name, ctypes.c_int64) for name in ("query", "query_stride", "output")),
         *((name, ctypes.c_int64) for name in ("pool", "block_stride", "value_offset", "head_stride")),
         *((name, ctypes.c_int64) for name in ("tables", "table_stride", "states", "finished")),
@@ -75,7 +75,7 @@ def attend_prompts(
     see. `query` `[tokens, heads, head_dim]` float32 has dense heads; `output` is dense, of the same shape.
     """
     _, heads, head_dim = query.shape
-    _, _, kv_heads, block_size, _ = kv.shape
+    _, _, kv_heads, block_size, columns = kv.shape
     block_stride, value_offset, head_stride, *_ = kv.stride()
     group = heads // kv_heads
     queries = max(1, RUN_LANES // group)
@@ -89,6 +89,7 @@ def attend_prompts(
         heads=heads,
         kv_heads=kv_heads,
         block_size=block_size,
+        columns=columns,
         query=query.data_ptr(),
         query_stride=query.stride(0),
         output=output.data_ptr(),
@@ -120,7 +121,7 @@ def _place_rows(rows: Sequence[RowShape], queries: int, group: int, head_dim: in
 @functools.cache
 def _compiled(dtype: torch.dtype, head_dim: int) -> Any:
     """The kernel for a pool of `dtype`, as a C function of the address of an `_Arguments`."""
-    element = ELEMENTS[dtype]
+    element = POOL_ELEMENTS[dtype]
 
     def attend(arguments: int) -> None:
         _attend(arguments, element, head_dim)

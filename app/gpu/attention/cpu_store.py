@@ -9,6 +9,8 @@ import torch
 from numba.np.numpy_support import carray
 from torch import Tensor
 
+from app.gpu.attention.cpu_rounding import rounding_kernel
+from app.gpu.attention.pool_rows import FLOAT8
 from app.gpu.cpu.compile import ELEMENTS, c_function
 from app.gpu.cpu.intrinsics import convert, fetch_add, pointer
 from app.gpu.cpu.openmp import run_on_torch_threads
@@ -20,7 +22,7 @@ class _Arguments(ctypes.Structure):
     """
 
     _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("next_chunk", "chunk", "tokens", "kv_heads", "head_dim")),
+        *((name, ctypes.c_int64) for name in ("next_chunk", "chunk", "tokens", "kv_heads", "head_dim", "columns")),
         *((name, ctypes.c_int64) for name in ("key", "key_stride", "value", "value_stride")),
         *((name, ctypes.c_int64) for name in ("pool", "block_stride", "value_offset", "head_stride")),
         *((name, ctypes.c_int64) for name in ("blocks", "offsets")),
@@ -34,7 +36,7 @@ _CHUNK_ELEMENTS = 8192
 
 def store(key: Tensor, value: Tensor, kv: Tensor, blocks: Tensor, offsets: Tensor) -> None:
     """Write token `i` of `key` and `value`, `[tokens, kv_heads, head_dim]` each with dense heads, to place `offsets[i]`
-    of block `blocks[i]`, `[tokens]` int64 each, of `kv`: one layer's `[blocks, 2, kv_heads, block_size, head_dim]`.
+    of block `blocks[i]`, `[tokens]` int64 each, of `kv`: one layer's `[blocks, 2, kv_heads, block_size, columns]`.
     `key` and `value` have one dtype, and are rounded to that of the pool, to nearest even. No two tokens have the same
     place.
     """
@@ -46,6 +48,7 @@ def store(key: Tensor, value: Tensor, kv: Tensor, blocks: Tensor, offsets: Tenso
         tokens=tokens,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        columns=kv.shape[4],
         key=key.data_ptr(),
         key_stride=key.stride(0),
         value=value.data_ptr(),
@@ -57,7 +60,8 @@ def store(key: Tensor, value: Tensor, kv: Tensor, blocks: Tensor, offsets: Tenso
         blocks=blocks.data_ptr(),
         offsets=offsets.data_ptr(),
     )
-    run_on_torch_threads(_compiled(key.dtype, kv.dtype).address, arguments)
+    kernel = rounding_kernel(key.dtype, _ARGUMENTS) if kv.dtype is FLOAT8 else _compiled(key.dtype, kv.dtype)
+    run_on_torch_threads(kernel.address, arguments)
 
 
 @functools.cache

@@ -52,7 +52,7 @@ def take_keys(
     nbytes = carray(pointer(a.pool), UNBOUNDED, element).itemsize
     block, offset = first // a.block_size, first % a.block_size
     for key in range(end - first):
-        at = a.pool + (head * a.head_stride + table[block] * a.block_stride + offset * head_dim) * nbytes
+        at = a.pool + (head * a.head_stride + table[block] * a.block_stride + offset * a.columns) * nbytes
         line = key * head_dim * 4
         widen_run(element, at, keys.ctypes.data + line, head_dim)
         widen_run(element, at + a.value_offset * nbytes, values.ctypes.data + line, head_dim)

@@ -12,6 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from app.gpu.attention.cpu_scores import LEAST_EXPONENT, LOWEST
+from app.gpu.cpu.intrinsics import widened_float8
 from app.gpu.linear.cpu_tile import LANES
 from app.gpu.linear.cpu_weights import Dense
 
@@ -49,22 +50,40 @@ def make_softmax(keys: int) -> Any:
 
 def _widen_run(typing: Any, element: Any, source: Any, target: Any, count: Any) -> Any:
     """`widen_run(element, source, target, count)`: `count` numbers of the type `element` (see `widen`) at address
-    `source` as float32 at address `target`.
+    `source` as float32 at address `target`. Those of float8 are followed by their scale, and multiplied by it.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, source, target, count = arguments
+        scaled = element.dtype == types.uint8
+        scale = _load_scale(builder, builder.add(source, count)) if scaled else None
         for lanes, begin in ((LANES, ir.Constant(_INT64, 0)), (1, _whole(builder, count))):
-            reads = Dense(element.dtype, builder, lanes, 1)
+            floats = ir.VectorType(_FLOAT, lanes)
             end = _whole(builder, count) if lanes > 1 else count
             step = ir.Constant(_INT64, lanes)
             with cgutils.for_range_slice(builder, begin, end, step) as (index, _):
-                (numbers,) = reads.run(source, index)
+                if scaled:
+                    numbers = _read_float8(builder, builder.add(source, index), lanes, scale)
+                else:
+                    (numbers,) = Dense(element.dtype, builder, lanes, 1).run(source, index)
                 place = builder.gep(builder.inttoptr(target, _FLOAT.as_pointer()), [index])
-                builder.store(numbers, builder.bitcast(place, reads.floats.as_pointer()), align=4)
+                builder.store(numbers, builder.bitcast(place, floats.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(element, *[types.int64] * 3), generate
+
+
+def _load_scale(builder: Any, address: Any) -> Any:
+    return builder.load(builder.inttoptr(address, _FLOAT.as_pointer()), align=1)
+
+
+def _read_float8(builder: Any, address: Any, lanes: int, scale: Any) -> Any:
+    """A vector of `lanes` numbers, times `scale`."""
+    codes = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), lanes).as_pointer()), align=1)
+    scales = ir.Constant(ir.VectorType(_FLOAT, lanes), ir.Undefined)
+    for lane in range(lanes):
+        scales = builder.insert_element(scales, scale, ir.Constant(_INT32, lane))
+    return builder.fmul(widened_float8(builder, codes, lambda kind: ir.VectorType(kind, lanes)), scales)
 
 
 def _whole(builder: Any, count: Any) -> Any:

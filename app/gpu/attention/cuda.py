@@ -6,6 +6,7 @@ from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import Batch, RowShape
+from app.gpu.attention.pool_rows import FLOAT8, from_rows
 from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
 from app.gpu.attention.triton_merge import MAX_SPLITS
 from app.gpu.attention.triton_store import store
@@ -25,8 +26,8 @@ run at a time on Hopper. Not tuned on a device either."""
 
 class CudaAttention:
     """See `Attention`. Takes CUDA tensors of compute capability 8.0 or newer, and CPU tensors in Triton's interpreter.
-    The pool has the dtype of the queries, or a half type under float32, whose keys and values are widened as they are
-    read.
+    The pool has the dtype of the queries, or a half type under float32, or float8; keys and values are widened as they
+    are read.
 
     Decode rows, one token each, attend in the Triton kernel; nothing of that depends on what the host knows of their
     contexts, so it can be captured in a CUDA graph. Padding rows (see `Batch`) are welcome there. Prompts, one row at a
@@ -34,7 +35,7 @@ class CudaAttention:
 
     - in PyTorch's flash attention, if they are float16 or bfloat16 with heads of up to `FLASH_DIMS` dimensions, the
       spec has no softcap, and the window does not end inside the context: over the row's own keys and values if it has
-      no past, else over its gathered blocks;
+      no past and the pool does not round them, else over its gathered blocks;
     - in the Triton kernel otherwise.
 
     `batch_invariant`: every row attends in the Triton kernel, in tiles of one height and with its keys in one piece.
@@ -109,10 +110,10 @@ def _flash_takes_heads(query: Tensor) -> bool:
 
 def _context(row: RowShape, key: Tensor, value: Tensor, kv: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """All keys and values that a prompt sees, each `[kv_heads, context, head_dim]`; `key`, `value` are its own."""
-    if row.length == row.context:
+    if row.length == row.context and kv.dtype is not FLOAT8:
         return key.transpose(0, 1), value.transpose(0, 1)
     blocks = kv[table[: -(-row.context // kv.shape[3])]]
-    keys, values = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : row.context]
+    keys, values = from_rows(blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : row.context], key.dtype)
     return keys, values
 
 

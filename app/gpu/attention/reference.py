@@ -6,6 +6,7 @@ from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import Batch, RowShape
+from app.gpu.attention.pool_rows import from_rows, to_rows
 
 
 class ReferenceAttention:
@@ -17,19 +18,19 @@ class ReferenceAttention:
         self, query: Tensor, key: Tensor, value: Tensor, kv: Tensor, batch: Batch, spec: AttentionSpec
     ) -> Tensor:
         """See `Attention.__call__`."""
-        kv[batch.slot_blocks, 0, :, batch.slot_offsets] = key.to(kv.dtype)
-        kv[batch.slot_blocks, 1, :, batch.slot_offsets] = value.to(kv.dtype)
+        kv[batch.slot_blocks, 0, :, batch.slot_offsets] = to_rows(key, kv.dtype)
+        kv[batch.slot_blocks, 1, :, batch.slot_offsets] = to_rows(value, kv.dtype)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for row, table in zip(batch.rows, batch.block_tables, strict=True):
             tokens = slice(row.start, row.start + row.length)
-            keys, values = (each.to(query.dtype) for each in _gather(kv, table, row.context))
+            keys, values = (from_rows(each, query.dtype) for each in _gather(kv, table, row.context))
             attended = _attend(query[tokens].transpose(0, 1), keys, values, _visible(row, spec, kv.device), spec)
             output[tokens] = attended.transpose(0, 1)
         return output
 
 
 def _gather(kv: Tensor, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """The keys and the values of one row in order, each `[kv_heads, context, head_dim]`."""
+    """The keys and the values of one row in order, each `[kv_heads, context, columns]`."""
     block_size = kv.shape[3]
     blocks = kv[table[: -(-context // block_size)]]
     keys, values = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context]

@@ -12,12 +12,15 @@ tile that a query sees nothing of leaves that query's state as it is, to the bit
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
+from app.gpu.attention.pool_rows import FLOAT8
 from app.gpu.attention.triton_merge import Parts, merge
+from app.gpu.linear.triton_rounding import decode
 
 LEAST_ROWS = 16
 """Rows and columns below which `tl.dot` does not go."""
@@ -60,10 +63,12 @@ def attend(sequences: Sequences, kv: Tensor, spec: AttentionSpec, output: Tensor
     tile_rows = max(rows, LEAST_ROWS, triton.next_power_of_2(group))
     tile_dims = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
     tiles = sequences.contexts.shape[0] * triton.cdiv(length, tile_rows // group)
+    scaled = kv.dtype is FLOAT8
     parts = Parts.empty(tokens, heads, splits, head_dim, query.device) if splits > 1 else None
     _attend[(tiles, kv_heads, splits)](
         query,
-        kv,
+        kv.view(torch.uint8) if scaled else kv,
+        kv.view(torch.float32) if scaled else None,
         sequences.tables,
         sequences.contexts,
         output,
@@ -81,6 +86,8 @@ def attend(sequences: Sequences, kv: Tensor, spec: AttentionSpec, output: Tensor
         split=splits > 1,
         group=group,
         head_dim=head_dim,
+        columns=kv.shape[4],
+        scaled=scaled,
         block_size=block_size,
         tile_rows=tile_rows,
         tile_keys=_tile_keys(tile_rows, tile_dims, query.element_size()),
@@ -102,6 +109,7 @@ def _tile_keys(tile_rows: int, tile_dims: int, element_bytes: int) -> int:
 def _attend(
     query: tl.tensor,
     pool: tl.tensor,
+    scales: tl.tensor,
     tables: tl.tensor,
     contexts: tl.tensor,
     output: tl.tensor,
@@ -122,6 +130,8 @@ def _attend(
     split: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
+    columns: tl.constexpr,
+    scaled: tl.constexpr,
     block_size: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
@@ -152,15 +162,17 @@ def _attend(
     count = tl.cdiv(tl.cdiv(end, tile_keys) - begin, tl.num_programs(2))
     lowest = begin + tl.program_id(2) * count
     highest = tl.minimum(lowest + count, tl.cdiv(end, tile_keys))
-    keys_at = pool + tl.program_id(1) * head_stride
+    head_at = tl.program_id(1) * head_stride
     table = tables + sequence * table_stride
     peak = tl.full([tile_rows], float("-inf"), tl.float32)
     total = tl.zeros([tile_rows], tl.float32)
     sum_ = tl.zeros([tile_rows, tile_dims], tl.float32)
     for tile in range(lowest, highest):
         key = tile * tile_keys + tl.arange(0, tile_keys)
-        keys, values = _load_tile(keys_at, table, key, end, dim, value_offset, block_stride, head_dim, block_size)
-        keys, values = keys.to(queries.dtype), values.to(queries.dtype)
+        block = tl.load(table + key // block_size, mask=key < end, other=0)
+        at = head_at + block.to(tl.int64) * block_stride + key % block_size * columns
+        keys = _load_tile(pool, scales, at, key < end, dim, head_dim, scaled).to(queries.dtype)
+        values = _load_tile(pool, scales, at + value_offset, key < end, dim, head_dim, scaled).to(queries.dtype)
         scores = _scores(queries, keys, scale, softcap, capped)
         seen = key[None, :] <= position[:, None]
         if window:
@@ -181,24 +193,21 @@ def _attend(
 
 @triton.jit
 def _load_tile(
-    keys_at: tl.tensor,
-    table: tl.tensor,
-    key: tl.tensor,
-    end: tl.tensor,
+    pool: tl.tensor,
+    scales: tl.tensor,
+    at: tl.tensor,
+    in_context: tl.tensor,
     dim: tl.tensor,
-    value_offset: tl.tensor,
-    block_stride: tl.tensor,
     head_dim: tl.constexpr,
-    block_size: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Keys and values at positions `key` of one kv head, `[tile_keys, tile_dims]`; zeros from `end` on."""
-    block = tl.load(table + key // block_size, mask=key < end, other=0)
-    at = block.to(tl.int64) * block_stride + key % block_size * head_dim
-    in_context = (key < end)[:, None] & (dim < head_dim)[None, :]
-    tile_at = keys_at + at[:, None] + dim[None, :]
-    keys = tl.load(tile_at, mask=in_context, other=0.0)
-    values = tl.load(tile_at + value_offset, mask=in_context, other=0.0)
-    return keys, values
+    scaled: tl.constexpr,
+) -> tl.tensor:
+    """The rows that begin at `at`, `[tile_keys, tile_dims]`; zeros where not `in_context`."""
+    mask = in_context[:, None] & (dim < head_dim)[None, :]
+    rows = tl.load(pool + at[:, None] + dim[None, :], mask=mask, other=0)
+    if scaled:
+        scale = tl.load(scales + (at + head_dim) // 4, mask=in_context, other=0.0)
+        rows = decode(rows) * scale[:, None]
+    return rows
 
 
 @triton.jit

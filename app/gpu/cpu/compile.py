@@ -21,6 +21,9 @@ from app.gpu.cpu.compilations import COMPILATIONS
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
 """What stands for a tensor's dtype inside a kernel; see `cpu_intrinsics.widen`."""
 
+POOL_ELEMENTS = {**ELEMENTS, torch.float8_e4m3fn: np.uint8}
+"""The same of a pool of KV."""
+
 KERNEL_ROOMS = ("attention", "cpu", "linear")
 
 _OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "boundscheck": False}

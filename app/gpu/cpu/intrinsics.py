@@ -1,6 +1,7 @@
 """Machine instructions that Numba has no function for, as intrinsics of its compiled functions."""
 
 import platform
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -101,7 +102,9 @@ def _prefetch(typing: Any, array: Any, index: Any) -> Any:
 
 
 def _widen(typing: Any, element: Any) -> Any:
-    """`widen(element)`: float32 of a float32, of a bfloat16 as uint16, or of a float16 as int16."""
+    """`widen(element)`: float32 of a float32, of a bfloat16 as uint16, of a float16 as int16, or of a float8 as uint8,
+    without its scale.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _widened(builder, element, arguments[0])
@@ -115,7 +118,41 @@ def _widened(builder: Any, element: Any, value: Any) -> Any:
         return builder.bitcast(bits, _FLOAT)
     if element == types.int16:
         return builder.fpext(builder.bitcast(value, ir.HalfType()), _FLOAT)
+    if element == types.uint8:
+        return widened_float8(builder, value, lambda kind: kind)
     return value
+
+
+def widened_float8(builder: Any, codes: Any, shaped: Callable[[Any], Any]) -> Any:
+    """Float32 of codes of float8 E4M3: as float16 the same bits stand for the number over 256. `shaped` makes the type
+    of one the type of as many as there are.
+    """
+    bits = shaped(ir.IntType(16))
+
+    def constant(kind: Any, number: Any) -> Any:
+        return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
+
+    wide = builder.zext(codes, bits)
+    sign = builder.shl(builder.and_(wide, constant(bits, 0x80)), constant(bits, 8))
+    size = builder.shl(builder.and_(wide, constant(bits, 0x7F)), constant(bits, 7))
+    halves = builder.bitcast(builder.or_(sign, size), shaped(ir.HalfType()))
+    floats = shaped(_FLOAT)
+    return builder.fmul(builder.fpext(halves, floats), constant(floats, 256.0))
+
+
+def _scale_of(typing: Any, array: Any, index: Any) -> Any:
+    """`scale_of(array, index)`: the scale, float32, that begins at that element of an array of float8; 1 in any other
+    array.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if array.dtype != types.uint8:
+            return ir.Constant(_FLOAT, 1.0)
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), _FLOAT.as_pointer())
+        return builder.load(place, align=1)
+
+    return types.float32(array, index), generate
 
 
 def _narrow(typing: Any, value: Any, like: Any) -> Any:
@@ -167,5 +204,6 @@ call: Any = intrinsic(_call)
 relax: Any = intrinsic(_relax)
 prefetch: Any = intrinsic(_prefetch)
 widen: Any = intrinsic(_widen)
+scale_of: Any = intrinsic(_scale_of)
 narrow: Any = intrinsic(_narrow)
 convert: Any = intrinsic(_convert)

@@ -9,6 +9,7 @@ from app.gpu.device.dtypes import dtype_name
 from app.gpu.device.streams import CpuStreams, DeviceStreams
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KV_DTYPES = {**_DTYPES, "float8": torch.float8_e4m3fn}
 
 
 def choose_device(name: str) -> torch.device:
@@ -35,7 +36,7 @@ def choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """What keys and values are kept as under a model that computes in `dtype`; `auto` is the same. Raises
     FieldOutOfRange for a type that is no smaller.
     """
-    kept = dtype if name == "auto" else _DTYPES[name]
+    kept = dtype if name == "auto" else _KV_DTYPES[name]
     if kept is dtype or kept.itemsize < dtype.itemsize:
         return kept
     computes = dtype_name(dtype)

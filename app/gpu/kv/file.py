@@ -4,7 +4,7 @@
     header     JSON: each tensor's dtype, shape and place; `__metadata__` says what they belong to
     token_ids  I32 [tokens]
     about      U8, what the exporter says of the session
-    kv         [blocks, layers, 2, kv_heads, block_size, head_dim], block after block as the pool holds them
+    kv         [blocks, layers, 2, kv_heads, block_size, columns], block after block as the pool holds them
     sha256     U8 [32], over all bytes before it
 
 The checksum finds accidents; whoever changes a file on purpose can compute a new one, so every length is checked first.

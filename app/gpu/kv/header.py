@@ -6,7 +6,8 @@ a file that is accepted.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from app.domain.limits import MAX_LABEL_BYTES
@@ -16,9 +17,11 @@ VERSION = "2"
 SHOWN = 12
 """Digits of a fingerprint in an error: enough to tell two models apart."""
 
-SAFETENSORS_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+SAFETENSORS_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2), "float8": ("F8_E4M3", 1)}
 """Name and bytes of an element, by PyTorch's name of the dtype."""
 
+SCALE_BYTES = 4
+"""Of a row of float8; see `attention.pool_rows`."""
 LENGTH_BYTES = 8
 TOKEN_BYTES = 4
 DIGEST_BYTES = 32
@@ -44,7 +47,10 @@ class KVFileMismatch(KVFileError):
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What one block is: `[layers, 2, kv_heads, block_size, head_dim]` elements of `dtype`, such as `float32`."""
+    """What one block is: `[layers, 2, kv_heads, block_size, columns]` elements of `dtype`, such as `float32`.
+
+    `columns` is `head_dim`, and in float8 four more: the bytes of the row's scale, a float32.
+    """
 
     layers: int
     kv_heads: int
@@ -55,13 +61,14 @@ class KVLayout:
     @property
     def block_shape(self) -> list[int]:
         """Elements of one block along each axis."""
-        return [self.layers, 2, self.kv_heads, self.block_size, self.head_dim]
+        columns = self.head_dim + (SCALE_BYTES if self.dtype == "float8" else 0)
+        return [self.layers, 2, self.kv_heads, self.block_size, columns]
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
         _, element_bytes = SAFETENSORS_DTYPES[self.dtype]
-        return self.layers * 2 * self.kv_heads * self.block_size * self.head_dim * element_bytes
+        return prod(self.block_shape) * element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +207,12 @@ def match_header(fields: HeaderFields, expected: KVIdentity) -> KVFileHeader:
         theirs, ours = fields.fingerprint[:SHOWN], expected.fingerprint[:SHOWN]
         raise KVFileMismatch(f"it is of another model or other weights: its sum begins with {theirs}, ours with {ours}")
     dtype, _ = SAFETENSORS_DTYPES[expected.layout.dtype]
-    names = {short: name for name, (short, _) in SAFETENSORS_DTYPES.items()}
-    if fields.block_shape == expected.layout.block_shape and fields.dtype in names.keys() - {dtype}:
-        raise KVFileMismatch(
-            f"its KV is {names[fields.dtype]}, and this server keeps KV as {expected.layout.dtype}: see --kv-dtype"
-        )
+    for name, (short, _) in SAFETENSORS_DTYPES.items():
+        shape = replace(expected.layout, dtype=name).block_shape
+        if name != expected.layout.dtype and (fields.dtype, fields.block_shape) == (short, shape):
+            raise KVFileMismatch(
+                f"its KV is {name}, and this server keeps KV as {expected.layout.dtype}: see --kv-dtype"
+            )
     if (fields.dtype, fields.block_shape) != (dtype, expected.layout.block_shape):
         raise KVFileMismatch(
             f"its KV blocks are {fields.dtype} {fields.block_shape}, this server's are "

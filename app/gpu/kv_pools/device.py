@@ -5,12 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from app.gpu.attention.pool_rows import columns_of
 from app.gpu.device.memory import zeroed
 from app.gpu.models.base import LayerStack
 
 
 class KVPool:
-    """Block-major storage, `[blocks, layers, 2, kv_heads, block_size, head_dim]`: one block is one run of bytes."""
+    """Block-major storage, `[blocks, layers, 2, kv_heads, block_size, columns]`: one block is one run of bytes. See
+    `attention.pool_rows` for its last axis.
+    """
 
     def __init__(
         self,
@@ -24,8 +27,9 @@ class KVPool:
         """`memory`, uint8 zeros on the device, has the blocks at its start; None: they have memory of their own. Their
         elements are of `dtype`; None: as the stack computes.
         """
-        shape = (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, stack.head_dim)
         dtype = dtype or stack.dtype
+        columns = columns_of(stack.head_dim, dtype)
+        shape = (num_blocks, stack.num_layers, 2, stack.kv_heads, block_size, columns)
         if memory is None:
             self.data = zeroed(shape, dtype, stack.device)
         else:
@@ -34,7 +38,7 @@ class KVPool:
         self.block_size = block_size
 
     def layer(self, index: int) -> Tensor:
-        """Layer `index` of every block: `[blocks, 2, kv_heads, block_size, head_dim]`, a view."""
+        """Layer `index` of every block: `[blocks, 2, kv_heads, block_size, columns]`, a view."""
         return self.data[:, index]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -12,6 +12,7 @@ import torch
 from app.domain.values import KVPolicy, ModelInfo
 from app.gpu.attention import attention_for
 from app.gpu.attention.batch import make_batch
+from app.gpu.attention.pool_rows import require_rows
 from app.gpu.commands.checkpoints import CheckpointHandler
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
@@ -110,6 +111,7 @@ def build_engine(
     if recorder is None and loaded.ranks is None:
         recorder = choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, stack.dtype)
+    require_rows(kv_dtype, stack.head_dim)
     kv_heads = stack.kv_heads * ranks
     layout = KVLayout(stack.num_layers, kv_heads, settings.block_size, stack.head_dim, dtype_name(kv_dtype))
     _warm_up(stack, settings.block_size, kv_dtype)
@@ -322,8 +324,7 @@ def _warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
     """
     blocks = -(-WARM_UP_TOKENS // block_size)
     batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
-    shape = (blocks + 1, 2, stack.kv_heads, block_size, stack.head_dim)
-    pool = torch.zeros(shape, dtype=kv_dtype, device=stack.device)
+    pool = KVPool(stack, blocks + 1, block_size, dtype=kv_dtype).layer(0)
     hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
     apply_mask(
         stack.head(stack.layer(0, hidden, batch, pool)),

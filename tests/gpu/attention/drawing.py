@@ -14,6 +14,7 @@ from torch import Tensor
 from app.gpu.attention import attention_named
 from app.gpu.attention.base import Attention, AttentionSpec
 from app.gpu.attention.batch import Batch, make_batch
+from app.gpu.attention.pool_rows import from_rows, to_rows
 from app.gpu.attention.reference import ReferenceAttention
 
 CUDA = torch.cuda.is_available()
@@ -61,8 +62,9 @@ class Inputs:
 
     def exact(self) -> Inputs:
         """The same in float32, with the rounding of the pool's dtype kept."""
-        key, value = self.key.to(self.pool.dtype).float(), self.value.to(self.pool.dtype).float()
-        return Inputs(self.query.float(), key, value, self.pool.float(), self.batch, self.spec)
+        key, value = (from_rows(to_rows(each, self.pool.dtype), torch.float32) for each in (self.key, self.value))
+        pool = from_rows(self.pool, torch.float32)
+        return Inputs(self.query.float(), key, value, pool, self.batch, self.spec)
 
 
 def draw_inputs(shape: Shape, seed: int = 0, device: torch.device = DEVICES["cpu"]) -> Inputs:
@@ -82,7 +84,7 @@ def draw_inputs(shape: Shape, seed: int = 0, device: torch.device = DEVICES["cpu
     fused = fused.to(device, shape.dtype)
     query, key, value = fused.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
     batch = make_batch(shape.rows, tables, shape.block_size, device)
-    return Inputs(query, key, value, pool.to(device, shape.pool_dtype), batch, shape.spec)
+    return Inputs(query, key, value, to_rows(pool.to(device), shape.pool_dtype), batch, shape.spec)
 
 
 def assert_agrees(backend: str, shape: Shape, tolerance: float = 2e-5) -> None:
@@ -93,7 +95,8 @@ def assert_agrees(backend: str, shape: Shape, tolerance: float = 2e-5) -> None:
     assert output.is_contiguous()
     assert output.dtype == shape.dtype
     torch.testing.assert_close(output.float(), expected, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(inputs.pool.float(), exact.pool, rtol=0, atol=0, equal_nan=True)
+    held = from_rows(inputs.pool, torch.float32)
+    torch.testing.assert_close(held, exact.pool, rtol=0, atol=0, equal_nan=True)
 
 
 MIXED = [(0, 1), (15, 1), (16, 1), (300, 1), (31, 1), (0, 2), (0, 50), (40, 5), (64, 33), (127, 1 + 8)]

@@ -55,6 +55,18 @@ def test_a_half_precision_pool_under_a_float32_model_is_exact_on_what_it_holds(
         assert_agrees(backend, Shape(MIXED, pool_dtype=pool_dtype, spec=spec))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [12, 64])
+def test_a_float8_pool_is_exact_on_what_it_holds(backend: str, head_dim: int, dtype: torch.dtype) -> None:
+    if backend == "cuda" and dtype == torch.bfloat16 and not CUDA:
+        pytest.skip(NO_BFLOAT16)
+    tolerance = 2e-5 if dtype == torch.float32 else 0.02
+    for window, softcap in ((None, None), (33, 2.0)):
+        spec = AttentionSpec(scale=0.3, window=window, softcap=softcap)
+        shape = Shape(MIXED, head_dim=head_dim, dtype=dtype, pool_dtype=torch.float8_e4m3fn, spec=spec)
+        assert_agrees(backend, shape, tolerance)
+
+
 @pytest.mark.parametrize("scale", [1e-4, 30.0])
 def test_flat_and_peaked_scores(backend: str, scale: float) -> None:
     assert_agrees(backend, Shape(MIXED, spec=AttentionSpec(scale=scale)), tolerance=1e-4)

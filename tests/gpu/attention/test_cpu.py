@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 
 from app.gpu.attention import cpu_kernels
@@ -13,7 +14,9 @@ from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import make_batch
 from app.gpu.attention.cpu import PagedCpuAttention, batch_invariant_attention
 from app.gpu.attention.cpu_store import store
+from app.gpu.attention.pool_rows import from_rows
 from tests.gpu.attention.drawing import DEVICES, Inputs, Shape, any_shape, assert_agrees, chunks, draw_inputs
+from tests.gpu.oracle import rounded
 
 
 @settings(max_examples=60)
@@ -35,6 +38,23 @@ def test_keys_and_values_are_rounded_as_pytorch_rounds_them(pool_dtype: torch.dt
     for token, (block, offset) in enumerate(((2, 1), (0, 0))):
         expected[block, 0, :, offset], expected[block, 1, :, offset] = key[token], value[token]
     torch.testing.assert_close(pool, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_float8_is_rounded_as_pytorch_rounds_it(dtype: torch.dtype) -> None:
+    """To nearest even, with the least power of two that brings a head within 448; what is not finite shows."""
+    grid = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    halves = (grid[1:] + grid[:-1]) / 2
+    heads = [grid, -halves, halves.nextafter(grid[1:]), grid * 3e-5, torch.zeros(126), torch.tensor([1.0, torch.inf])]
+    key = torch.stack([F.pad(each, (0, 128 - len(each))) for each in heads])[:, None].to(dtype)
+    value, pool = key.flip(0), torch.zeros(6, 2, 1, 4, 132, dtype=torch.float8_e4m3fn)
+    store(key, value, pool, torch.arange(6), torch.arange(6) % 4)
+    for token in range(6):
+        for which, states in enumerate((key, value)):
+            found = from_rows(pool[token, which, 0, token % 4], torch.float32)
+            torch.testing.assert_close(
+                found, rounded(states[token, 0].float(), pool.dtype), rtol=0, atol=0, equal_nan=True
+            )
 
 
 @pytest.fixture
@@ -72,7 +92,7 @@ def test_a_machine_without_a_writable_cache_compiles_anew(monkeypatch: pytest.Mo
         cpu_kernels.attend_kernel.cache_clear()
 
 
-POOLS = [torch.float32, torch.bfloat16, torch.float16]
+POOLS = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 
 
 @pytest.mark.parametrize("pool_dtype", POOLS, ids=str)
@@ -88,7 +108,7 @@ def test_a_prompt_at_once_in_parts_and_token_by_token_has_the_same_bits_if_that_
 
 
 @pytest.mark.parametrize(
-    ("window", "pool_dtype"), [*((window, POOLS[0]) for window in (None, 37, 300)), (37, POOLS[1])]
+    ("window", "pool_dtype"), [*((window, POOLS[0]) for window in (None, 37, 300)), (37, POOLS[1]), (37, POOLS[3])]
 )
 def test_where_a_prompt_is_cut_does_not_change_a_bit(window: int | None, pool_dtype: torch.dtype) -> None:
     whole = draw_inputs(Shape([(0, 1000)], pool_dtype=pool_dtype, spec=AttentionSpec(scale=0.3, window=window)))

@@ -24,8 +24,8 @@ DIGEST = 32
 def blocks_of(header: KVFileHeader, seed: int = 0) -> list[memoryview]:
     """Random blocks, zero after the last computed token."""
     layout = header.identity.layout
-    element_bytes = 4 if layout.dtype == "float32" else 2
-    shape = (header.blocks, *layout.block_shape[:-1], layout.head_dim * element_bytes)
+    element_bytes = {"float32": 4, "float8": 1}.get(layout.dtype, 2)
+    shape = (header.blocks, *layout.block_shape[:-1], layout.block_shape[-1] * element_bytes)
     content = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     if rest := header.computed_tokens % layout.block_size:
         content[-1, :, :, :, rest:] = 0

@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 @st.composite
 def headers(draw: st.DrawFn) -> KVFileHeader:
     few = st.integers(1, 3)
-    dtype = draw(st.sampled_from(["float32", "float16", "bfloat16"]))
+    dtype = draw(st.sampled_from(["float32", "float16", "bfloat16", "float8"]))
     layout = KVLayout(draw(few), draw(few), draw(few), draw(few), dtype)
     tokens = draw(st.lists(st.integers(0, 2**31 - 1), max_size=20))
     return KVFileHeader(

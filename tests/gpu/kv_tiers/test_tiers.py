@@ -20,7 +20,7 @@ from tests.gpu.tiny_engine import BLOCK, make_engine, model, oracle, prompt
 __all__ = ["model", "oracle"]
 
 
-@pytest.fixture(scope="module", params=["auto", "bfloat16", "float16"])
+@pytest.fixture(scope="module", params=["auto", "bfloat16", "float16", "float8"])
 def kv_dtype(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found

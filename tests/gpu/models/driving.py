@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.attention.batch import Batch, make_batch
+from app.gpu.attention.pool_rows import to_rows
 from app.gpu.models.base import LayerStack
 from tests.gpu.models.oracle import Expected
 
@@ -28,7 +29,7 @@ class Drive:
         self.tables = [[blocks.pop() for _ in range(width)] for width in widths]
         shape = (sum(widths) + 5, stack.num_layers, 2, stack.kv_heads, BLOCK_SIZE, stack.head_dim)
         # Leftovers of other sessions: large enough to show wherever a key out of bounds is read.
-        self.pool = (torch.randn(shape, generator=generator) * 50).to(kv_dtype or stack.dtype)
+        self.pool = to_rows(torch.randn(shape, generator=generator) * 50, kv_dtype or stack.dtype)
 
     def begin(self, step: Mapping[int, int]) -> tuple[list[int], Batch, Tensor]:
         """The rows (sequence numbers) of a step that takes `step[s]` tokens of sequence s, its batch, its token ids."""

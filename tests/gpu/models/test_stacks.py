@@ -52,7 +52,7 @@ def test_prefill_agrees_with_transformers(pair: Pair, chunks: list[int]) -> None
     assert_agrees(found, expect(pair.oracle, tokens))
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 def test_kv_of_a_smaller_type_is_that_of_a_cache_that_rounds(pair: Pair, kv_dtype: torch.dtype) -> None:
     """In every part of a prompt and after it, the keys and values of a step's own tokens included."""
     tokens = sequence(40)

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from app.gpu.attention.batch import Batch, make_batch
 from app.gpu.attention.cpu import PAGED_TOKENS, PagedCpuAttention
+from app.gpu.attention.pool_rows import to_rows
 from app.gpu.cpu.program import Program
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models import load_stack
@@ -32,7 +33,7 @@ Span = tuple[int, int]
 
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "n_embd": 64, "max_position_embeddings": 700}
 """Whole panels."""
-KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 RECORDED = ["llama", "llama-tied-biased-wide-heads", "mistral-window", "qwen2", "qwen3", "smollm3", "gpt2"]
 
 
@@ -60,7 +61,8 @@ def make_step(stack: LayerStack, spans: Sequence[Span], seed: int) -> tuple[Tens
 def pools(stack: LayerStack, dtype: torch.dtype | None = None) -> tuple[KVPool, KVPool]:
     """Two of the same contents."""
     one, other = (KVPool(stack, BLOCKS, BLOCK_SIZE, dtype=dtype) for _ in range(2))
-    one.data.normal_(generator=torch.Generator().manual_seed(0))
+    states = torch.randn((*one.data.shape[:-1], stack.head_dim), generator=torch.Generator().manual_seed(0))
+    one.data.copy_(to_rows(states, one.data.dtype))
     other.data.copy_(one.data)
     return one, other
 

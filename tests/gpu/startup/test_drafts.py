@@ -106,6 +106,7 @@ ALIKE: list[Any] = [
         (SINGLE, SINGLE, False),
         (SINGLE, HALF, False),
         (SINGLE, torch.float16, False),
+        (SINGLE, torch.float8_e4m3fn, False),
         (HALF, HALF, True),
     )
     if shape["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "smollm3")
