@@ -50,6 +50,24 @@ def test_gpt2_says_what_transformers_says(tiny_gpt2: TinyModel) -> None:
     engine.close()
 
 
+def test_scales_of_float8_go_with_the_heads_that_they_belong_to(tiny_llama: TinyModel) -> None:
+    said = []
+    for ranks in (1, 2):
+        engine = replace(tiny_llama, kv_dtype="float8", ranks=ranks).engine(**TIERS)
+        driver, start = BreakDriver(engine), prompt(6, 30)
+        session = driver.open()
+        first = driver.submit(session, start, 5)
+        driver.finish(first)
+        driver.signal(session, Phase.IO_WAIT)
+        assert not driver.place(session).device_bytes
+        second = driver.submit(session, [7], 6)
+        driver.finish(second)
+        assert driver.end(second).usage.tokens_recomputed == 0
+        said.append(driver.tokens(first) + driver.tokens(second))
+        engine.close()
+    assert said[0] == said[1]
+
+
 def test_parked_and_forked_sessions_compute_nothing_again(two: BreakDriver, tiny_llama: TinyModel) -> None:
     session, child, start = two.open(), SessionId("child"), prompt(1, 30)
     first = two.submit(session, start, 5)
