@@ -21,8 +21,8 @@ export function Compare({ desk }) {
       <p class="dim">Forks the session here, makes the edit in the fork only, and lets both run to the end.</p>
       <div class="row"><${Button} class="primary" why=${why} onClick=${() => act(() => compare(desk))}>Fork and compare<//></div>
       <${Failure} error=${error} />
-      ${desk.sides.value
-        ? html`<${Sides} sides=${desk.sides.value} />`
+      ${desk.comparison.value
+        ? html`<${Sides} sides=${desk.comparison.value.sides} />`
         : html`<p class="dim">Both replies appear here, side by side.</p>`}
     </section>
   `;
@@ -51,11 +51,13 @@ function Reply({ side: { id, name, before, parts, error }, mark }) {
   </article>`;
 }
 
-/** Fill `desk.sides` with `{id, name, parts, done, error}` for the session as it is and for its edited fork. Each part
- * is `{text, ids}`. Throws if there is no fork, or no such edit; then there is no fork either. */
+/** Fill `desk.comparison` with `{time, sides}`: when the pause began, and `{id, name, parts, done, error}` for the session
+ * as it is and for its edited fork. Each part is `{text, ids}`. Throws if there is no fork, or no such edit; then there
+ * is no fork either. */
 async function compare(desk) {
   if (desk.preview.peek()) await undo(desk);
   const before = turnOf(desk.id).peek().text;
+  const time = desk.session.peek().checkpoint?.created_at;
   const fork = await call("POST", `/v1/sessions/${desk.id}/fork`);
   try {
     await call("POST", `/v1/sessions/${fork.id}/checkpoint/edit`, { body: { edits: [editOf(desk.edit.peek())] } });
@@ -64,19 +66,21 @@ async function compare(desk) {
     throw error;
   }
   add(fork);
-  desk.sides.value = [side(desk.id, "As it is", before), side(fork.id, "With the edit", before)];
-  await Promise.all([run(desk, 0, desk.id), run(desk, 1, fork.id)]);
+  desk.comparison.value = { time, sides: [side(desk.id, "As it is", before), side(fork.id, "With the edit", before)] };
+  await Promise.all([run(desk, desk.id), run(desk, fork.id)]);
 }
 
 const side = (id, name, before) => ({ id, name, before, parts: [], done: false, error: null });
 
-function change(desk, at, changed) {
-  desk.sides.value = desk.sides.peek().map((each, index) => (index === at ? { ...each, ...changed(each) } : each));
+function change(desk, id, changed) {
+  const known = desk.comparison.peek(); // null where another turn has begun since
+  const sides = known?.sides.map((each) => (each.id === id ? { ...each, ...changed(each) } : each));
+  desk.comparison.value = known && { ...known, sides };
 }
 
-async function run(desk, at, id) {
-  await resume(id, "end", (part) => change(desk, at, ({ parts }) => ({ parts: [...parts, part] })));
-  change(desk, at, () => ({ done: true, error: turnOf(id).peek().error }));
+async function run(desk, id) {
+  await resume(id, "end", (part) => change(desk, id, ({ parts }) => ({ parts: [...parts, part] })));
+  change(desk, id, () => ({ done: true, error: turnOf(id).peek().error }));
 }
 
 /** Index of the first part in which the tokens of `parts` are not those of `others`; -1 if there is none. */

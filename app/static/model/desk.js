@@ -41,8 +41,8 @@ function makeDesk(id) {
     edit: signal(FIRST_EDIT),
     /** What that edit did to the checkpoint, or null: see edits.js. */
     preview: signal(null),
-    /** The two sides of a comparison: see compare.js. */
-    sides: signal(null),
+    /** Two replies from one pause, or null: see compare.js. */
+    comparison: signal(null),
     /** The form that makes a vector of two prompts, and what it has made: see two_prompts.js. */
     twoPrompts: signal({ first: "", second: "", layer: null, over: "last", name: "", found: null }),
     lens: makeLensMap(id),
@@ -61,7 +61,7 @@ export function attend(desk) {
       const place = desk.place.value;
       if (connection.value.state !== "live") seen = null;
       else if (place !== null && place !== "busy" && place !== seen) {
-        const turn = lastTurn(desk.id);
+        const turn = untracked(() => lastTurn(desk.id));
         untracked(() => follow(desk, place, seen === null || turn !== began));
         [seen, began] = [place, turn];
       }
@@ -71,6 +71,10 @@ export function attend(desk) {
       if (position !== undefined) untracked(() => desk.lens.lookAt(position));
     }),
     effect(() => void (desk.heard.value && untracked(() => showArmed(desk)))),
+    effect(() => {
+      const last = Math.max(desk.session.value?.checkpoint?.created_at ?? 0, lastTurn(desk.id)?.data.time ?? 0);
+      if (last > desk.comparison.peek()?.time) desk.comparison.value = null; // it belongs to one pause
+    }),
     desk.lens.leave,
   ];
   return () => stops.forEach((stop) => stop());
@@ -78,7 +82,7 @@ export function attend(desk) {
 
 /** The news of the last turn's beginning, which tells one turn from another; undefined if there was none. */
 const lastTurn = (id) =>
-  happeningsOf(id).peek().findLast(({ name, data }) => name === "turn" && data.status === "begun");
+  happeningsOf(id).value.findLast(({ name, data }) => name === "turn" && data.status === "begun");
 
 /** What tells one place of a session from another: a string that changes as its turn goes on. */
 function placeOf(view) {

@@ -194,3 +194,16 @@ def test_an_edit_that_changes_nothing_gives_the_same_reply(open_page: OpenPage, 
     expect(panel).to_contain_text("Both replies appear here")
     inside.page.go_back()
     expect(outcome).to_have_text("Both replies are the same.")
+
+
+def test_replies_that_were_compared_go_with_the_next_turn(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    inside.button("Fork and compare").click()
+    panel = inside.page.get_by_role("region", name="Fork and compare")
+    expect(panel.get_by_role("article")).to_have_count(2)
+    inside.expect_idle()
+    expect(panel.get_by_role("article")).to_have_count(2)
+    inside.pause_at(2)
+    expect(panel.get_by_role("article")).to_have_count(0)
+    expect(panel).to_contain_text("Both replies appear here")
