@@ -31,6 +31,8 @@ function makeDesk(id) {
     armed: Promise.resolve(),
     /** The id of the capture that the page armed along with a pause, or null. */
     ownWatch: null,
+    /** The last pause that the map was brought to: see `pauseOf`. */
+    pause: null,
     /** Which pause a click on a layer arms. */
     how: signal({ once: true, pass: "any" }),
     /** The cell that is looked at, `{layer, position}`, or null. */
@@ -62,7 +64,7 @@ export function attend(desk) {
       if (connection.value.state !== "live") seen = null;
       else if (place !== null && place !== "busy" && place !== seen) {
         const turn = untracked(() => lastTurn(desk.id));
-        untracked(() => follow(desk, place, seen === null || turn !== began));
+        untracked(() => follow(desk, place, turn, seen === null || turn !== began));
         [seen, began] = [place, turn];
       }
     }),
@@ -95,14 +97,19 @@ function placeOf(view) {
 
 /** At each new place there are other breakpoints (those for once are gone), and more to see. `isAnew` says that the
  * session may have been rewound since the last place, even to come to the same tokens by other edits. */
-function follow(desk, place, isAnew) {
+function follow(desk, place, turn, isAnew) {
   const { checkpoint, tokens } = desk.session.peek();
   const end = checkpoint ? checkpoint.end : tokens;
   if (desk.preview.peek()?.place !== place) desk.preview.value = null;
   if (desk.cell.peek()?.position >= end) desk.cell.value = null; // the history has been cut
   showArmed(desk);
-  desk.lens.show(end, server.peek()?.num_layers ?? 0, isAnew);
+  const pause = pauseOf(checkpoint, turn) ?? desk.pause;
+  desk.lens.show(end, server.peek()?.num_layers ?? 0, { isAnew, calls: pause !== desk.pause });
+  desk.pause = pause;
 }
+
+/** What tells pauses at other tokens apart, but not those at other layers; null without one. */
+const pauseOf = (checkpoint, turn) => checkpoint && `${turn?.number} ${checkpoint.first} ${checkpoint.end}`;
 
 const showArmed = (desk) =>
   refresh(desk).catch((error) => desk.session.peek() !== null && say(`Breakpoints: ${error.message}`, "error", error));

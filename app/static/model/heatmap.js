@@ -88,11 +88,13 @@ const HEAD_HEIGHT = 40;
 const STEP = 16;
 
 /** `{box, onScroll, first, end}`: a ref and a listener for the box that scrolls, and the positions to draw. The box
- * stays at its right end as the history grows, unless one has scrolled away. */
+ * stays at its right end as the history grows, unless one has scrolled away. A pause at other tokens brings it there. */
 export function useWindow(desk) {
   const box = useRef(null);
   const atEnd = useRef(true);
+  const called = useRef(0);
   const total = desk.lens.end.value;
+  const calls = desk.lens.calls.value;
   const [range, setRange] = useState({ first: 0, end: 0 });
   const measure = () => {
     if (box.current === null) return; // news of a box whose screen has just closed
@@ -103,12 +105,13 @@ export function useWindow(desk) {
     setRange((before) => (before.first === first && before.end === end ? before : { first, end }));
   };
   useLayoutEffect(() => {
-    if (atEnd.current) box.current.scrollLeft = box.current.scrollWidth;
+    if (atEnd.current || called.current !== calls) box.current.scrollLeft = box.current.scrollWidth;
+    called.current = calls;
     measure();
     const observer = new ResizeObserver(measure);
     observer.observe(box.current);
     return () => observer.disconnect();
-  }, [total]);
+  }, [total, calls]);
   useEffect(() => {
     if (range.end > range.first) desk.lens.want(Math.max(0, Math.min(range.first, total - 64)), range.end);
   }, [range, total]);

@@ -15,18 +15,22 @@ export function makeLensMap(id) {
     version: signal(0),
     /** One more than the last position. */
     end: signal(0),
+    /** Counts what brings the last positions into sight, wherever one has scrolled. */
+    calls: signal(0),
     loading: signal(false),
     error: signal(null),
     /** What is known at a position: `{position, tokenId, text, rows, rounds}`, or undefined. `rows` is a Map from layers to
      * tokens, best first: `{tokenId, text, p}`. `rounds` tells in which round so many tokens were asked for. */
     column: (position) => state.columns.get(position),
     /** The history has `end` positions now, and there may be more to know of them. What is known stays, and what is
-     * under way comes, unless `isAnew` says that others may stand there than before. */
-    show: (end, numLayers, isAnew) => {
+     * under way comes, unless `isAnew` says that others may stand there than before. `calls` says that one must see the
+     * last ones now. */
+    show: (end, numLayers, { isAnew, calls }) => {
       if (isAnew) state.asking?.abort();
       cut(state.columns, isAnew ? 0 : end);
-      Object.assign(state, { end, numLayers, wanted: sightAt(state, end) });
+      Object.assign(state, { end, numLayers, wanted: sightAt(calls ? { end, wanted: NOWHERE } : state, end) });
       map.end.value = end;
+      if (calls) map.calls.value += 1;
       begin(state, map);
     },
     /** These positions are in sight. The last ones come first. */

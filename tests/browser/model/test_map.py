@@ -108,3 +108,27 @@ def test_steps_in_a_row_keep_what_is_known_and_ask_for_the_rest(open_page: OpenP
         route.fulfill(response=answer)
     expect(inside.cell(0, 4)).not_to_be_empty()
     assert parse_qs(urlsplit(asked.value.url).query)["layers"] == [",".join(map(str, range(1, inside.layers)))]
+
+
+def test_a_new_pause_brings_the_map_to_its_tokens(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.arm(1)
+    inside.start("The quick brown fox. " * 12)
+    inside.expect_pause(1)
+    box = inside.page.locator(".inside")
+    box.evaluate("box => { box.scrollLeft = 0; }")
+    expect(inside.cell(1, 0)).not_to_be_empty()
+    inside.button("To the end").click()
+    inside.expect_idle()
+    inside.pause_at(2)
+    last = inside.view["checkpoint"]["end"] - 1
+    expect(inside.cell(2, last)).to_be_in_viewport()
+    expect(inside.cell(2, last)).not_to_be_empty()
+    box.evaluate("box => { box.scrollLeft = 0; }")
+    expect(inside.cell(2, 0)).to_be_in_viewport()
+    inside.button("Next layer").click()
+    inside.expect_pause(3)
+    expect(inside.cell(3, 0)).to_be_in_viewport()
+    inside.button("Next token").click()
+    expect(inside.cell(3, last + 1)).to_be_in_viewport()
+    expect(inside.cell(3, last + 1)).not_to_be_empty()
