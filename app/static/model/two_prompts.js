@@ -5,8 +5,7 @@ import { read } from "../lib/safetensors.js";
 import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
 import { Failure, useAction } from "../shell/states.js";
 import { server } from "../state/connection.js";
-import { say } from "../state/notices.js";
-import { keepVector } from "./vectors.js";
+import { keepVector, Taken } from "./vectors.js";
 
 export function TwoPrompts({ desk }) {
   const count = server.value.num_layers;
@@ -46,7 +45,6 @@ function Keep({ name, found, put }) {
   const keep = async (event) => {
     event.preventDefault();
     if (!found || !(await act(() => keepVector(name, found))).done) return;
-    say(`The vector ${name} is kept.`);
     put({ name: "", found: null });
   };
   return html`<form class="fields" onSubmit=${keep}>
@@ -54,7 +52,7 @@ function Keep({ name, found, put }) {
       ${found ? `Its norm is ${norm(found).toFixed(3)}.` : "Its norm appears here."}
     </p>
     <${Field} id="vector-name" label="Keep as" error=${error?.message ?? null} control=${(told) => html`
-      <input ...${told} required value=${name} onInput=${(event) => put({ name: event.target.value })} />`} />
+      <input ...${told} required value=${name} onInput=${(event) => put({ name: event.target.value })} />`}><${Taken} name=${name} /><//>
     <${Button} type="submit" why=${why}>Keep the vector<//>
   </form>`;
 }

@@ -5,7 +5,7 @@ import { html } from "../lib/html.js";
 import { writeVector } from "../lib/safetensors.js";
 import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
 import { Failure, Loading, useAction } from "../shell/states.js";
-import { attempt } from "../state/notices.js";
+import { attempt, say } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
 
 /** `{found, error}`: `found` has `{name, size, dtype, norm}`, by name, or null before the first answer; `error` is why
@@ -20,9 +20,12 @@ export async function refreshVectors() {
   }
 }
 
-/** Keep a vector under a name: a Float32Array, or the bytes of a safetensors file. */
+/** Keep a vector under a name, and say so: a Float32Array, or the bytes of a safetensors file. */
 export async function keepVector(name, content) {
+  await refreshVectors();
+  const taken = isVector(name);
   await upload("POST", "/v1/vectors", content instanceof Float32Array ? writeVector(content) : content, { name });
+  say(taken ? `The vector ${name} replaces the one of that name.` : `The vector ${name} is kept.`);
   await refreshVectors();
 }
 
@@ -35,6 +38,10 @@ export const VectorOptions = ({ none }) => html`<option value="">${none}</option
   ${(vectors.value.found ?? []).map(({ name }) => html`<option value=${name}>${name}</option>`)}`;
 
 export const isVector = (name) => Boolean(vectors.value.found?.some((each) => each.name === name));
+
+/** A warning beside a name that a new vector may have. */
+export const Taken = ({ name }) =>
+  isVector(name) && html`<p class="dim" role="status">This replaces the vector of that name.</p>`;
 
 export function Vectors() {
   const { found, error } = vectors.value;
@@ -77,7 +84,7 @@ function FromFile() {
   };
   return html`<form class="fields" onSubmit=${add}>
     <${Field} id="file-vector-name" label="Name" error=${errorOf(error, "name")} control=${(told) => html`
-      <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`} />
+      <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`}><${Taken} name=${name} /><//>
     <${Field} id="file" label="Safetensors file" error=${errorElse(error, ["name"])?.message} control=${(told) => html`
       <input ...${told} type="file" accept=".safetensors" required />`} />
     <${Button} type="submit" why=${busy && "It is being added."}>Add the file<//>

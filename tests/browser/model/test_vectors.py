@@ -117,6 +117,24 @@ def test_a_double_click_keeps_a_vector_once(open_page: OpenPage, page_server: st
     assert [url.rpartition("?")[2] for url in kept if "/v1/vectors" in url] == ["name=twice", "name=once"]
 
 
+def test_a_vector_that_replaces_another_is_told(open_page: OpenPage, page_server: str, tmp_path: Path) -> None:
+    inside = Inside(page_server, open_page)
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(save({"mine": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)}))
+    panel = inside.page.get_by_role("region", name="Vectors")
+    told = inside.page.get_by_role("list", name="Messages")
+    for message in ("The vector same is kept.", "The vector same replaces the one of that name."):
+        panel.get_by_label("Name").fill("same")
+        panel.get_by_label("Safetensors file").set_input_files(path)
+        expect(panel.get_by_role("status")).to_have_count(1 if "replaces" in message else 0)
+        panel.get_by_role("button", name="Add the file").click()
+        expect(told).to_contain_text(message)
+        expect(panel.get_by_label("Name")).to_have_value("")
+    form = inside.page.get_by_role("region", name="A vector from two prompts")
+    form.get_by_label("Keep as").fill("same")
+    expect(form).to_contain_text("This replaces the vector of that name.")
+
+
 def test_a_vector_that_is_gone_is_offered_no_more(open_page: OpenPage, page_server: str) -> None:
     inside = Inside(page_server, open_page)
     vector = save({"v": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)})
