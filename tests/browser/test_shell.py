@@ -97,6 +97,20 @@ def test_two_tabs_show_the_same(open_page: OpenPage, page_server: str, http: htt
     expect(one.locator(f'tr[data-id="{session}"]')).to_have_count(0)
 
 
+def test_a_question_does_not_follow_to_another_screen(
+    open_page: OpenPage, page_server: str, http: httpx.Client
+) -> None:
+    session = open_session(http, name="kept")
+    page = open_page(page_server)
+    page.get_by_role("link", name=session[-8:]).click()
+    page.get_by_role("button", name="Close", exact=True).click()
+    expect(page.get_by_role("dialog", name="Close session kept?")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("heading", name="Sessions")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.locator(f'tr[data-id="{session}"]')).to_be_visible()
+
+
 def test_a_session_of_another_tenant_is_not_there(open_page: OpenPage, tmp_path: Path) -> None:
     file = write_tenants(tmp_path / "tenants.json", tenant("acme"), tenant("rival"))
     with serve(tenants=file) as url, httpx.Client(base_url=url, headers={"Authorization": "Bearer acme"}) as http:

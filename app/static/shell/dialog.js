@@ -4,14 +4,16 @@ import { html } from "../lib/html.js";
 import { Button } from "./controls.js";
 import { Failure, useAction } from "./states.js";
 
-/** Open for as long as it is drawn. `onClose` is called when there is nothing more to show; the keys go back to where
- * they were then. */
+/** Open for as long as it is drawn. `onClose` is called when there is nothing more to show, or another screen; the keys
+ * go back to where they were then. */
 export function Dialog({ title, onClose, children, ...rest }) {
   const dialog = useRef(null);
   useEffect(() => {
     const asked = document.activeElement;
     dialog.current.showModal();
+    addEventListener("hashchange", onClose);
     return () => {
+      removeEventListener("hashchange", onClose);
       onClose();
       (asked.isConnected && !asked.disabled ? asked : document.getElementById("main")).focus();
     };
