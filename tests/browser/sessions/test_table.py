@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import WAIT_MS, OpenPage
 from tests.browser.filling import open_session, wait_until
 from tests.serving import serve
 from tests.tenants.tenant_files import tenant, write_tenants
@@ -85,6 +86,11 @@ def test_every_column_is_whole_in_a_window_of_1280_pixels(
     expect(row(page, session)).to_be_visible()
     table = page.get_by_role("region", name="Table of sessions")
     assert table.evaluate("(table) => table.scrollWidth <= table.clientWidth")
+    created = row(page, session).get_by_role("cell").nth(9)
+    expect(created).to_have_text(re.compile(r"^\d+ s ago$"))
+    page.clock.install(time=datetime.now(tz=UTC) + timedelta(minutes=119))
+    expect(created).to_have_text(re.compile(r"^1\d\d min ago$"), timeout=WAIT_MS)  # it is told every few seconds
+    assert created.evaluate("(cell) => cell.scrollWidth <= cell.clientWidth")
 
 
 def test_a_row_parks_calls_back_and_closes(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:

@@ -11,7 +11,7 @@ const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>
 /** `by` is what a column is sorted by; `width` is in pixels. */
 export const COLUMNS = [
   { title: "Session", by: "id", width: 76, cell: (view) => html`<a class="mono" href=${linkTo(view.id)} title=${view.id}>${shortId(view.id)}</a>` },
-  { title: "Tags", width: 140, cell: (view) => html`<${Tags} view=${view} />` },
+  { title: "Tags", width: 124, cell: (view) => html`<${Tags} view=${view} />` },
   { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${stateWord(view)}` },
   { title: "Phase", by: "phase", width: 72, cell: (view) => view.phase },
   { title: "Tokens", by: "tokens", width: 76, isNumber: true, cell: (view) => number(view.tokens) },
@@ -19,7 +19,7 @@ export const COLUMNS = [
   { title: "Host", by: "host", width: 76, isNumber: true, cell: (view) => size(bytesIn(view, "host")) },
   { title: "Disk", by: "disk", width: 76, isNumber: true, cell: (view) => size(bytesIn(view, "disk")) },
   { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 164, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
-  { title: "Created", by: "created", width: 84, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
+  { title: "Created", by: "created", width: 100, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
   { title: "Expires", by: "expires", width: 82, isNumber: true, cell: (view) => html`<${Expires} at=${view.expires_at} />` },
 ];
 
