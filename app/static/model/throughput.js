@@ -6,7 +6,6 @@ import { html } from "../lib/html.js";
 import { pathOf } from "../lib/paths.js";
 import { connection } from "../state/connection.js";
 import { samples } from "../state/memory.js";
-import { sessionOf } from "../state/sessions.js";
 
 const SHOWN = 60;
 const EVERY_MS = 2000;
@@ -15,18 +14,17 @@ export function Throughput({ id }) {
   const shown = samples.value.slice(-SHOWN);
   const isOperator = Boolean(shown.at(-1)?.view.counts); // others are told of their own sessions only
   const rate = useRate(isOperator && connection.value.state === "live");
-  const isRunning = sessionOf(id).value.state === "running";
-  const others = Math.max(0, (shown.at(-1)?.view.turns_running ?? 0) - (isRunning ? 1 : 0));
+  const others = shown.map(({ running }) => running.filter((each) => each !== id).length);
   return html`
     <section class="panel throughput stack" aria-labelledby="others-title">
       <h2 id="others-title">Others meanwhile</h2>
-      <p><b>${counted(others, "turn")}</b> running</p>
+      <p><b>${counted(others.at(-1) ?? 0, "turn")}</b> running</p>
       <p title="Computed by the whole server, prompts included">
         ${rate === null
           ? html`<span class="dim">${isOperator ? "…" : "not shown to this key:"} tokens/s</span>`
           : html`<b>${number(Math.round(rate))}</b> tokens/s`}
       </p>
-      <${Sparkline} values=${shown.map((each) => each.view.turns_running)} />
+      <${Sparkline} values=${others} />
     </section>
   `;
 }
@@ -60,7 +58,7 @@ function Sparkline({ values }) {
   const high = Math.max(1, ...values);
   const path = pathOf(values, (at) => SHOWN - values.length + at, (value) => 30 - (28 * value) / high);
   return html`<svg class="chart sparkline" viewBox="0 0 ${SHOWN} 32" preserveAspectRatio="none" role="img"
-    aria-label="Turns running over the last minute, at most ${Math.max(0, ...values)}">
+    aria-label="Other turns running over the last minute, at most ${Math.max(0, ...values)}">
     <path class="line" d=${path} />
   </svg>`;
 }

@@ -7,7 +7,7 @@ import { note } from "./happenings.js";
 import { takeMemory } from "./memory.js";
 import { say } from "./notices.js";
 import { forgetEverything } from "./per_key.js";
-import { grow, put, remove, replaceAll, sessionOf } from "./sessions.js";
+import { grow, put, remove, replaceAll, running, sessionOf } from "./sessions.js";
 import { lose } from "./turns.js";
 
 const FIRST_WAIT_MS = 500;
@@ -124,7 +124,7 @@ function take({ name, data }, place) {
   if (data.time) hearTime(data.time);
   if (name === "snapshot") takeSnapshot(data, place);
   else if (name === "session") takeSession(data);
-  else if (name === "memory") takeMemory(data);
+  else if (name === "memory") takeMemory(data, running());
   else if (name === "tokens") grow(data.tokens);
   else note(data.session_id, name, data);
 }

@@ -6,11 +6,12 @@ import { perKey } from "./per_key.js";
 export const KEPT = 600;
 /** The newest `MemoryView`; null before the first. */
 export const memory = perKey(null);
-/** Samples, oldest first: `{time, view}`, with `time` in Unix seconds. A new array each second. */
+/** Samples, oldest first: `{time, view, running}`, with `time` in Unix seconds, and the ids of the sessions that ran. A new
+ * array each second. */
 export const samples = perKey([]);
 
-export function takeMemory(view) {
+export function takeMemory(view, running) {
   const time = serverTime();
   memory.value = view;
-  samples.value = [...samples.value.filter((each) => each.time > time - KEPT), { time, view }];
+  samples.value = [...samples.value.filter((each) => each.time > time - KEPT), { time, view, running }];
 }

@@ -35,6 +35,9 @@ export function sessionOf(id) {
 /** All views now, oldest first. */
 export const all = () => ids.value.map((id) => sessionOf(id).value).filter(Boolean);
 
+/** Ids of those whose turns run now. */
+export const running = () => all().filter(({ state }) => state === "running").map(({ id }) => id);
+
 /** The word for a session's state. While the server is away it is what the session did when the page last heard. */
 export const stateWord = ({ state }) => (isAway() ? `was ${state}` : state);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,3 +162,12 @@ def test_the_page_shows_that_others_go_on(open_page: OpenPage, page_server: str)
     with keeps_running(page_server, other):
         expect(others).to_contain_text("1 turn running")
     inside.expect_pause(1)
+
+
+def test_the_own_turn_is_none_of_the_others(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page, refusals=True)  # of a map that the rewind has cut
+    others = inside.page.get_by_role("region", name="Others meanwhile")
+    with keeps_running(page_server, inside.id):
+        expect(inside.page.get_by_role("banner")).to_contain_text("1 turn running")
+        expect(others.get_by_role("img")).to_have_accessible_name(re.compile("at most 0$"))
+        expect(others).to_contain_text("0 turns running")
