@@ -62,6 +62,7 @@ def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPa
     expect(status(page)).to_contain_text("away")
     expect(page.locator(f'tr[data-id="{kept}"]')).to_contain_text("was idle")
     expect(page.get_by_role("button", name="Close closed")).to_be_disabled()
+    expect(page.get_by_role("button", name="New session")).to_be_disabled()
     with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
         with httpx.Client(base_url=url, timeout=30) as http:
             http.delete(f"/v1/sessions/{closed}").raise_for_status()

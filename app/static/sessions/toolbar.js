@@ -1,6 +1,7 @@
 // What is above the board: how many sessions there are, how to get one, and the filters.
 import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { Button } from "../shell/controls.js";
 import { ids } from "../state/sessions.js";
 import { chosen, clear, counts, FACETS, isFiltered, listed, order, text, toggle } from "./listing.js";
 import { creating } from "./open/create.js";
@@ -12,7 +13,7 @@ export const Toolbar = () => html`
     <p class="dim" role="status"><${Shown} /></p>
     <div class="row ends">
       <${ImportButton} />
-      <button class="primary" onClick=${() => (creating.value = true)}>New session</button>
+      <${Button} class="primary" onClick=${() => (creating.value = true)}>New session<//>
     </div>
   </div>
   <div class="filters" role="group" aria-label="Filters">

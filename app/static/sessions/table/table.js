@@ -1,6 +1,7 @@
 // All sessions that pass the filters. Only the rows in view are in the document.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../../lib/html.js";
+import { Button } from "../../shell/controls.js";
 import { ids } from "../../state/sessions.js";
 import { clear, listed, order, sortBy } from "../listing.js";
 import { creating } from "../open/create.js";
@@ -67,7 +68,7 @@ function Nothing() {
     return html`<p class="nothing">No session passes the filters. <button onClick=${clear}>Clear the filters</button></p>`;
   }
   return html`<p class="nothing">
-    No session is open. <button onClick=${() => (creating.value = true)}>Open one</button> or drop an exported file here; sessions
+    No session is open. <${Button} onClick=${() => (creating.value = true)}>Open one<//> or drop an exported file here; sessions
     of the API appear by themselves.
   </p>`;
 }
