@@ -88,6 +88,18 @@ def test_the_same_key_once_more_is_another_try(open_page: OpenPage) -> None:
         page.goto("about:blank")
 
 
+def test_a_key_is_trimmed_and_the_last_refusal_goes_as_one_types(open_page: OpenPage) -> None:
+    with serve(api_keys=("right",)) as url:
+        page = open_page(url, refusals=True)
+        enter(page, "wrong")
+        expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
+        enter(page, "")
+        expect(page.get_by_role("main")).not_to_contain_text("does not know this key")
+        enter(page, " right  ")
+        expect(page.get_by_role("banner").get_by_role("status")).to_have_text("Live")
+        page.goto("about:blank")
+
+
 def test_a_turn_of_the_last_key_ends_with_it(open_page: OpenPage, roomy_model: Path) -> None:
     server = serve(model=str(roomy_model), max_model_len=8192, kv_device=64 << 20, api_keys=("one", "two"))
     with server as url, httpx.Client(base_url=url, headers={"Authorization": "Bearer one"}) as http:

@@ -1,5 +1,5 @@
 // The frame around every screen.
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { counted, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { ModelScreen } from "../model/screen.js";
@@ -65,6 +65,7 @@ function skip(event) {
 }
 
 function KeyForm() {
+  const [read, setRead] = useState(null); // what was wrong, for one who types again
   const use = (event) => {
     event.preventDefault();
     enterKey(new FormData(event.target).get("key").trim());
@@ -72,10 +73,11 @@ function KeyForm() {
   return html`
     <section class="empty">
       <h1>A key, please</h1>
-      <p id="why" role=${key.value ? "alert" : null}>${connection.value.message}</p>
+      <p id="why" role=${key.value ? "alert" : null}>${connection.value === read ? "\u00a0" : connection.value.message}</p>
       <form class="row" onSubmit=${use}>
-        <label>API key <input name="key" type="password" autocomplete="off" required pattern="[!-~]+"
-          title="A key has letters, digits and signs, without accents or spaces" aria-describedby="why" /></label>
+        <label>API key <input name="key" type="password" autocomplete="off" required pattern=" *[!-~]+ *"
+          title="A key has letters, digits and signs, without accents or spaces" aria-describedby="why"
+          onInput=${() => setRead(connection.value)} /></label>
         <button class="primary">Use this key</button>
       </form>
       <p>The page keeps it in memory only: not in the address, not in the browser's storage.</p>
