@@ -56,11 +56,12 @@ function Reply({ side: { id, name, before, parts, error }, mark }) {
  * is no fork either. */
 async function compare(desk) {
   if (desk.preview.peek()) await undo(desk);
+  const edits = [editOf(desk.edit.peek())];
   const before = turnOf(desk.id).peek().text;
   const time = desk.session.peek().checkpoint?.created_at;
   const fork = await call("POST", `/v1/sessions/${desk.id}/fork`);
   try {
-    await call("POST", `/v1/sessions/${fork.id}/checkpoint/edit`, { body: { edits: [editOf(desk.edit.peek())] } });
+    await call("POST", `/v1/sessions/${fork.id}/checkpoint/edit`, { body: { edits } });
   } catch (error) {
     await call("DELETE", `/v1/sessions/${fork.id}`).catch(() => {}); // what was wrong with the edit is told
     throw error;

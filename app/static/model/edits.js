@@ -1,5 +1,5 @@
 // Edits of the checkpoint: from the form to the API's body, tried and taken back.
-import { call, download, upload } from "../lib/api.js";
+import { ApiError, call, download, upload } from "../lib/api.js";
 import { server } from "../state/connection.js";
 import { isVector } from "./vectors.js";
 
@@ -16,24 +16,28 @@ export const FIRST_EDIT = {
   op: "scale", factor: "0.9", vector: "", positions: "last", first: "", end: "", max_norm: "",
 };
 
-/** The API's form of an edit. What is no number goes as it is: the server says what is wrong with it. */
+/** The API's form of an edit. What is no number goes as it is: the server says what is wrong with it. Throws `ApiError`
+ * where a field is empty. */
 export function editOf({ op, factor, vector, positions, first, end, max_norm }) {
   const takes = OPS[op].takes;
   return {
     op,
-    ...(takes.includes("factor") && { factor: numberOf(factor) }),
+    ...(takes.includes("factor") && { factor: numberOf(factor, FACTOR) }),
     ...(takes.includes("vector") && vector !== "" && { vector }),
-    positions: positions === "range" ? [numberOf(first), numberOf(end)] : positions,
+    positions: positions === "range" ? [numberOf(first, RANGE), numberOf(end, RANGE)] : positions,
     ...(max_norm.trim() !== "" && { max_norm: numberOf(max_norm) }),
   };
 }
+
+const FACTOR = { param: "factor", message: "factor: enter a number" };
+const RANGE = { param: "positions", message: "positions: enter the first one, and the one after the last" };
 
 /** Why there is no edit to make yet, or null: one along a vector needs a vector that is still there. */
 export const noVector = ({ op, vector }) =>
   OPS[op].takes.includes("vector") && !isVector(vector) ? "Choose a vector first, or make one from two prompts." : null;
 
-function numberOf(text) {
-  if (text.trim() === "") return null;
+function numberOf(text, empty) {
+  if (text.trim() === "") throw new ApiError(0, empty);
   return Number.isFinite(Number(text)) ? Number(text) : text;
 }
 
@@ -41,8 +45,8 @@ const pathOf = (desk) => `/v1/sessions/${desk.id}/checkpoint`;
 
 /** Make the form's edit at the checkpoint as it was at first, and look through the lens before and after. `preview` of
  * the desk is then `{place, op, original, position, before, after, ends}`, or null while nothing is edited. `after` is
- * null where it is not known what the edit did: what was there at first can still be put back. `ends` are the lenses
- * after the last layer, without and with the edit, each null where it cannot be had; it is missing until they come. */
+ * null where it is not known what the edit did. `ends` are the lenses after the last layer, without and with the edit,
+ * each null where it cannot be had; it is missing until they come. */
 export const tryEdit = (desk) => atPause(desk, async (checkpoint) => {
   const [place, edit] = [desk.place.peek(), editOf(desk.edit.peek())];
   const position = positionOf(desk, checkpoint, edit);

@@ -136,6 +136,20 @@ def test_a_wrong_field_is_told_beside_it(open_page: OpenPage, page_server: str) 
     expect(inside.page.get_by_label("First position")).to_have_value("3")
 
 
+def test_an_empty_field_says_what_to_enter(open_page: OpenPage, page_server: str) -> None:
+    inside = Inside(page_server, open_page)
+    inside.pause_at(1)
+    factor = inside.page.get_by_label("Factor", exact=True)
+    positions = inside.page.get_by_label("Positions", exact=True)
+    factor.fill("")
+    positions.select_option("a range")
+    inside.button("Preview").click()
+    expect(factor).to_have_accessible_description("enter a number")
+    factor.fill("0.5")
+    inside.button("Preview").click()
+    expect(positions).to_have_accessible_description("enter the first one, and the one after the last")
+
+
 def test_what_is_no_number_is_told_where_it_was_typed(open_page: OpenPage, page_server: str) -> None:
     inside = Inside(page_server, open_page, refusals=True)
     inside.pause_at(1)
