@@ -39,6 +39,10 @@ export const milliseconds = (count) => seconds(count / 1000);
 export const timeLeft = ({ expires_at: at }) =>
   at && `The pause ends by itself in ${seconds(Math.max(1, Math.floor(at - second.value)))}.`;
 
+/** The positions of a checkpoint. */
+export const positions = ({ first, end }) =>
+  end - first === 1 ? `position ${number(first)}` : `positions ${number(first)} to ${number(end - 1)}`;
+
 const PLACES = {
   device: "on the device", host: "in host memory", disk: "on disk",
   to_host: "moves to the host", to_disk: "moves to the disk", to_device: "moves to the device",

@@ -1,6 +1,6 @@
 // The screen inside the model: one session, layer by layer.
 import { useEffect } from "preact/hooks";
-import { counted, shortId, timeLeft } from "../lib/format.js";
+import { counted, positions, shortId, timeLeft } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Foreign, isForeign } from "../session/screen.js";
 import { Loading } from "../shell/states.js";
@@ -67,9 +67,8 @@ function Standing({ desk }) {
 function Place({ view }) {
   const { state, checkpoint, tokens } = view;
   if (!checkpoint) return html`<strong class="state ${state}">${state}</strong> ${counted(tokens, "token")}`;
-  const { layer, first, end, pass } = checkpoint;
+  const { layer, pass } = checkpoint;
   return html`
-    <strong class="state paused">paused</strong> after layer ${layer} of ${server.value.num_layers - 1}, ${pass} of
-    ${end - first === 1 ? ` position ${first}` : ` positions ${first} to ${end - 1}`}
+    <strong class="state paused">paused</strong> after layer ${layer} of ${server.value.num_layers - 1}, ${pass} of ${positions(checkpoint)}
   `;
 }

@@ -1,6 +1,6 @@
 // Reads what has happened to a session: as lanes of a timeline, and in words.
 import { isSeen } from "../state/happenings.js";
-import { bytes, counted, milliseconds, number, place } from "../lib/format.js";
+import { bytes, counted, milliseconds, number, place, positions } from "../lib/format.js";
 
 /** `{state, phase, tier, turns, pauses}`. The first three are spans `{from, to, value, bytes}`, one after the other; times
  * are Unix seconds, and the last span of each ends `now`. A turn is `{from, to, status, reason, usage, waits}`: `to` is
@@ -63,8 +63,8 @@ export function rowsOf(happenings) {
 const WORDS = {
   breakpoints: ({ armed }) => [["Breakpoints changed", `${armed.length} armed`]],
   turn: (turn) => [TURNS[turn.status](turn)],
-  pause: ({ checkpoint: { layer, first, end, breakpoint } }) => [
-    [`Paused after layer ${layer}`, `positions ${number(first)} to ${number(end - 1)}${breakpoint ? `, at ${breakpoint}` : ""}`],
+  pause: ({ checkpoint }) => [
+    [`Paused after layer ${checkpoint.layer}`, positions(checkpoint) + (checkpoint.breakpoint ? `, at ${checkpoint.breakpoint}` : "")],
   ],
 };
 

@@ -1,5 +1,5 @@
 // The screen of one session: its parts, which session it is, and what must not be overlooked.
-import { number, place, shortId, timeLeft } from "../lib/format.js";
+import { place, positions, shortId, timeLeft } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { CloseButton } from "../shell/close.js";
 import { server } from "../state/connection.js";
@@ -48,13 +48,11 @@ const Heading = ({ view }) => html`
 `;
 
 function PauseBanner({ view }) {
-  const { layer, first, end, pass } = view.checkpoint;
+  const { layer, pass } = view.checkpoint;
   const layers = server.value?.num_layers;
   return html`
     <section class="paused panel row" aria-label="Paused">
-      <p><strong>Paused after layer ${layer}${layers && ` of ${layers - 1}`}</strong>, ${
-        end - first === 1 ? `at position ${number(first)}` : `at positions ${number(first)} to ${number(end - 1)}`
-      } (${pass}). <span class="number">${timeLeft(view.checkpoint)}</span></p>
+      <p><strong>Paused after layer ${layer}${layers && ` of ${layers - 1}`}</strong>, at ${positions(view.checkpoint)} (${pass}). <span class="number">${timeLeft(view.checkpoint)}</span></p>
       <a href=${linkTo(view.id, "model")}>Look inside the model</a>
     </section>
   `;

@@ -134,7 +134,7 @@ def test_a_pause_is_a_mark_of_the_timeline(on: OnSession) -> None:
     on.generate()
     timeline = panel(page, "Timeline")
     timeline.get_by_text("As a table").click()
-    expect(timeline.get_by_role("row").filter(has_text="Paused after layer 1")).to_contain_text("positions 6 to 6")
+    expect(timeline.get_by_role("row").filter(has_text="Paused after layer 1")).to_contain_text("position 6")
     expect(timeline.locator(".pause")).to_have_attribute("title", "paused after layer 1")
 
 
