@@ -102,8 +102,7 @@ const LEAST = 0.05;
 const probability = (token) => Math.exp(token.logprob);
 const shareOf = (token) => (token.logprob === null ? "not finite" : percent(probability(token)));
 
-/** The change in points of a per cent, in words where it is less than what is shown; "new" where the token was not among
- * the best. */
+/** The change in points of a per cent, or words; "new" where the token was not among the best. */
 function changeOf(token, beside) {
   const before = beside.find((each) => each.token_id === token.token_id);
   if (!before || before.logprob === null || token.logprob === null) return "new";

@@ -23,8 +23,7 @@ export function makeLensMap(id) {
      * tokens, best first: `{tokenId, text, p}`. `rounds` tells in which round so many tokens were asked for. */
     column: (position) => state.columns.get(position),
     /** The history has `end` positions now, and there may be more to know of them. What is known stays, and what is
-     * under way comes, unless `isAnew` says that others may stand there than before. `calls` says that one must see the
-     * last ones now. */
+     * under way comes, unless `isAnew` says that others may stand there. `calls` says that one must see the last. */
     show: (end, numLayers, { isAnew, calls }) => {
       if (isAnew) state.asking?.abort();
       cut(state.columns, isAnew ? 0 : end);

@@ -5,7 +5,7 @@ import { read } from "../lib/safetensors.js";
 import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
 import { Failure, useAction } from "../shell/states.js";
 import { server } from "../state/connection.js";
-import { keepVector, Taken } from "./vectors.js";
+import { keepVector, NameField } from "./vectors.js";
 
 export function TwoPrompts({ desk }) {
   const count = server.value.num_layers;
@@ -51,8 +51,8 @@ function Keep({ name, found, put }) {
     <p role="status" class=${found ? null : "dim"}>
       ${found ? `Its norm is ${norm(found).toFixed(3)}.` : "Its norm appears here."}
     </p>
-    <${Field} id="vector-name" label="Keep as" error=${error?.message ?? null} control=${(told) => html`
-      <input ...${told} required value=${name} onInput=${(event) => put({ name: event.target.value })} />`}><${Taken} name=${name} /><//>
+    <${NameField} id="vector-name" label="Keep as" error=${error?.message ?? null} value=${name}
+      set=${(changed) => put({ name: changed })} />
     <${Button} type="submit" why=${why}>Keep the vector<//>
   </form>`;
 }
@@ -90,7 +90,6 @@ const minus = (a, b) => Float32Array.from(a, (value, at) => value - b[at]);
 const rowsOf = ({ shape: [count, size], values }) =>
   Array.from({ length: count }, (_, at) => values.subarray(at * size, (at + 1) * size));
 
-/** The mean of several vectors. */
 function mean(vectors) {
   const sum = new Float64Array(vectors[0].length);
   for (const vector of vectors) vector.forEach((value, at) => (sum[at] += value));

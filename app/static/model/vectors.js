@@ -39,9 +39,11 @@ export const VectorOptions = ({ none }) => html`<option value="">${none}</option
 
 export const isVector = (name) => Boolean(vectors.value.found?.some((each) => each.name === name));
 
-/** A warning beside a name that a new vector may have. */
-export const Taken = ({ name }) =>
-  isVector(name) && html`<p class="dim" role="status">This replaces the vector of that name.</p>`;
+/** Where a new vector gets its name. */
+export const NameField = ({ id, label, error, value, set }) => html`<${Field} id=${id} label=${label} error=${error}
+  control=${(told) => html`<input ...${told} required value=${value} onInput=${(event) => set(event.target.value)} />`}>
+  ${isVector(value) && html`<p class="dim" role="status">This replaces the vector of that name.</p>`}
+<//>`;
 
 export function Vectors() {
   const { found, error } = vectors.value;
@@ -83,8 +85,7 @@ function FromFile() {
     form.reset();
   };
   return html`<form class="fields" onSubmit=${add}>
-    <${Field} id="file-vector-name" label="Name" error=${errorOf(error, "name")} control=${(told) => html`
-      <input ...${told} required value=${name} onInput=${(event) => setName(event.target.value)} />`}><${Taken} name=${name} /><//>
+    <${NameField} id="file-vector-name" label="Name" error=${errorOf(error, "name")} value=${name} set=${setName} />
     <${Field} id="file" label="Safetensors file" error=${errorElse(error, ["name"])?.message} control=${(told) => html`
       <input ...${told} type="file" accept=".safetensors" required />`} />
     <${Button} type="submit" why=${busy && "It is being added."}>Add the file<//>

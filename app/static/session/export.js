@@ -13,7 +13,7 @@ export async function exportSession(id) {
   say(`${name} has ${bytes(size)}`);
 }
 
-/** Straight to the disk: a file can be larger than memory. The place is asked for first, while the click still counts. */
+/** Straight to the disk: a file can be larger than memory. The place is asked for while the click still counts. */
 async function saveTo(path, suggestedName) {
   const file = await window.showSaveFilePicker({ suggestedName });
   const { body } = await open(path);

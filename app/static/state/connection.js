@@ -14,7 +14,7 @@ export const isPast = (error) => error?.during && connection.value.state === "li
 export const server = signal(null);
 
 export const key = signal("");
-/** Counts the keys that were entered: the same one once more is another try. */
+/** Counts the keys that were entered: the same one again is another try. */
 export const entered = signal(0);
 
 let reign = new AbortController();

@@ -8,8 +8,7 @@ const KEPT_TOGETHER = 50_000;
 let last = 0;
 
 /** The signal of what happened to a session, oldest first: `{number, time, name, data}`, with `time` in Unix seconds, and
- * `name` and `data` those of the live stream. A view in it is as `seen` makes it. Numbers grow, also where old
- * ones are dropped. A new array with each. */
+ * `name` and `data` those of the live stream. A view in it is as `seen` makes it. Numbers grow. A new array with each. */
 export const happeningsOf = perSession([]);
 
 /** `data` is that of an event. */
@@ -24,7 +23,7 @@ export function note(id, name, data) {
   else log.value = [...log.value.slice(-kept), happening];
 }
 
-/** What is kept of a view: there are many, and most of a view is the same each time. */
+/** What is kept of a view: there are many. */
 const seen = ({ state, phase, tokens, kv, usage: { restores, bytes_in, bytes_out, resume_ms, last_turn } }) => ({
   state,
   phase,

@@ -29,11 +29,9 @@ const SPECIAL = /^<[^<>\s]+>$/;
 const tokensOf = ({ token_ids, pieces }) =>
   token_ids.map((id, position) => ({ id, text: pieces[position], special: SPECIAL.test(pieces[position]) }));
 
-/** `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of `paused`, the usage of a
- * turn that this page has begun and that is paused, else of `lastTurn`, that of the last turn that is over; both may be
- * null. What earlier turns generated is known of those that happened before the eyes of the page, and of the last one when
- * it saw the session anew. `length` is how many
- * tokens the history has now. */
+/** `{generated, cached, recomputed}`, lists of `[first, end]` positions. The last two are those of `paused`, the usage of
+ * this page's paused turn, else of `lastTurn`, that of the last turn that is over; both may be null. Earlier turns are
+ * known if this page saw them. `length` is how many tokens the history has now. */
 export function marksOf(happenings, lastTurn, paused, length) {
   const marks = { generated: [], cached: [], recomputed: [] };
   if (lastTurn !== null && !happenings.some(turnIn)) addTurn(marks, lastTurn);

@@ -12,8 +12,8 @@ const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], er
  * so far where it is paused. */
 export const turnOf = perSession(AT_REST);
 
-/** Most turns of this tab at once. Each has a connection for as long as it runs, and a browser has six for a server: two
- * are for the other calls, one is the live stream's. */
+/** Most turns of this tab at once. Each has a connection while it runs, and a browser has six for a server: two are for
+ * other calls, one is the live stream's. */
 const MOST = 3;
 const under = signal(0);
 

@@ -1,5 +1,5 @@
-// The places in one lane: a grid of narrow columns and some rows, in which each session holds a rectangle. It keeps its
-// rectangle while others come and go, as KV keeps its blocks.
+// The places in one lane: a grid of narrow columns and some rows, in which each session holds a rectangle, and keeps it
+// while others come and go.
 
 /** Pixels of one column. */
 export const COLUMN = 4;

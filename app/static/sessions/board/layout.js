@@ -2,7 +2,7 @@
 import { TIERS, bytesIn } from "../looks.js";
 import { COLUMN, Lane } from "./lane.js";
 
-/** Heights of a row, and the least width of a cell in it: the largest at which all sessions find room is used. */
+/** Heights of a row, and the least width of a cell in it: the largest with room for all sessions is used. */
 const ROWS = [
   { height: 26, least: 28 },
   { height: 20, least: 20 },

@@ -4,7 +4,7 @@ import { html } from "../../lib/html.js";
 import { pathOf } from "../../lib/paths.js";
 import { KEPT } from "../../state/memory.js";
 
-const [LEFT, RIGHT, TOP, BOTTOM] = [74, 14, 6, 20];
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [84, 74, 14, 6, 20];
 /** Pixels between two rules, at least. */
 const SPACE = 22;
 /** Steps of an axis of bytes, and of one of whole numbers. */
@@ -15,7 +15,7 @@ const MINUTES = [-10, -8, -6, -4, -2, 0];
 /** `data` is a signal of columns: the seconds before now, then a list for each of `series`, `{token, fill, dash,
  * isStepped}`. `format` makes a number of the y axis a text, in one of these `steps`; `most` is a function of the largest
  * value that the axis must show. */
-export function Chart({ data, series, format, steps, most, height, label }) {
+export function Chart({ data, series, format, steps, most, label }) {
   const place = useRef(null);
   const [width, setWidth] = useState(0);
   useEffect(() => {
@@ -26,15 +26,15 @@ export function Chart({ data, series, format, steps, most, height, label }) {
   const [times, ...columns] = data.value;
   const high = most(peak(...columns));
   const x = (second) => LEFT + (1 + second / KEPT) * (width - LEFT - RIGHT);
-  const y = (value) => TOP + (1 - value / high) * (height - TOP - BOTTOM);
-  const step = steps.find((each) => (each / high) * (height - TOP - BOTTOM) >= SPACE) ?? high;
+  const y = (value) => TOP + (1 - value / high) * (HEIGHT - TOP - BOTTOM);
+  const step = steps.find((each) => (each / high) * (HEIGHT - TOP - BOTTOM) >= SPACE) ?? high;
   const rules = Array.from({ length: Math.floor(high / step) + 1 }, (_each, at) => at * step);
-  return html`<div ref=${place} style=${{ height: `${height}px` }}>
-    ${width > 0 && html`<svg class="chart" width=${width} height=${height} role="img" aria-label=${label}>
+  return html`<div ref=${place} style=${{ height: `${HEIGHT}px` }}>
+    ${width > 0 && html`<svg class="chart" width=${width} height=${HEIGHT} role="img" aria-label=${label}>
       ${rules.map((value) => html`<path class="rule" d="M${LEFT} ${y(value)}H${width - RIGHT}" />
         <text x=${LEFT - 6} y=${y(value) + 4} text-anchor="end">${format(value)}</text>`)}
       ${MINUTES.map((minute) => html`<path class="rule" d="M${x(60 * minute)} ${TOP}V${y(0)}" />
-        <text x=${x(60 * minute)} y=${height - 6} text-anchor="middle">${minute === 0 ? "now" : `${minute} min`}</text>`)}
+        <text x=${x(60 * minute)} y=${HEIGHT - 6} text-anchor="middle">${minute === 0 ? "now" : `${minute} min`}</text>`)}
       ${series.map((line, at) => drawn(line, pathOf(columns[at], (index) => x(times[index]), y, line.isStepped), y(0)))}
     </svg>`}
   </div>`;
@@ -46,7 +46,7 @@ const drawn = ({ token, fill, dash }, path, ground) => html`
   <path class="line" d=${path} stroke-dasharray=${dash} style=${{ stroke: `var(${token})` }} />
 `;
 
-/** Each part of a path that has gaps, down to the ground and back to where the part begins. */
+/** Each part of a path that has gaps, down to the ground. */
 const areaOf = (path, ground) =>
   path.split(/(?=M)/).map((part) => `${part}V${ground}H${part.slice(1, part.indexOf(" "))}Z`).join("");
 
@@ -59,7 +59,7 @@ export const ChartPanel = ({ title, unit, lines, children }) => html`<figure cla
     <h3>${title} <span class="dim">${unit}</span></h3>
     <span class="lines">
       ${lines.map(
-        ({ token, name, text, about }) => html`<span key=${name} title=${about}><i class="line ${token.slice(2)}"></i>${name} <b>${text}</b></span>`,
+        ({ token, name, text, about }) => html`<span key=${name} title=${about}><i class="line" style=${{ background: `var(${token})` }}></i>${name} <b>${text}</b></span>`,
       )}
     </span>
   </figcaption>

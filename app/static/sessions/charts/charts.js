@@ -7,18 +7,16 @@ import { memory, samples } from "../../state/memory.js";
 import { tierName, TIERS } from "../looks.js";
 import { BINARY, Chart, ChartPanel, peak, WHOLE } from "./chart.js";
 
-const HEIGHT = 84;
-
 export const Charts = () => html`<section class="charts" aria-label="The last 10 minutes">
-  ${TIERS.map((tier) => html`<${MemoryChart} key=${tier} tier=${tier} height=${HEIGHT} />`)}
-  <${MovesChart} height=${HEIGHT} />
-  <${QueueChart} height=${HEIGHT} />
+  ${TIERS.map((tier) => html`<${MemoryChart} key=${tier} tier=${tier} />`)}
+  <${MovesChart} />
+  <${QueueChart} />
 </section>`;
 
 /** A budget is drawn if it is at most this many times what was used; else the use would be a line at the bottom. */
 const NEAR = 3;
 
-function MemoryChart({ tier, height }) {
+function MemoryChart({ tier }) {
   const data = useMemo(() => computed(() => columns(samples.value, [used(tier), owned(tier), budget(tier)])), []);
   const use = memory.value?.data[tier];
   if (use?.total_bytes === 0) return null;
@@ -30,7 +28,7 @@ function MemoryChart({ tier, height }) {
   const label = `${tierName[tier]} memory of the last 10 minutes: now ${bytes(use?.owned_bytes ?? 0)} owned and
     ${bytes(use?.cached_bytes ?? 0)} cached, at most ${bytes(most)} in use, of a budget of ${bytes(use?.total_bytes ?? 0)}.`;
   return html`<${ChartPanel} title=${tierName[tier]} unit="memory" lines=${lines}>
-    <${Chart} data=${data} height=${height} label=${label} format=${bytes} steps=${BINARY} most=${ceiling(tier)} series=${[
+    <${Chart} data=${data} label=${label} format=${bytes} steps=${BINARY} most=${ceiling(tier)} series=${[
       { token: `--${tier}`, fill: 15 },
       { token: `--${tier}`, fill: 35 },
       { token: "--dim", dash: [5, 4] },
@@ -55,7 +53,7 @@ const WAYS = [
   { way: "from_disk", name: "from disk", token: "--good" },
 ];
 
-function MovesChart({ height }) {
+function MovesChart() {
   const data = useMemo(() => computed(() => columns(samples.value, WAYS.map(({ way }) => rate(way)))), []);
   const { moves } = memory.value ?? { moves: {} };
   if (memory.value !== null && Object.keys(moves).length === 0) return null;
@@ -69,7 +67,7 @@ function MovesChart({ height }) {
     .map(({ name, text, about }, index) => `${name}: ${text} MiB/s now, at most ${perSecond(peak(rates[index]))}; ${about}`)
     .join(". ")}.`;
   return html`<${ChartPanel} title="Moves" unit="MiB/s now, of the limit measured" lines=${lines}>
-    <${Chart} data=${data} height=${height} label=${label} format=${perSecond} steps=${BINARY} most=${(max) => Math.max(1.15 * max, MIB / 16)} series=${WAYS} />
+    <${Chart} data=${data} label=${label} format=${perSecond} steps=${BINARY} most=${(max) => Math.max(1.15 * max, MIB / 16)} series=${WAYS} />
   <//>`;
 }
 
@@ -84,7 +82,7 @@ function inMib(count) {
 
 const READS = [({ view }) => view.turns_running, ({ view }) => view.turns_waiting];
 
-function QueueChart({ height }) {
+function QueueChart() {
   const data = useMemo(() => computed(() => columns(samples.value, READS)), []);
   const [, running, waiting] = data.value;
   const lines = [
@@ -94,7 +92,7 @@ function QueueChart({ height }) {
   const label = `Turns in the last 10 minutes: now ${lines[0].text} running and ${lines[1].text} waiting, at most
     ${peak(running)} running and ${peak(waiting)} waiting.`;
   return html`<${ChartPanel} title="Queue" unit="turns" lines=${lines}>
-    <${Chart} data=${data} height=${height} label=${label} format=${number} steps=${WHOLE} most=${(max) => Math.max(4, Math.ceil(1.15 * max))} series=${[
+    <${Chart} data=${data} label=${label} format=${number} steps=${WHOLE} most=${(max) => Math.max(4, Math.ceil(1.15 * max))} series=${[
       { token: "--good", fill: 20, isStepped: true },
       { token: "--warn", isStepped: true },
     ]} />
