@@ -113,7 +113,9 @@ def test_a_change_that_is_too_small_to_show_is_told_in_words(open_page: OpenPage
     after.get_by_role("cell").nth(2).evaluate("cell => { cell.textContent = 'under 0.05 points'; }")
     panel = inside.page.get_by_role("region", name="Edit after layer 1")
     assert panel.evaluate("panel => panel.scrollWidth <= panel.clientWidth")
-    assert after.evaluate("table => [...table.querySelectorAll('td.number')].every(td => td.scrollWidth <= td.clientWidth)")
+    assert after.evaluate(
+        "table => [...table.querySelectorAll('td.number')].every(td => td.scrollWidth <= td.clientWidth)"
+    )
 
 
 def test_the_slider_and_the_number_are_one(open_page: OpenPage, page_server: str) -> None:
