@@ -137,7 +137,7 @@ def test_without_room_anywhere_it_is_refused(model: ResolvedModel) -> None:
 def test_another_model_is_refused(model: ResolvedModel, tmp_path: Path) -> None:
     other = resolve("random:tiny-llama", cache_dir=tmp_path, seed=5)
     here, there = make(model), make(other)
-    with pytest.raises(PeerMismatch, match="of the model"):
+    with pytest.raises(PeerMismatch, match="of another model"):
         move(here, there, open_with_turn(here))
 
 
