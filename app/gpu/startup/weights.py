@@ -15,6 +15,7 @@ from app.gpu.device.memory import allocating, zeroed
 from app.gpu.device.streams import DeviceStreams
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import MakeLinear
+from app.gpu.linear.shard import WHOLE, Shard
 from app.gpu.models import build_stack, can_be_streamed, load_stack, require_row_by_row
 from app.gpu.models.base import LayerStack
 from app.gpu.ranks.leader import Ranks
@@ -112,15 +113,7 @@ def load_model(
     check_weights_fit(model, min(needed, budget), device, dtype)
     if needed > budget:
         return _stream(model, settings, budget, device, dtype, attention)
-    stack = load_stack(
-        model,
-        device=device,
-        dtype=dtype,
-        attention=attention,
-        max_model_len=settings.max_model_len,
-        batch_invariant=settings.batch_invariant,
-        products=choose_products(settings, model, device, dtype),
-    )
+    stack = _load(model, settings, device, dtype, attention)
     twice = max(0, needed - stack.parameter_bytes)
     copy = f", and {size(twice)} more: the tied output projection, in a layout of its own" if twice else ""
     logger.info("weights: all of them, %s, stay on the device%s", size(stack.parameter_bytes), copy)
@@ -138,7 +131,21 @@ def _load_part(
     """Rank 0's: its shard of layers and head, and the embedding, while the others load theirs."""
     needed = weight_bytes(model, device, dtype)
     check_weights_fit(model, needed if device.type == "cpu" else needed // ranks.count, device, dtype)
-    stack = load_stack(
+    stack = _load(model, settings, device, dtype, attention, ranks.shard)
+    logger.info("weights: %s, the layers cut over %d ranks", size(stack.parameter_bytes), ranks.count)
+    return LoadedModel(stack, streams_of(device), ranks=ranks)
+
+
+def _load(
+    model: ResolvedModel,
+    settings: EngineSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: Attention,
+    shard: Shard = WHOLE,
+) -> LayerStack:
+    """The layers with their weights on the device."""
+    return load_stack(
         model,
         device=device,
         dtype=dtype,
@@ -146,10 +153,8 @@ def _load_part(
         max_model_len=settings.max_model_len,
         batch_invariant=settings.batch_invariant,
         products=choose_products(settings, model, device, dtype),
-        shard=ranks.shard,
+        shard=shard,
     )
-    logger.info("weights: %s, the layers cut over %d ranks", size(stack.parameter_bytes), ranks.count)
-    return LoadedModel(stack, streams_of(device), ranks=ranks)
 
 
 def _needed_bytes(

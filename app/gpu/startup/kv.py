@@ -1,0 +1,160 @@
+"""KV of an engine: its layout, and memory and files for it, sized to the machine."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from app.domain.values import KVPolicy
+from app.gpu.commands.saved_files import FilesFound, SavedKV
+from app.gpu.device.dtypes import dtype_name
+from app.gpu.device.memory import CudaMemory, allocating
+from app.gpu.graphs.decode import DecodeLimits, Recorder
+from app.gpu.graphs.recording import estimate_graph_bytes
+from app.gpu.kv.disk import DiskStore
+from app.gpu.kv.header import KVIdentity, KVLayout
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.kv_pools.host import HostPool
+from app.gpu.models.base import LayerStack
+from app.gpu.ranks.pools import LeadingHostPool, LeadingPool
+from app.gpu.startup.budgets import TierBlocks, budget_blocks
+from app.gpu.startup.profile import MemoryPlan, plan_memory
+from app.gpu.startup.weights import LoadedModel
+from app.gpu.weight_ring.loan import Borrower, LoanBook
+from app.machine.disk import DiskRoom
+from app.machine.units import counted, size
+from app.model_store.fingerprint import fingerprint
+from app.model_store.resolve import ResolvedModel
+from app.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KV:
+    """What an engine has for KV. `budgets` are the blocks of each tier. Sessions have at most `max_model_len` tokens:
+    the device must hold one. `borrower` borrows memory of the pool from weights; None: they lend none.
+    """
+
+    identity: KVIdentity
+    budgets: TierBlocks
+    max_model_len: int
+    pool: KVPool
+    borrower: Borrower | None
+    host: HostPool
+    disk: DiskStore | None
+
+
+def make_kv(
+    model: ResolvedModel,
+    loaded: LoadedModel,
+    settings: EngineSettings,
+    dtype: torch.dtype,
+    recorder: Recorder | None,
+    room: DiskRoom | None,
+) -> KV:
+    """Allocate pools for KV of `dtype` beside the weights and what `recorder` will need. `room` is that for KV files;
+    None: the whole disk. Raises FieldOutOfRange if there is too little.
+    """
+    stack, ranks = loaded.stack, 1 if loaded.ranks is None else loaded.ranks.count
+    kv_heads = stack.kv_heads * ranks
+    layout = KVLayout(stack.num_layers, kv_heads, settings.block_size, stack.head_dim, dtype_name(dtype))
+    plan = _plan_memory(stack, settings, recorder, dtype)
+    disk_room = None if settings.kv_dir is None else _room_of_files(settings.kv_dir, room)
+    budgets = budget_blocks(settings, layout.block_bytes, None if plan is None else plan.kv * ranks, disk_room)
+    if plan is not None:
+        plan.check(budgets.device * layout.block_bytes // ranks)
+    pool, borrower = _allocate_device(loaded, budgets.device, layout, dtype)
+    host = _allocate_host(loaded, pool, budgets.host, layout)
+    if loaded.ranks is not None:
+        loaded.ranks.join(budgets.device, budgets.host)
+    identity = KVIdentity(fingerprint(model), stack.vocab_size, layout)
+    disk = _open_disk(settings, identity, disk_room, budgets.disk)
+    limit = min(stack.max_model_len, budgets.device * settings.block_size)
+    _log_budgets(budgets, layout, limit, stack.max_model_len)
+    return KV(
+        identity=identity,
+        budgets=budgets,
+        max_model_len=limit,
+        pool=pool,
+        borrower=borrower,
+        host=host,
+        disk=disk,
+    )
+
+
+def _room_of_files(folder: Path, room: DiskRoom | None) -> DiskRoom:
+    return DiskRoom(folder) if room is None else room.beside(folder)
+
+
+def _open_disk(settings: EngineSettings, identity: KVIdentity, room: DiskRoom | None, blocks: int) -> DiskStore | None:
+    """Where KV files are. A full disk leaves none for new ones, but those of an earlier server must be known all the
+    same: they give way to the journal.
+    """
+    folder = settings.kv_dir
+    if folder is None or settings.kv_policy is KVPolicy.NONE:
+        return None
+    has_files = settings.kv_disk is None and folder.is_dir() and any(folder.iterdir())
+    return DiskStore(folder, identity, room) if blocks or has_files else None
+
+
+def _allocate_device(
+    loaded: LoadedModel, blocks: int, layout: KVLayout, dtype: torch.dtype
+) -> tuple[KVPool, Borrower | None]:
+    """The pool of KV: its own memory, or memory beside weights that lend theirs. Of ranks each has a part."""
+    if loaded.ranks is not None:
+        with allocating("kv_device", blocks * layout.block_bytes // loaded.ranks.count):
+            return LeadingPool(loaded.ranks, loaded.stack, blocks, layout.block_size, dtype=dtype), None
+    if loaded.streamed is None:
+        with allocating("kv_device", blocks * layout.block_bytes):
+            return KVPool(loaded.stack, blocks, layout.block_size, dtype=dtype), None
+    arena, memory = loaded.streamed.share(blocks, layout.block_bytes)
+    pool = KVPool(loaded.stack, arena.most_blocks, layout.block_size, memory, dtype=dtype)
+    return pool, Borrower(LoanBook(arena), loaded.streamed.text)
+
+
+def _allocate_host(loaded: LoadedModel, pool: KVPool, blocks: int, layout: KVLayout) -> HostPool:
+    with allocating("kv_host", blocks * layout.block_bytes):
+        if loaded.ranks is not None:
+            return LeadingHostPool(loaded.ranks, pool, blocks, loaded.streams)
+        return HostPool(pool, blocks, loaded.streams)
+
+
+def _plan_memory(
+    stack: LayerStack, settings: EngineSettings, recorder: Recorder | None, kv_dtype: torch.dtype
+) -> MemoryPlan | None:
+    """None on a CPU, whose memory is taken page by page and by others too."""
+    if stack.device.type != "cuda":
+        return None
+    memory, graph_bytes = CudaMemory(stack.device), 0
+    if recorder is not None:
+        limits = DecodeLimits(settings.max_running, -(-stack.max_model_len // settings.block_size), stack.vocab_size)
+        graph_bytes = estimate_graph_bytes(stack, settings.block_size, limits, recorder, memory, kv_dtype)
+    return plan_memory(stack, settings, memory, graph_bytes, kv_dtype)
+
+
+def _log_budgets(budgets: TierBlocks, layout: KVLayout, limit: int, max_model_len: int) -> None:
+    for tier, blocks in (("device", budgets.device), ("host", budgets.host), ("disk", budgets.disk)):
+        sessions = counted(blocks * layout.block_size // limit, "session")
+        logger.info("KV on %s: %s, %s of %d tokens", tier, size(blocks * layout.block_bytes), sessions, limit)
+    if limit < max_model_len:
+        logger.warning(
+            "sessions are limited to %d tokens, not the model's %d: kv_device holds no more", limit, max_model_len
+        )
+
+
+def find_files(disk: DiskStore | None) -> FilesFound:
+    """The KV files of an earlier server."""
+    if disk is None:
+        return FilesFound()
+    index = disk.index()
+    if index.refused:
+        logger.warning("KV files that are damaged or of another model or layout: %d", len(index.refused))
+    if index.headers:
+        logger.info("sessions with KV on disk from an earlier server: %d", len(index.headers))
+    saved = {
+        session: SavedKV(header.token_ids, header.computed_tokens, header.namespace)
+        for session, header in index.headers.items()
+    }
+    return FilesFound(saved, index.refused)
