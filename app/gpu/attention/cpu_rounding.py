@@ -12,14 +12,23 @@ from numba.np.numpy_support import carray
 
 from app.gpu.cpu.compile import ELEMENTS, c_function, inlined
 from app.gpu.cpu.intrinsics import fetch_add, pointer, widen
-from app.gpu.linear.float8 import ABOVE_448, EXPONENT, INFINITE, LEAST_PEAK, MAGNITUDE, MAX_CODE, NOT_A_NUMBER, SHIFT
+from app.gpu.linear.float8 import (
+    ABOVE_448,
+    EXPONENT,
+    INFINITE,
+    LEAST_NORMAL,
+    LEAST_PEAK,
+    MAGNITUDE,
+    MAX_CODE,
+    NOT_A_NUMBER,
+    ROUNDER,
+    ROUNDER_BITS,
+    SHIFT,
+    TWO_POWERS,
+)
 
 _UNBOUNDED = 1 << 60
-_POWERS = 254 << 23
-"""Bits of a power of two from which those of another are taken for its inverse."""
-_ROUNDER, _ROUNDER_BITS = np.float32(1 << 14), 0x46800000
-"""Its last place counts steps of float8 below the least normal number, 2 to the -6, whose bits follow."""
-_LEAST_NORMAL = 0x3C800000
+_ROUNDER = np.float32(ROUNDER)
 
 
 @functools.cache
@@ -55,7 +64,7 @@ def _round(states: Any, row: Any, count: int) -> None:
     for i in range(count):
         peak = max(peak, np.float32(widen(states[i])).view(np.int32) & np.int32(MAGNITUDE))
     bits = max((peak + ABOVE_448) & EXPONENT, LEAST_PEAK) - SHIFT if peak < INFINITE else NOT_A_NUMBER
-    inverse = np.int32(_POWERS - bits).view(np.float32)
+    inverse = np.int32(TWO_POWERS - bits).view(np.float32)
     for i in range(count):
         row[i] = _encode(widen(states[i]) * inverse)
     for i in range(4):
@@ -67,7 +76,7 @@ def _encode(scaled: Any) -> Any:
     """The code of a float32 between -448 and 448, to nearest even: see `triton_rounding.encode`."""
     bits = np.float32(scaled).view(np.int32)
     size = bits & np.int32(MAGNITUDE)
-    small = np.float32(abs(scaled) + _ROUNDER).view(np.int32) - _ROUNDER_BITS
+    small = np.float32(abs(scaled) + _ROUNDER).view(np.int32) - ROUNDER_BITS
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    code: Any = small if size < _LEAST_NORMAL else normal
+    code: Any = small if size < LEAST_NORMAL else normal
     return np.uint8(min(code, MAX_CODE) | ((bits >> 24) & 0x80))

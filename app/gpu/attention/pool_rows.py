@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import FieldOutOfRange
-from app.gpu.kv.header import SCALE_BYTES
+from app.gpu.device.dtypes import dtype_name
+from app.gpu.kv.header import SCALE_BYTES, row_columns
 from app.gpu.linear.float8 import round_to_float8, widen_float8
 
 FLOAT8 = torch.float8_e4m3fn
@@ -26,7 +27,7 @@ def require_rows(dtype: torch.dtype, head_dim: int) -> None:
 
 def columns_of(head_dim: int, dtype: torch.dtype) -> int:
     """Elements of a row."""
-    return head_dim + SCALE_BYTES if dtype is FLOAT8 else head_dim
+    return row_columns(head_dim, dtype_name(dtype))
 
 
 def to_rows(states: Tensor, dtype: torch.dtype) -> Tensor:

@@ -45,6 +45,11 @@ class KVFileMismatch(KVFileError):
     """The file is of another version, of another model, or its KV is laid out differently."""
 
 
+def row_columns(head_dim: int, dtype: str) -> int:
+    """Elements of `dtype` that the keys, or the values, of one head of one token take."""
+    return head_dim + (SCALE_BYTES if dtype == "float8" else 0)
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """What one block is: `[layers, 2, kv_heads, block_size, columns]` elements of `dtype`, such as `float32`.
@@ -61,8 +66,7 @@ class KVLayout:
     @property
     def block_shape(self) -> list[int]:
         """Elements of one block along each axis."""
-        columns = self.head_dim + (SCALE_BYTES if self.dtype == "float8" else 0)
-        return [self.layers, 2, self.kv_heads, self.block_size, columns]
+        return [self.layers, 2, self.kv_heads, self.block_size, row_columns(self.head_dim, self.dtype)]
 
     @property
     def block_bytes(self) -> int:

@@ -16,6 +16,12 @@ ABOVE_448 = 0x1FFFFF
 """Carries into the exponent of a float32 whose significand is above that of 448, 1.75."""
 SHIFT, LEAST_PEAK = 8 << 23, 9 << 23
 """The exponent of 448, as bits of float32, and that of the least peak whose scale is a normal number."""
+TWO_POWERS = 254 << 23
+"""Bits of float32 from which those of a power of two are taken for its inverse."""
+LEAST_NORMAL = 0x3C800000
+"""Bits of float32 of the least normal number, 2 to the -6. Numbers below it are multiples of 2 to the -9."""
+ROUNDER, ROUNDER_BITS = 16384.0, 0x46800000
+"""A number of float32 whose last place counts steps of 2 to the -9, and its bits."""
 
 
 def round_to_float8(values: Tensor) -> tuple[Tensor, Tensor]:

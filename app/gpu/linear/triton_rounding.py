@@ -9,8 +9,8 @@ _MAGNITUDE, _EXPONENT = tl.constexpr(float8.MAGNITUDE), tl.constexpr(float8.EXPO
 _INFINITE, _NOT_A_NUMBER = tl.constexpr(float8.INFINITE), tl.constexpr(float8.NOT_A_NUMBER)
 _ABOVE_448, _MAX_CODE = tl.constexpr(float8.ABOVE_448), tl.constexpr(float8.MAX_CODE)
 _SHIFT, _LEAST_PEAK = tl.constexpr(float8.SHIFT), tl.constexpr(float8.LEAST_PEAK)
-_TWO_POWERS = tl.constexpr(254 << 23)
-"""Bits of a power of two from which those of a number are taken for its inverse."""
+_TWO_POWERS, _LEAST_NORMAL = tl.constexpr(float8.TWO_POWERS), tl.constexpr(float8.LEAST_NORMAL)
+_ROUNDER, _ROUNDER_BITS = tl.constexpr(float8.ROUNDER), tl.constexpr(float8.ROUNDER_BITS)
 
 
 @triton.jit
@@ -41,9 +41,9 @@ def encode(scaled: tl.tensor) -> tl.tensor:
     """
     bits = scaled.to(tl.int32, bitcast=True)
     size = bits & _MAGNITUDE
-    small = (tl.abs(scaled) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    small = (tl.abs(scaled) + _ROUNDER).to(tl.int32, bitcast=True) - _ROUNDER_BITS
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    code = tl.minimum(tl.where(size < 0x3C800000, small, normal), _MAX_CODE)
+    code = tl.minimum(tl.where(size < _LEAST_NORMAL, small, normal), _MAX_CODE)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
