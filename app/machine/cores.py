@@ -16,11 +16,6 @@ CHOSEN = (*BOUND, "OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_CPU_AFFINITY", "KM
 """Who sets one of them has chosen where threads run, or fewer than cores, which other servers would not know of."""
 
 
-def without_binding(environment: Mapping[str, str]) -> dict[str, str]:
-    """The `environment` for a process that computes beside this one: not bound to the same cores."""
-    return {name: value for name, value in environment.items() if BOUND.get(name) != value}
-
-
 _all = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 _own = _all
 
@@ -28,6 +23,11 @@ _own = _all
 def binding(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables for a process that computes on all cores; none if `environment` has chosen otherwise."""
     return {} if any(name in environment for name in CHOSEN) else BOUND
+
+
+def without_binding(environment: Mapping[str, str]) -> dict[str, str]:
+    """The `environment` for a process that computes beside this one: not bound to the same cores."""
+    return {name: value for name, value in environment.items() if BOUND.get(name) != value}
 
 
 def free_from_core() -> None:
