@@ -65,21 +65,13 @@ def test_each_dialect_has_its_own_refusal(serve_tenants: ServeTenants) -> None:
 
 
 def test_reserved_tokens_that_were_not_used_come_back(serve_tenants: ServeTenants) -> None:
-    client = serve_tenants(tenant("few", tokens_per_minute=100), tenant("other"), max_running=1)
-    http, other = client("few"), client("other")
-    session, long = (each.post("/v1/sessions").json()["id"] for each in (http, other))
-    path = f"/v1/sessions/{session}/generate"
-    body = {"token_ids": [5] * 10, "max_tokens": 50, "stream": True, "stop_token_ids": list(range(64))}
-    forever = {"token_ids": [5], "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    with other.stream("POST", f"/v1/sessions/{long}/generate", json=forever) as busy:
-        next(busy.iter_lines())
-        with http.stream("POST", path, json=body) as answer:  # it waits for the other one
-            assert answer.headers["x-ratelimit-remaining-tokens"] == "40"
-            busy.close()
-            answer.read()
-    used = http.get(f"/v1/sessions/{session}").json()["usage"]
-    left = http.get("/v1/models").headers["x-ratelimit-remaining-tokens"]
-    assert int(left) == 100 - 10 - used["completion_tokens"]
+    few = serve_tenants(tenant("few", tokens_per_minute=100))("few")
+    paused = pause(few, tokens=10, max_tokens=50, stop_token_ids=list(range(64)))
+    assert tokens_left(few) == 100 - 10 - 50
+    answer = few.post(f"/v1/sessions/{paused}/resume", json={"until": "end"}).json()
+    used = answer["usage"]["completion_tokens"]
+    assert used < 50
+    assert tokens_left(few) == 100 - 10 - used
 
 
 def test_tokens_that_the_server_still_has_do_not_count(serve_tenants: ServeTenants) -> None:
@@ -169,12 +161,12 @@ def test_a_paused_turn_whose_session_closes_gives_back_what_it_has_not_used(serv
     assert tokens_left(few) == 1000 - 8
 
 
-def pause(http: httpx.Client, tokens: int, max_tokens: int) -> str:
+def pause(http: httpx.Client, tokens: int, max_tokens: int, **asked: Any) -> str:
     """A session whose turn is paused in its first pass."""
     session: str = http.post("/v1/sessions").json()["id"]
     http.post(f"/v1/sessions/{session}/breakpoints", json={"layer": 0, "action": "pause"})
     body = {"token_ids": list(range(5, 5 + tokens)), "max_tokens": max_tokens, "ignore_eos": True}
-    assert http.post(f"/v1/sessions/{session}/generate", json=body).json()["status"] == "paused"
+    assert http.post(f"/v1/sessions/{session}/generate", json=body | asked).json()["status"] == "paused"
     return session
 
 
