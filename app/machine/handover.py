@@ -1,4 +1,7 @@
-"""Connected sockets on their way from one thread or process to another, which finds each by its number."""
+"""Connected sockets on their way from one thread or process to another, which finds each by its number.
+
+Each gets a higher number than those before it, and they come in this order.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ class SocketTable:
 
     def __init__(self) -> None:
         self._sockets: dict[int, socket.socket] = {}
+        self._latest = -1
+        """The highest number that has come: of those up to it, none comes any more."""
         self._unwanted = set[int]()
         """Those that are closed as they come."""
         self._used = set[socket.socket]()
@@ -26,26 +31,28 @@ class SocketTable:
     def put(self, number: int, connection: socket.socket) -> None:
         """Take in a socket."""
         with self._came:
-            if self._closed or number in self._unwanted:
-                self._unwanted.discard(number)
+            is_wanted = number not in self._unwanted
+            self._latest = max(self._latest, number)
+            self._unwanted = {later for later in self._unwanted if later > number}
+            if is_wanted and not self._closed:
+                self._sockets[number] = connection
+            else:
                 connection.close()
-                return
-            self._sockets[number] = connection
             self._came.notify_all()
 
     def discard(self, number: int) -> None:
         """Close the socket, also if it has not come yet: nobody takes it."""
         with self._came:
             found = self._sockets.pop(number, None)
-            if found is None:
-                self._unwanted.add(number)
-            else:
+            if found is not None:
                 found.close()
+            elif number > self._latest:
+                self._unwanted.add(number)
 
     @contextlib.contextmanager
     def take(self, number: int, wait_s: float = WAIT_S) -> Iterator[socket.socket]:
-        """The socket, which is closed in the end; waits for it. Raises `OSError` if it does not come: then it is closed
-        when it comes.
+        """The socket, which is closed in the end; waits for it. Raises `OSError` if it does not come, or has gone: if
+        it comes later, it is closed.
         """
         connection = self._take(number, wait_s)
         try:
@@ -72,6 +79,8 @@ class SocketTable:
         with self._came:
             while number not in self._sockets:
                 left = deadline - time.monotonic()
+                if number <= self._latest:
+                    raise OSError("the connection to the other server has been given up")
                 if left <= 0 or self._closed:
                     self._unwanted.add(number)
                     raise OSError("the connection to the other server has not come")

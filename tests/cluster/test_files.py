@@ -123,6 +123,22 @@ def test_a_socket_that_comes_too_late_is_closed() -> None:
         assert theirs.recv(1) == b"", "nobody takes it any more"
 
 
+def test_no_memory_is_kept_of_sockets_that_have_gone() -> None:
+    table = SocketTable()
+    for number in range(0, 100, 2):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            table.discard(number)  # it is lost on its way
+            table.put(number + 1, ours)
+            with table.take(number + 1):
+                pass
+            table.discard(number + 1)
+            for each in (number, number + 1):
+                with pytest.raises(OSError, match="given up"), table.take(each):
+                    pass
+    assert not any((table._unwanted, table._used, table._sockets))
+
+
 def test_whoever_uses_a_socket_of_a_closed_table_learns_of_its_end() -> None:
     table = SocketTable()
     ours, theirs = socket.socketpair()

@@ -33,8 +33,8 @@ class PromptStreams:
         self._identity = identity
         self._connections = connections
         self._open: dict[int, Transport] = {}
-        self._ended = set[int]()
-        """Those that nobody wanted any more before they were taken."""
+        self._taking = set[int]()
+        """Those that a worker is about to open, and that are still wanted."""
         self._changing = threading.Lock()
 
     def send(self, move: Move) -> Moved:
@@ -82,8 +82,7 @@ class PromptStreams:
     def end(self, connection: int) -> None:
         """Let go of a connection, wherever it is. For the engine."""
         with self._changing:
-            if connection not in self._open:
-                self._ended.add(connection)
+            self._taking.discard(connection)
         if not self._close(connection):
             self._connections.discard(connection)
 
@@ -99,11 +98,18 @@ class PromptStreams:
         """The way, and whether nothing has passed over it yet."""
         with self._changing:
             known = self._open.get(connection)
-        if known is not None:
-            return known, False
-        way = SocketTransport(self._connections.take(connection))
+            if known is not None:
+                return known, False
+            self._taking.add(connection)
+        try:
+            way = SocketTransport(self._connections.take(connection))
+        except OSError:
+            with self._changing:
+                self._taking.discard(connection)
+            raise
         with self._changing:
-            is_wanted = connection not in self._ended
+            is_wanted = connection in self._taking
+            self._taking.discard(connection)
             if is_wanted:
                 self._open[connection] = way
         if not is_wanted:

@@ -310,3 +310,19 @@ def test_what_comes_for_a_session_that_has_closed_is_not_kept(model: ResolvedMod
         decoder.take(decoder.engine.handle(command))
     there.settimeout(5)
     assert there.recv(1) == b""
+
+
+def test_no_memory_is_kept_of_connections_that_have_ended(model: ResolvedModel, way: Way) -> None:
+    decoder, (here, there) = Decoder(model), way()
+    prompts = decoder.mover.threaded.prompts
+    decoder.ask(PROMPT)
+    ticket = decoder.await_prompt(here)
+    there.close()
+    assert decoder.received(ticket).error
+    for _ in range(3):
+        refused, there = way()
+        number = decoder.engine.give(refused)
+        with pytest.raises(NotFound):
+            decoder.take(decoder.engine.handle(ReceivePrompt(decoder.ticket(), THERE, ticket, number, 0)))
+        prompts.end(number)
+    assert not any((prompts._taking, prompts._open, decoder.engine.connections._unwanted))
