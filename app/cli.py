@@ -22,9 +22,9 @@ from app.machine.descriptors import raise_descriptor_limit
 from app.settings import Settings
 from app.shell import SHELL_COMMANDS, add_shell_commands, run_shell_command
 from app.tenants.keys import digest, new_key
-from app.web.field_schema import schema_of
+from app.web.errors.field_schema import schema_of
+from app.web.errors.problems import describe_problem
 from app.web.hangups import Hangups
-from app.web.problems import describe_problem
 
 SHELLS = ("bash", "zsh", "fish")
 """Those that `djinn completion` writes a script for."""

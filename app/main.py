@@ -39,7 +39,7 @@ from app.text.tokenizer import Tokens, load_tokens
 from app.tools.support import ToolSupport
 from app.traces.base import Traces
 from app.traces.opening import open_traces
-from app.web.error_handlers import install_error_handlers
+from app.web.errors.handlers import install_error_handlers
 from app.web.openapi.document import DescribedAPI
 from app.web.strict_requests import refuse_unread
 from app.wiring.lifespan import Lifespan

@@ -1,4 +1,4 @@
-"""The error body of Anthropic's API, as it is documented; `app.web.error_bodies` writes it."""
+"""The error body of Anthropic's API, as it is documented; `app.web.errors.bodies` writes it."""
 
 from typing import Literal
 

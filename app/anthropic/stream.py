@@ -7,7 +7,7 @@ import orjson
 from app.anthropic.answers import MessageAnswer, whole_message
 from app.anthropic.events import MessageWriter
 from app.text.generation import TextItem
-from app.web.error_bodies import messages_error_body, visible_error
+from app.web.errors.bodies import messages_error_body, visible_error
 from app.web.sse import sse_event
 
 Items = AsyncIterator[tuple[int, TextItem]]

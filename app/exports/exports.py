@@ -24,8 +24,8 @@ from app.messages import Export, ExportedKV, Import, ImportedKV, Reinstate
 from app.sessions.paused_turn import Pause
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.web.field_schema import schema_of
-from app.web.problems import describe_problem
+from app.web.errors.field_schema import schema_of
+from app.web.errors.problems import describe_problem
 from app.wire.sessions import MAX_TTL_S
 
 MAX_BLOCK_SIZE = 256

@@ -17,7 +17,7 @@ from app.domain.values import FinishReason, ModelInfo, TurnUsage
 from app.messages import Started, TurnFinished
 from app.openai.fields import StreamOptions, Usage
 from app.text.generation import TextChunk, TextItem
-from app.web.error_bodies import body_of
+from app.web.errors.bodies import body_of
 
 Items = AsyncIterator[tuple[int, TextItem]]
 """What `Choices` yields: an item and the index of its choice."""

@@ -11,7 +11,7 @@ from app.messages import Paused, TurnFinished
 from app.sessions.session import Session
 from app.text.generation import TextChunk
 from app.text.turn_reader import TurnReader
-from app.web.error_bodies import body_of
+from app.web.errors.bodies import body_of
 from app.web.openapi.document import component
 from app.web.sse import EventStream, sse_event, unless_disconnected
 from app.wire.checkpoint import CheckpointView

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.domain.errors import FieldOutOfRange
 from app.logs.about import method_of, route_of, session_of
-from app.web.answers import Answer
 from app.web.matching import matched
+from app.web.middleware.answers import Answer
 
 logger = logging.getLogger(__name__)
 

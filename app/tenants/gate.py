@@ -7,7 +7,7 @@ from app.domain.errors import DjinnError, Unauthenticated, WrongRole
 from app.tenants.directory import Directory
 from app.tenants.quotas import TenantQuotas
 from app.tenants.tenant import Role, Tenant
-from app.web.error_handlers import error_response
+from app.web.errors.handlers import error_response
 from app.web.openapi.security import is_open
 from app.web.request_id import ANSWERS
 

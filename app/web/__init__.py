@@ -1,1 +1,1 @@
-"""HTTP for every route: keys, limits of bodies, errors, event streams, the listening server."""
+"""HTTP for every route: bodies, event streams, the listening server."""

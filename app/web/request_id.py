@@ -10,8 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.logs.about import REQUEST
-from app.web.error_bodies import MESSAGES_PATHS
-from app.web.error_handlers import REQUEST_ID_HEADER
+from app.web.errors.bodies import MESSAGES_PATHS
+from app.web.errors.handlers import REQUEST_ID_HEADER
 
 MESSAGES_HEADER = "Request-Id"
 ANSWERS = ("http.response.start", "websocket.accept", "websocket.http.response.start")

@@ -13,14 +13,14 @@ from app.settings import Settings
 from app.tenants.audit import AuditMiddleware
 from app.tenants.gate import TenantMiddleware, import_limit
 from app.tenants.tenancy import Tenancy
-from app.web.access_log import AccessLogMiddleware
-from app.web.body_limit import BodyLimitMiddleware
 from app.web.connections.body_budget import BodyBudget
-from app.web.cors import cross_origin
-from app.web.hosts import HostMiddleware
-from app.web.lease_gate import LeaseGate
+from app.web.middleware.access_log import AccessLogMiddleware
+from app.web.middleware.body_limit import BodyLimitMiddleware
+from app.web.middleware.cors import cross_origin
+from app.web.middleware.hosts import HostMiddleware
+from app.web.middleware.lease_gate import LeaseGate
+from app.web.middleware.trace_response import TraceResponseMiddleware
 from app.web.request_id import RequestIdMiddleware
-from app.web.trace_response import TraceResponseMiddleware
 
 
 def middleware(

@@ -33,7 +33,7 @@ def lines(server: ServerProcess) -> list[dict[str, Any]]:
 
 
 def requests(server: ServerProcess) -> list[dict[str, Any]]:
-    return [line for line in lines(server) if line["logger"] == "app.web.access_log"]
+    return [line for line in lines(server) if line["logger"] == "app.web.middleware.access_log"]
 
 
 def drain(server: ServerProcess) -> list[str]:

@@ -25,8 +25,8 @@ from app.cluster.front.routing import RoutingMetrics, Way
 from app.cluster.front.sockets import Sockets
 from app.domain.errors import DjinnError, NotFound, ReplicaAway
 from app.domain.limits import MAX_NAME
-from app.web.error_bodies import BUG_MESSAGE
-from app.web.error_handlers import error_response
+from app.web.errors.bodies import BUG_MESSAGE
+from app.web.errors.handlers import error_response
 from app.web.request_id import SESSION_HEADER
 
 logger = logging.getLogger(__name__)

@@ -29,14 +29,14 @@ from app.metrics.connections import ConnectionMetrics
 from app.settings import Settings
 from app.tenants.gate import authenticate
 from app.tenants.tenancy import Tenancy
-from app.web.body_limit import BodyLimitMiddleware
 from app.web.connections.body_budget import BodyBudget
 from app.web.connections.caps import Caps
 from app.web.connections.table import Connection
 from app.web.ending import ANSWERS_S
 from app.web.hangups import Hangups
-from app.web.hosts import HostMiddleware
 from app.web.listening import ListeningServer
+from app.web.middleware.body_limit import BodyLimitMiddleware
+from app.web.middleware.hosts import HostMiddleware
 from app.web.request_id import RequestIdMiddleware
 
 logger = logging.getLogger(__name__)

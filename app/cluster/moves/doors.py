@@ -31,7 +31,7 @@ from app.domain.errors import (
     Unauthenticated,
 )
 from app.domain.limits import MAX_LABEL_BYTES
-from app.web.error_handlers import error_response
+from app.web.errors.handlers import error_response
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from app.openai.responses.scored import ScoredToken
 from app.text.generation import TextChunk
 from app.text.tokenizer import Tokens
 from app.tools.pieces import AnswerReader, Content
-from app.web.error_bodies import body_of
+from app.web.errors.bodies import body_of
 
 LAST_EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
 CANCELLED_EVENT = "response.incomplete"

@@ -13,9 +13,9 @@ from app.openai.responses.body import ResponseBody
 from app.openai.responses.output import Event
 from app.routers.dependencies import Services
 from app.routers.openai.response_call import ResponseCall
-from app.web.error_bodies import body_of
+from app.web.errors.bodies import body_of
+from app.web.errors.validation import describe_body
 from app.web.json_body import read_in_turn
-from app.web.validation import describe_body
 from app.wire.extras.ignored_fields import IgnoredFields
 
 CREATE = "response.create"

@@ -12,7 +12,7 @@ from app.routers.dependencies import Services
 from app.routers.openai.call import SESSION_HEADER
 from app.routers.openai.response_call import ResponseCall
 from app.routers.openai.response_connection import ResponseConnection
-from app.web.error_handlers import error_response
+from app.web.errors.handlers import error_response
 
 
 async def connect_responses(websocket: WebSocket) -> None:

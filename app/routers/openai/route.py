@@ -8,8 +8,8 @@ from fastapi.exceptions import RequestValidationError
 
 from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange
 from app.routers.dependencies import Services, errors
+from app.web.errors.validation import describe_validation
 from app.web.json_body import JsonRoute
-from app.web.validation import describe_validation
 from app.wire.extras.ignored_fields import IgnoredFields
 
 IGNORED_HEADER = "X-Djinn-Ignored"

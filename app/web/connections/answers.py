@@ -3,7 +3,7 @@
 from http import HTTPStatus
 
 from app.domain.errors import DjinnError
-from app.web.error_bodies import error_body
+from app.web.errors.bodies import error_body
 from app.web.request_id import new_request_id
 
 

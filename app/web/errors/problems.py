@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.web.field_schema import KEY, Schema, find_field
-from app.web.schema_words import allowed, given, limits_of
+from app.web.errors.field_schema import KEY, Schema, find_field
+from app.web.errors.schema_words import allowed, given, limits_of
 
 Problem = dict[str, Any]
 """An error as pydantic describes it."""

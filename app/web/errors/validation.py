@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from app.domain.errors import DjinnError, FieldOutOfRange, MalformedRequest
-from app.web.field_schema import Schema, schema_of
-from app.web.problems import describe_problem
+from app.web.errors.field_schema import Schema, schema_of
+from app.web.errors.problems import describe_problem
 
 SHOWN_PROBLEMS = 3
 

@@ -8,8 +8,8 @@ import pytest
 from fastapi import FastAPI
 
 from app.domain.errors import Busy, DjinnError
-from app.web.error_bodies import MESSAGES_PATHS
-from app.web.error_handlers import install_error_handlers
+from app.web.errors.bodies import MESSAGES_PATHS
+from app.web.errors.handlers import install_error_handlers
 from app.web.request_id import RequestIdMiddleware
 from tests.errors import assert_error
 

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import Fenced
 from app.journal.lease import FolderLease
-from app.web.error_handlers import error_response
+from app.web.errors.handlers import error_response
 
 OF_SESSIONS = "/v1/"
 """What is below tells of sessions, or changes them. The rest tells of the server itself, or keeps nothing."""

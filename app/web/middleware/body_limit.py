@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.domain.errors import CompressedBody, DjinnError, MalformedRequest, TooLarge
 from app.web.connections.body_budget import BodyBudget, Share, client_of
-from app.web.error_handlers import error_response
+from app.web.errors.handlers import error_response
 
 BODILESS = ("GET", "HEAD", "DELETE")
 """Methods whose routes read no body."""

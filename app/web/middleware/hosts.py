@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.domain.errors import ForeignHost
-from app.web.error_handlers import error_response
+from app.web.errors.handlers import error_response
 
 ANY = "*"
 

@@ -17,9 +17,9 @@ from app.domain.errors import (
     TooLarge,
     Unauthenticated,
 )
-from app.web.error_bodies import BUG_MESSAGE, error_answer
+from app.web.errors.bodies import BUG_MESSAGE, error_answer
+from app.web.errors.validation import describe_validation
 from app.web.sse import ClientDisconnected
-from app.web.validation import describe_validation
 
 REQUEST_ID_HEADER = "X-Request-Id"
 CLIENT_CLOSED_REQUEST = 499

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from app.domain.errors import DjinnError, Draining, EngineError, FieldOutOfRange, WrongState
-from app.web.error_bodies import error_answer
+from app.web.errors.bodies import error_answer
 
 SCOPE: Any = {"path": "/v1/messages", "state": {"request_id": "req_1"}}
 

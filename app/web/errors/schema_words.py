@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from app.web.field_schema import Schema
+from app.web.errors.field_schema import Schema
 
 LONGEST_SHOWN = 40
 """Characters of a string that an error message repeats."""

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 import app.wiring.routes
 from app.domain.errors import FieldOutOfRange
-from app.web.field_schema import schema_of
-from app.web.problems import describe_problem
+from app.web.errors.field_schema import schema_of
+from app.web.errors.problems import describe_problem
 from app.wire.base import WireModel
 from tests.errors import assert_error, assert_messages_error
 

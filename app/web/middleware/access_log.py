@@ -6,8 +6,8 @@ import time
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.logs.about import method_of, route_of, session_of
-from app.web.answers import Answer
 from app.web.matching import matched
+from app.web.middleware.answers import Answer
 
 logger = logging.getLogger(__name__)
 
