@@ -13,16 +13,16 @@ from starlette.types import Receive, Scope, Send
 from app.cluster.directory import session_key
 from app.cluster.fleet import Fleet, State
 from app.cluster.front.body import Body, Gone
-from app.cluster.front.following import Following, Turned, Why, turned_away
-from app.cluster.front.merged import Merged
-from app.cluster.front.moves import Moves
-from app.cluster.front.named import field_of, previous_response
-from app.cluster.front.owners import Owner, Owners
+from app.cluster.front.merged.answers import Merged
 from app.cluster.front.pipe import Answer, Pipe, passed_headers
-from app.cluster.front.pool import Pool
-from app.cluster.front.routes import SESSIONS, About, Target, is_turn, target_of
-from app.cluster.front.routing import RoutingMetrics, Way
-from app.cluster.front.sockets import Sockets
+from app.cluster.front.routing.following import Following, Turned, Why, turned_away
+from app.cluster.front.routing.metrics import RoutingMetrics, Way
+from app.cluster.front.routing.moves import Moves
+from app.cluster.front.routing.named import field_of, previous_response
+from app.cluster.front.routing.owners import Owner, Owners
+from app.cluster.front.routing.targets import SESSIONS, About, Target, is_turn, target_of
+from app.cluster.front.upstream.pool import Pool
+from app.cluster.front.websockets.sockets import Sockets
 from app.domain.errors import DjinnError, NotFound, ReplicaAway
 from app.domain.limits import MAX_NAME
 from app.web.errors.bodies import BUG_MESSAGE

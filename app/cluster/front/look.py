@@ -7,8 +7,8 @@ import logging
 
 from app.cluster import load
 from app.cluster.fleet import OWN_NAME, Fleet, Replica, State
-from app.cluster.front.fetch import fetch
-from app.cluster.front.pool import Pool
+from app.cluster.front.upstream.fetch import fetch
+from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
 
 logger = logging.getLogger(__name__)

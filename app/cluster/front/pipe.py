@@ -13,9 +13,9 @@ from starlette.types import Scope, Send
 from app.cluster.fleet import Replica
 from app.cluster.front.body import Body, Gone
 from app.cluster.front.heads import CLIENT, Headers, end_to_end, forwarded, target_bytes
-from app.cluster.front.pool import Pool
 from app.cluster.front.protocol import FrontProtocol
-from app.cluster.front.upstream import Lost, Upstream
+from app.cluster.front.upstream.connection import Lost, Upstream
+from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaLost
 
 REPEATABLE = ("GET", "HEAD", "OPTIONS")

@@ -19,12 +19,12 @@ from app.cluster.directory import Directory
 from app.cluster.fleet import Fleet
 from app.cluster.front.door import FrontDoor
 from app.cluster.front.look import Lookout
-from app.cluster.front.merged import Merged
-from app.cluster.front.owners import Owners
-from app.cluster.front.pool import Pool
+from app.cluster.front.merged.answers import Merged
 from app.cluster.front.protocol import FrontProtocol
-from app.cluster.front.routing import RoutingMetrics
-from app.cluster.front.seeking import Seeker
+from app.cluster.front.routing.metrics import RoutingMetrics
+from app.cluster.front.routing.owners import Owners
+from app.cluster.front.routing.seeking import Seeker
+from app.cluster.front.upstream.pool import Pool
 from app.metrics.connections import ConnectionMetrics
 from app.settings import Settings
 from app.tenants.gate import authenticate

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from app.cluster.fleet import OWN_NAME, Fleet, Replica, State
 from app.cluster.front.look import Lookout
-from app.cluster.front.pool import Pool
+from app.cluster.front.upstream.pool import Pool
 from app.cluster.moves.peers import Peers
 
 

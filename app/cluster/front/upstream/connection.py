@@ -9,8 +9,8 @@ from typing import Protocol
 
 import h11
 
-from app.cluster.front.chunks import BadChunks, Chunks
 from app.cluster.front.heads import Headers
+from app.cluster.front.upstream.chunks import BadChunks, Chunks
 
 READ_BYTES = 64 << 10
 """Most that one read brings, as with clients."""

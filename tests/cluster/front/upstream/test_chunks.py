@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cluster.front.chunks import BadChunks, Chunks
+from app.cluster.front.upstream.chunks import BadChunks, Chunks
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=6), st.lists(st.integers(1, 200), min_size=1))

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from websockets.frames import Frame, Opcode
 
-from app.cluster.front.frames import BadFrame, FirstMessage
+from app.cluster.front.websockets.frames import BadFrame, FirstMessage
 
 PING = Frame(Opcode.PING, b"are you there?").serialize(mask=True)
 

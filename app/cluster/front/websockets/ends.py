@@ -9,11 +9,11 @@ from starlette.types import Scope
 from websockets.frames import CloseCode
 
 from app.cluster.fleet import Replica
-from app.cluster.front.frames import close_frame
 from app.cluster.front.heads import forwarded, target_bytes
-from app.cluster.front.pool import connect
 from app.cluster.front.protocol import FrontProtocol
-from app.cluster.front.upstream import READ_BYTES
+from app.cluster.front.upstream.connection import READ_BYTES
+from app.cluster.front.upstream.pool import connect
+from app.cluster.front.websockets.frames import close_frame
 from app.domain.errors import ReplicaLost
 
 HANDSHAKE_S = 30.0

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from app.cluster.directory import Directory, name_key, response_key, session_key
 from app.cluster.fleet import Fleet, Replica, State
-from app.cluster.front.seeking import Seeker
+from app.cluster.front.routing.seeking import Seeker
 from app.domain.errors import DirectoryAway, ReplicaAway
 from app.domain.session_ids import home_of, home_of_response
 

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.cluster.fleet import Fleet, State
-from app.cluster.front.event_ids import joined_id, split_id
-from app.cluster.front.event_source import Event, Source, Streams
 from app.cluster.front.heads import Headers
-from app.cluster.front.merging import merged_memory
-from app.cluster.front.pool import Pool
+from app.cluster.front.merged.event_ids import joined_id, split_id
+from app.cluster.front.merged.event_source import Event, Source, Streams
+from app.cluster.front.merged.merging import merged_memory
+from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
 from app.web.sse import EventStream, sse_event
 

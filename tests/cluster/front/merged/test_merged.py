@@ -10,8 +10,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.cluster.front.event_ids import joined_id, split_id
-from app.cluster.front.merging import merged_memory, merged_page
+from app.cluster.front.merged.event_ids import joined_id, split_id
+from app.cluster.front.merged.merging import merged_memory, merged_page
 from tests.cluster.front.doors import Door, serving_door
 from tests.serving import serve
 

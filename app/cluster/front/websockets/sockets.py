@@ -10,13 +10,13 @@ from starlette.types import Scope, Send
 from websockets.frames import CloseCode
 
 from app.cluster.fleet import Fleet, Replica
-from app.cluster.front.ends import ClientEnd, ReplicaEnd, shake
-from app.cluster.front.frames import BadFrame, FirstMessage, close_frame
 from app.cluster.front.heads import CLIENT, end_to_end, moved_to
-from app.cluster.front.named import previous_response
-from app.cluster.front.owners import Owner, Owners
 from app.cluster.front.protocol import FrontProtocol
-from app.cluster.front.routes import RESPONSES
+from app.cluster.front.routing.named import previous_response
+from app.cluster.front.routing.owners import Owner, Owners
+from app.cluster.front.routing.targets import RESPONSES
+from app.cluster.front.websockets.ends import ClientEnd, ReplicaEnd, shake
+from app.cluster.front.websockets.frames import BadFrame, FirstMessage, close_frame
 from app.domain.errors import DjinnError, ReplicaLost, ReplicaMoving
 from app.web.connections.body_budget import Share
 

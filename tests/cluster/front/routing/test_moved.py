@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from app.cluster.directory import name_key
-from app.cluster.front import moves
+from app.cluster.front.routing import moves
 from app.cluster.table import Table
 from tests.cluster.front.doors import Door, serving_door, serving_stub, wait_until
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from app.cluster.fleet import Replica, State
-from app.cluster.front.upstream import Upstream
+from app.cluster.front.upstream.connection import Upstream
 from app.domain.errors import ReplicaAway
 
 CONNECT_S = 2.0

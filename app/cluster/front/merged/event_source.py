@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from app.cluster.fleet import Fleet, Replica
-from app.cluster.front.fetch import Fetched
 from app.cluster.front.heads import Headers, end_to_end
-from app.cluster.front.pool import Pool
-from app.cluster.front.upstream import Lost, Upstream
+from app.cluster.front.upstream.connection import Lost, Upstream
+from app.cluster.front.upstream.fetch import Fetched
+from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
 
 PATH = b"/v1/events"

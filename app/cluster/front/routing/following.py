@@ -11,8 +11,8 @@ import h11
 from app.cluster.fleet import Fleet, Replica
 from app.cluster.front.body import Body
 from app.cluster.front.heads import moved_to, not_done
-from app.cluster.front.owners import Owner
-from app.cluster.front.routing import Way
+from app.cluster.front.routing.metrics import Way
+from app.cluster.front.routing.owners import Owner
 from app.domain.errors import ReplicaMoving
 
 PATIENCE_S = 20.0

@@ -12,10 +12,10 @@ import orjson
 from starlette.types import Scope
 
 from app.cluster.fleet import OWN_NAME, Fleet, Replica, State
-from app.cluster.front.fetch import Fetched, fetch
 from app.cluster.front.heads import bodiless, moved_to, not_done
-from app.cluster.front.pool import Pool
-from app.cluster.front.routes import RESPONSES, SESSIONS
+from app.cluster.front.routing.targets import RESPONSES, SESSIONS
+from app.cluster.front.upstream.fetch import Fetched, fetch
+from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
 
 PATIENCE_S = 3.0

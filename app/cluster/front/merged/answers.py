@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.cluster.fleet import OWN_NAME, Fleet, State
-from app.cluster.front.events import MergedEvents
-from app.cluster.front.fetch import Fetched, fetch, fetch_all
 from app.cluster.front.heads import bodiless, end_to_end, target_bytes
-from app.cluster.front.merging import merged_memory, merged_metrics, merged_models, merged_page
-from app.cluster.front.pool import Pool
+from app.cluster.front.merged.events import MergedEvents
+from app.cluster.front.merged.merging import merged_memory, merged_metrics, merged_models, merged_page
+from app.cluster.front.upstream.fetch import Fetched, fetch, fetch_all
+from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
 
 PATIENCE_S = 8.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from app.cluster.fleet import Replica
 from app.cluster.front.heads import Headers
-from app.cluster.front.pool import Pool
-from app.cluster.front.upstream import Lost
+from app.cluster.front.upstream.connection import Lost
+from app.cluster.front.upstream.pool import Pool
 from app.domain.errors import ReplicaAway
 
 LARGEST = 64 << 20

@@ -1,0 +1,1 @@
+"""Answers about the whole cluster, each made of those of all replicas."""

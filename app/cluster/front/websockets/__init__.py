@@ -1,0 +1,1 @@
+"""WebSockets through the front door."""
