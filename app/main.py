@@ -32,7 +32,7 @@ from app.sessions.keeper import SessionKeeper
 from app.sessions.lifecycle import Notices
 from app.sessions.registry import SessionRegistry
 from app.sessions.table import SessionTable
-from app.sessions.vectors import Vectors
+from app.sessions.whitebox.vectors import Vectors
 from app.settings import Settings
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens

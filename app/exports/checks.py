@@ -24,7 +24,7 @@ from app.domain.breakpoints import (
 )
 from app.domain.values import ModelInfo
 from app.exports.label import ExportLabel, PausedTurnLabel
-from app.sessions.breakpoints import MAX_BREAKPOINTS
+from app.sessions.whitebox.breakpoints import MAX_BREAKPOINTS
 from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from app.wire.edits import MAX_EDITS, MAX_FLOAT32, NEEDED_BY, fits
 from app.wire.tensors import EXPONENTS, to_float32

@@ -20,7 +20,7 @@ from app.sessions.bound.tool_waits import ToolWaits
 from app.sessions.guards.side_work import SideWork
 from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
-from app.sessions.vectors import Vectors
+from app.sessions.whitebox.vectors import Vectors
 from app.settings import Settings
 from app.tenants.tenancy import Tenancy
 from app.tenants.tenant import Role, Tenant

@@ -14,13 +14,9 @@ from app.domain.session_ids import new_session_id
 from app.domain.values import ForkPoint, Phase, Residency, SessionId, SessionState
 from app.messages import Close, Fork, Open, Rewind, SetPhase
 from app.metrics.server import Metrics
-from app.sessions.activation_maps import ActivationMaps
-from app.sessions.breakpoints import Breakpoints
 from app.sessions.charges.charges import Charges
 from app.sessions.charges.logprob_room import LogprobRoom
-from app.sessions.checkpoints import Checkpoints
 from app.sessions.guards.side_work import SideWork
-from app.sessions.head_time import HeadTime
 from app.sessions.keeper import SessionKeeper
 from app.sessions.memory_reads import MemoryReads
 from app.sessions.paused_copies import PausedCopies
@@ -29,6 +25,10 @@ from app.sessions.session import Session
 from app.sessions.table import SessionTable
 from app.sessions.turn_ends import TurnEnds
 from app.sessions.turns import Turns
+from app.sessions.whitebox.activation_maps import ActivationMaps
+from app.sessions.whitebox.breakpoints import Breakpoints
+from app.sessions.whitebox.checkpoints import Checkpoints
+from app.sessions.whitebox.head_time import HeadTime
 from app.settings import Settings
 from app.text.tokenizer import Tokens
 from app.traces.base import Traces

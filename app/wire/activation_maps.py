@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from app.domain.activations import MAX_MAP_POSITIONS, ActivationMap, ActivationNorms, MapLayer
 from app.domain.errors import FieldOutOfRange
-from app.sessions.activation_maps import LensMap
+from app.sessions.whitebox.activation_maps import LensMap
 from app.text.tokenizer import Tokens
 from app.wire.checkpoint import RANGE, ActivationQuery, PositionsText
 from app.wire.edits import VECTOR_NAME

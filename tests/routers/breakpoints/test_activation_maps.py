@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from app.domain.activations import ActivationMap, MapLayer
-from app.sessions.activation_maps import LensMap
+from app.sessions.whitebox.activation_maps import LensMap
 from app.wire.activation_maps import LensMapView
 from tests.errors import assert_error
 from tests.routers.breakpoints.pausing import CONTEXT, HIDDEN, LAYERS, TURN, arm, edit, generate, pause, resume

@@ -11,8 +11,8 @@ from app.domain.activations import ActivationMap, ActivationNorms, LensRows
 from app.domain.breakpoints import Positions, TensorData
 from app.domain.values import SessionState
 from app.messages import CloseMap, MapLens, OpenMap, ReadNorms
-from app.sessions.head_time import HeadTime
 from app.sessions.session import Session
+from app.sessions.whitebox.head_time import HeadTime
 
 SLICE_S = 0.01
 """How long a slice is meant to take: about a step of a small model, as a turn that comes meanwhile waits for it."""

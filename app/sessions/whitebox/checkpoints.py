@@ -9,9 +9,9 @@ from app.domain.breakpoints import Edit, Positions, TensorData
 from app.domain.errors import FieldOutOfRange
 from app.messages import EditCheckpoint, Lens, ReadCheckpoint, WriteCheckpoint
 from app.sessions.guards.journal_room import vector_bytes
-from app.sessions.head_time import HeadTime
 from app.sessions.keeper import SessionKeeper
 from app.sessions.session import Session
+from app.sessions.whitebox.head_time import HeadTime
 
 MAX_LENS_POSITIONS = 64
 """In one call: everybody waits while the head is applied to them."""

@@ -11,7 +11,7 @@ from app.domain.activations import CheckpointLens
 from app.domain.breakpoints import Positions
 from app.domain.values import SessionId, Ticket
 from app.messages import Lens, MapLens
-from app.sessions.head_time import SHARE, HeadTime
+from app.sessions.whitebox.head_time import SHARE, HeadTime
 
 SECONDS = 0.002
 

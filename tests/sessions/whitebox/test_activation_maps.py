@@ -14,9 +14,9 @@ from app.domain.breakpoints import ALL
 from app.domain.values import SessionId, Ticket
 from app.messages import CloseMap, Command, MapLens, OpenMap, ReadNorms
 from app.routers.dependencies import Services
-from app.sessions.activation_maps import MOST_SLICE, ActivationMaps
-from app.sessions.head_time import SHARE, HeadTime
 from app.sessions.session import Session
+from app.sessions.whitebox.activation_maps import MOST_SLICE, ActivationMaps
+from app.sessions.whitebox.head_time import SHARE, HeadTime
 from tests.pausing import PROMPT, start
 
 CELLS = 400

@@ -9,7 +9,7 @@ import pytest
 from app.domain.breakpoints import TensorData
 from app.domain.errors import FieldOutOfRange, NotDurable, NotFound
 from app.journal.journal import Journal
-from app.sessions.vectors import MAX_VECTORS, Vectors
+from app.sessions.whitebox.vectors import MAX_VECTORS, Vectors
 from tests.journal.building import model_info
 
 

@@ -17,8 +17,8 @@ from app.domain.values import SessionState, StopRule
 from app.journal.journal import FILE_NAME
 from app.messages import Paused, TurnFinished
 from app.routers.dependencies import Services
-from app.sessions.breakpoints import MAX_BREAKPOINTS
 from app.sessions.registry import SessionRegistry
+from app.sessions.whitebox.breakpoints import MAX_BREAKPOINTS
 from tests.pausing import EACH_TOKEN, PROMPT, paused, read, start
 from tests.serving import running_services
 from tests.taking_turns import GREEDY, start_turn
