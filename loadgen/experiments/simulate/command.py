@@ -12,16 +12,16 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.errors import LoadgenError
-from loadgen.experiments.simulate.calibrating import Calibration, calibrate
 from loadgen.experiments.simulate.costs import Costs, mean_of
+from loadgen.experiments.simulate.measuring.calibrating import Calibration, calibrate
+from loadgen.experiments.simulate.measuring.validating import Validation, judge, validate
 from loadgen.experiments.simulate.outcome import Outcome, outcome
 from loadgen.experiments.simulate.page import make_page
 from loadgen.experiments.simulate.plan import ClusterPlan, Event, Policy
 from loadgen.experiments.simulate.population import population
 from loadgen.experiments.simulate.report import SimulateReport
 from loadgen.experiments.simulate.tables import tables
-from loadgen.experiments.simulate.validating import Validation, judge, validate
-from loadgen.experiments.simulate.world import simulate
+from loadgen.experiments.simulate.world.simulation import simulate
 from loadgen.load.workload import Workload
 from loadgen.options.common import add_common, finish, make_output, read_corpus, with_origin
 from loadgen.options.disk import with_disk

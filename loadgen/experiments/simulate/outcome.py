@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.experiments.simulate.plan import Policy
-from loadgen.experiments.simulate.world import Simulated
+from loadgen.experiments.simulate.world.simulation import Simulated
 from loadgen.stats import Distribution
 
 MOMENTS = 60

@@ -7,6 +7,7 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
+from loadgen.experiments.simulate.measuring.validating import FIGURES, PERCENTILES
 from loadgen.experiments.simulate.outcome import Outcome
 from loadgen.experiments.simulate.plan import Event
 from loadgen.experiments.simulate.report import SimulateReport
@@ -17,7 +18,6 @@ from loadgen.experiments.simulate.tables import (
     waits_table,
     work_table,
 )
-from loadgen.experiments.simulate.validating import FIGURES, PERCENTILES
 from loadgen.load.describing import load_in_words
 from loadgen.results.figures import INK, Figure
 from loadgen.results.page import Page, Section

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from loadgen.experiments.simulate.calibrating import Calibration
+from loadgen.experiments.simulate.measuring.calibrating import Calibration
+from loadgen.experiments.simulate.measuring.validating import Validation
 from loadgen.experiments.simulate.outcome import Outcome
 from loadgen.experiments.simulate.plan import ClusterPlan
-from loadgen.experiments.simulate.validating import Validation
 from loadgen.load.workload import Workload
 from loadgen.results.files import Result
 from loadgen.results.inputs import Server

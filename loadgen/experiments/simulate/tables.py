@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from loadgen.experiments.simulate.measuring.validating import PERCENTILES
 from loadgen.experiments.simulate.outcome import Outcome
 from loadgen.experiments.simulate.report import SimulateReport
-from loadgen.experiments.simulate.validating import PERCENTILES
 from loadgen.results.tables import TextTable
 from loadgen.results.text import in_seconds, in_speed, milliseconds, share
 from loadgen.results.verdicts import verdict_table

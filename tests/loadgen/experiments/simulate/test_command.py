@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from loadgen.cli import main
-from loadgen.experiments.simulate import calibrating, probing
-from loadgen.experiments.simulate.calibrating import Calibration
+from loadgen.experiments.simulate.measuring import calibrating, probing
+from loadgen.experiments.simulate.measuring.calibrating import Calibration
 from loadgen.experiments.simulate.plan import ClusterPlan
 from loadgen.experiments.simulate.report import SimulateReport
 from loadgen.load.workload import Workload

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from loadgen.experiments.simulate.replica import Replica
-from loadgen.experiments.simulate.session import Session
+from loadgen.experiments.simulate.world.replica import Replica
+from loadgen.experiments.simulate.world.session import Session
 
 REMEMBERED = 100_000
 """Places that a front door knows without asking."""

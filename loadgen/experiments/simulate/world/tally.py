@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from loadgen.experiments.simulate.session import Turn
-from loadgen.experiments.simulate.tiers import Traffic
+from loadgen.experiments.simulate.world.session import Turn
+from loadgen.experiments.simulate.world.tiers import Traffic
 
 
 @dataclass(slots=True)

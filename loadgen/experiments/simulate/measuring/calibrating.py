@@ -8,7 +8,7 @@ from rich.console import Console
 
 from loadgen.errors import LoadgenError
 from loadgen.experiments.simulate.costs import Costs, Points
-from loadgen.experiments.simulate.probing import REPEATS, STAGGER, Probe, earlier_turns
+from loadgen.experiments.simulate.measuring.probing import REPEATS, STAGGER, Probe, earlier_turns
 from loadgen.load.corpus import Corpus
 from loadgen.load.workload import Signals, Workload
 from loadgen.targets import TargetSpec

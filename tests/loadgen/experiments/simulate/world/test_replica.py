@@ -9,12 +9,12 @@ import pytest
 from loadgen.errors import LoadgenError
 from loadgen.experiments.simulate.costs import Costs, StepTimes
 from loadgen.experiments.simulate.plan import ClusterPlan, Policy
-from loadgen.experiments.simulate.tally import Tally
-from loadgen.experiments.simulate.world import simulate
+from loadgen.experiments.simulate.world.simulation import simulate
+from loadgen.experiments.simulate.world.tally import Tally
 from loadgen.load.trace import AgentPlan
 from loadgen.load.workload import Signals
 
-from .building import agent, costs
+from ..building import agent, costs
 
 
 def run(agents: list[AgentPlan], signals: Signals = Signals.ETA, made: Costs | None = None, **sizes: Any) -> Tally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadgen.experiments.simulate.session import Turn
+from loadgen.experiments.simulate.world.session import Turn
 
 AGING_STEPS = 8
 """In so many steps that pass over a turn it comes nearer by the prompts of one step."""

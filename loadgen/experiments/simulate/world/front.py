@@ -7,12 +7,12 @@ import math
 from simpy import Environment
 
 from loadgen.experiments.simulate.costs import Costs, StepTimes
-from loadgen.experiments.simulate.directory import Directory, Names
 from loadgen.experiments.simulate.plan import ClusterPlan, Policy
-from loadgen.experiments.simulate.replica import Replica
-from loadgen.experiments.simulate.routing import ByRoom, routing
-from loadgen.experiments.simulate.session import Session, Turn
-from loadgen.experiments.simulate.tally import Tally
+from loadgen.experiments.simulate.world.directory import Directory, Names
+from loadgen.experiments.simulate.world.replica import Replica
+from loadgen.experiments.simulate.world.routing import ByRoom, routing
+from loadgen.experiments.simulate.world.session import Session, Turn
+from loadgen.experiments.simulate.world.tally import Tally
 
 
 class Front:

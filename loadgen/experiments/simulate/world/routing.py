@@ -10,8 +10,8 @@ from itertools import count
 from typing import Protocol
 
 from loadgen.experiments.simulate.plan import Policy
-from loadgen.experiments.simulate.replica import Replica
-from loadgen.experiments.simulate.session import Session
+from loadgen.experiments.simulate.world.replica import Replica
+from loadgen.experiments.simulate.world.session import Session
 
 PLACED_COSTS = 0.02
 """Of a device's KV, what a new session is taken to need until the replica next tells what is free."""

@@ -16,10 +16,10 @@ from simpy import Environment, Event
 
 from loadgen.experiments.simulate.costs import Costs, StepTimes
 from loadgen.experiments.simulate.plan import ClusterPlan
-from loadgen.experiments.simulate.session import Session, Tier, Turn
-from loadgen.experiments.simulate.shares import in_order, share
-from loadgen.experiments.simulate.tally import Tally
-from loadgen.experiments.simulate.tiers import Tiers
+from loadgen.experiments.simulate.world.session import Session, Tier, Turn
+from loadgen.experiments.simulate.world.shares import in_order, share
+from loadgen.experiments.simulate.world.tally import Tally
+from loadgen.experiments.simulate.world.tiers import Tiers
 
 MARGIN_S, MARGIN_STEPS = 0.1, 2
 """How long before its return a session's KV is to be there: so many seconds, and so many steps."""

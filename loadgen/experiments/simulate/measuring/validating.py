@@ -12,7 +12,7 @@ from loadgen.errors import LoadgenError
 from loadgen.experiments.density.measuring import Attempt, Plan, measure
 from loadgen.experiments.simulate.costs import Costs, mean_of
 from loadgen.experiments.simulate.plan import ClusterPlan, Policy
-from loadgen.experiments.simulate.world import Simulated, simulate
+from loadgen.experiments.simulate.world.simulation import Simulated, simulate
 from loadgen.load.corpus import Corpus
 from loadgen.load.measurement import Measurement
 from loadgen.load.records import Run

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from simpy import Environment
 
 from loadgen.experiments.simulate.costs import Costs
-from loadgen.experiments.simulate.front import Front
 from loadgen.experiments.simulate.plan import ClusterPlan, Event, Happening, Policy
-from loadgen.experiments.simulate.replica import Replica
-from loadgen.experiments.simulate.session import Session
-from loadgen.experiments.simulate.tally import Tally
+from loadgen.experiments.simulate.world.front import Front
+from loadgen.experiments.simulate.world.replica import Replica
+from loadgen.experiments.simulate.world.session import Session
+from loadgen.experiments.simulate.world.tally import Tally
 
 if TYPE_CHECKING:
     from simpy import Event as Awaited

@@ -10,10 +10,10 @@ import pytest
 from loadgen.experiments.simulate.costs import Points
 from loadgen.experiments.simulate.plan import ClusterPlan, Policy
 from loadgen.experiments.simulate.population import population
-from loadgen.experiments.simulate.world import Simulated, simulate
+from loadgen.experiments.simulate.world.simulation import Simulated, simulate
 from loadgen.load.workload import Workload
 
-from .building import costs
+from ..building import costs
 
 SINGLE = Workload(agents=30_000, turns=1, system_tokens=0)
 UTILIZATION = 0.7

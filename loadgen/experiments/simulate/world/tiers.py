@@ -9,7 +9,7 @@ from itertools import count
 
 from loadgen.experiments.simulate.costs import Costs
 from loadgen.experiments.simulate.plan import ClusterPlan
-from loadgen.experiments.simulate.session import Session, Tier
+from loadgen.experiments.simulate.world.session import Session, Tier
 
 
 @dataclass(slots=True)

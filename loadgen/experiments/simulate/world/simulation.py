@@ -13,11 +13,11 @@ from simpy import Environment
 
 from loadgen.errors import LoadgenError
 from loadgen.experiments.simulate.costs import Costs
-from loadgen.experiments.simulate.front import Front
-from loadgen.experiments.simulate.operations import Operations
 from loadgen.experiments.simulate.plan import ClusterPlan, Policy
-from loadgen.experiments.simulate.session import Session, Turn
-from loadgen.experiments.simulate.tally import Tally
+from loadgen.experiments.simulate.world.front import Front
+from loadgen.experiments.simulate.world.operations import Operations
+from loadgen.experiments.simulate.world.session import Session, Turn
+from loadgen.experiments.simulate.world.tally import Tally
 from loadgen.load.trace import AgentPlan
 from loadgen.load.workload import Signals
 

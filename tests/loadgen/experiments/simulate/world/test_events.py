@@ -8,11 +8,11 @@ import pytest
 
 from loadgen.experiments.simulate.plan import ClusterPlan, Event, Policy
 from loadgen.experiments.simulate.population import population
-from loadgen.experiments.simulate.world import Simulated, simulate
+from loadgen.experiments.simulate.world.simulation import Simulated, simulate
 from loadgen.load.think import Uniform
 from loadgen.load.workload import Signals, Workload
 
-from .building import agent, costs
+from ..building import agent, costs
 
 LOAD = Workload(
     agents=60, rate=0.5, context=200, turns=4, think=Uniform(2.0, 20.0), completion_tokens=20, eta_noise=0.5, seed=3

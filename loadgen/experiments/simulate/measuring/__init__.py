@@ -1,0 +1,1 @@
+"""Real servers beside the simulation: what their work costs, and whether the same trace ends alike."""

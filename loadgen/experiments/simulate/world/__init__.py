@@ -1,0 +1,1 @@
+"""What is simulated: servers with their steps and tiers, the front door, the directory, what happens to them."""
