@@ -13,10 +13,10 @@ from app.gpu.attention.cuda import PROMPT_ROWS
 from app.gpu.attention.pool_rows import FLOAT8, to_rows
 from app.gpu.attention.triton_attend import LEAST_ROWS, Sequences, attend
 from app.gpu.attention.triton_store import store
+from app.gpu.linear.cuda.triton_float8 import matmul_float8, round_rows
+from app.gpu.linear.cuda.triton_int8 import matmul_int8
+from app.gpu.linear.cuda.triton_matmul import matmul
 from app.gpu.linear.eight_bits import INT8_BLOCK
-from app.gpu.linear.triton_float8 import matmul_float8, round_rows
-from app.gpu.linear.triton_int8 import matmul_int8
-from app.gpu.linear.triton_matmul import matmul
 from app.gpu.models.triton_elementwise import add_rms_norm, rotate, silu_mul
 from app.gpu.sampling.inputs import Draws, Truncation
 from app.gpu.sampling.triton_draw import draw, draw_any

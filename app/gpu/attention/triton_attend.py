@@ -20,7 +20,7 @@ from torch import Tensor
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.pool_rows import FLOAT8
 from app.gpu.attention.triton_merge import Parts, merge
-from app.gpu.linear.triton_rounding import decode
+from app.gpu.linear.cuda.triton_rounding import decode
 
 LEAST_ROWS = 16
 """Rows and columns below which `tl.dot` does not go."""

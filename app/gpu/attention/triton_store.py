@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from app.gpu.attention.pool_rows import FLOAT8
-from app.gpu.linear.triton_rounding import encode, inverse, magnitude, scale_bits
+from app.gpu.linear.cuda.triton_rounding import encode, inverse, magnitude, scale_bits
 
 
 def store(key: Tensor, value: Tensor, kv: Tensor, slot_blocks: Tensor, slot_offsets: Tensor) -> None:

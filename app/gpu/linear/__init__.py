@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from app.gpu.linear.base import Linear, MakeLinear, Products
+from app.gpu.linear.cuda.eight_bits_linear import Float8Linear, Int8Linear
 from app.gpu.linear.dense import DenseLinear, TritonLinear
 from app.gpu.linear.eight_bits import FLOAT8, INT8
-from app.gpu.linear.eight_bits_linear import Float8Linear, Int8Linear
 from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
 from app.gpu.linear.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from app.gpu.linear.tiled import tiled_maker

@@ -22,7 +22,7 @@ class TritonLinear:
     """Our own products on CUDA, in tiles of one size: a row's result has the same bits whatever rows are beside it."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
-        from app.gpu.linear.triton_matmul import matmul  # Triton is where CUDA is
+        from app.gpu.linear.cuda.triton_matmul import matmul  # Triton is where CUDA is
 
         self._matmul = matmul
         self.out_features, self.in_features = weight.shape

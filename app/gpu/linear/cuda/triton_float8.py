@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from app.gpu.linear.triton_rounding import encode, inverse, magnitude, scale_bits
+from app.gpu.linear.cuda.triton_rounding import encode, inverse, magnitude, scale_bits
 
 TILE_ROWS, TILE_OUTPUTS, TILE_INPUTS = 64, 64, 128
 STAGES = 4

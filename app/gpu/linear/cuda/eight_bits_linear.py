@@ -17,7 +17,7 @@ class Int8Linear:
 
     def __init__(self, weight: BlockMatrix, bias: Tensor | None = None) -> None:
         """`weight` is of kind `INT8`."""
-        from app.gpu.linear.triton_int8 import matmul_int8  # Triton is where CUDA is
+        from app.gpu.linear.cuda.triton_int8 import matmul_int8  # Triton is where CUDA is
 
         self._matmul = matmul_int8
         self.out_features, self.in_features = weight.shape
@@ -39,7 +39,7 @@ class Float8Linear:
 
     def __init__(self, weight: BlockMatrix, bias: Tensor | None = None, *, batch_invariant: bool = False) -> None:
         """`weight` is of kind `FLOAT8`."""
-        from app.gpu.linear.triton_float8 import matmul_float8, round_rows  # Triton is where CUDA is
+        from app.gpu.linear.cuda.triton_float8 import matmul_float8, round_rows  # Triton is where CUDA is
 
         self._round = round_rows
         self._matmul = matmul_float8 if batch_invariant else _scaled_mm

@@ -14,10 +14,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear
+from app.gpu.linear.cuda.eight_bits_linear import Float8Linear
+from app.gpu.linear.cuda.triton_float8 import ROW_TILE, TILE_ROWS, round_rows
 from app.gpu.linear.eight_bits import FLOAT8, INT8, float8_parts, quantize
-from app.gpu.linear.eight_bits_linear import Float8Linear
 from app.gpu.linear.matrix import BlockMatrix, dense_of
-from app.gpu.linear.triton_float8 import ROW_TILE, TILE_ROWS, round_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9):

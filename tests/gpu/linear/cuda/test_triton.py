@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from app.gpu.linear.triton_matmul import TILE_INPUTS, TILE_OUTPUTS, TILE_ROWS, matmul
+from app.gpu.linear.cuda.triton_matmul import TILE_INPUTS, TILE_OUTPUTS, TILE_ROWS, matmul
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}
