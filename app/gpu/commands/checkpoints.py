@@ -1,11 +1,10 @@
-"""Carrying out commands about breakpoints, and those about checkpoints that need the model or the store."""
+"""Carrying out commands about checkpoints and captures that need the model, the store, or the room for activations."""
 
 import time
 from collections.abc import Callable
 
 from app.domain.activations import CheckpointLens, LensPosition, LensRows
-from app.domain.breakpoints import Action, TensorData
-from app.domain.errors import WrongState
+from app.domain.breakpoints import TensorData
 from app.gpu.commands.activation_maps import Predict, map_lens
 from app.gpu.commands.checkpoint_reads import checkpoint_of, chosen_span
 from app.gpu.kv_tiers.placement import Placement
@@ -15,7 +14,7 @@ from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
 from app.gpu.state.turn import TurnState
-from app.messages import Arm, Disarm, Lens, MapLens, Reinstate
+from app.messages import Lens, MapLens, Reinstate
 
 
 class CheckpointHandler:
@@ -50,6 +49,11 @@ class CheckpointHandler:
     def map_lens(self, sequence: TokenSequence, command: MapLens) -> LensRows:
         """The same for a slice of the session's map. Raises `WrongState`."""
         return map_lens(sequence, command, self._predict)
+
+    def clear_captures(self, sequence: TokenSequence) -> None:
+        """Forget what has been captured."""
+        sequence.captures.clear()
+        self._activations.note(sequence)
 
     def reinstate(self, sequence: TokenSequence, command: Reinstate) -> None:
         """Give a session that has just been imported what it had when it was exported. Raises `FieldOutOfRange` if what
@@ -92,21 +96,3 @@ class CheckpointHandler:
             held=False,
         )
         self._activations.note(sequence)
-
-
-def arm(sequence: TokenSequence, command: Arm) -> None:
-    """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
-    turn = sequence.turn
-    cannot_pause = turn is not None and not turn.paused and not turn.pausable
-    if command.breakpoint.action is Action.PAUSE and cannot_pause:
-        raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
-    sequence.breakpoints[command.breakpoint.id] = command.breakpoint
-    sequence.plain_to = 0
-
-
-def disarm(sequence: TokenSequence, command: Disarm) -> None:
-    """Take one breakpoint away, or all; one that is gone already is no error."""
-    if command.breakpoint is None:
-        sequence.breakpoints.clear()
-    else:
-        sequence.breakpoints.pop(command.breakpoint, None)

@@ -1,13 +1,9 @@
 """Dispatching each command to the code that carries it out, and answering it."""
 
 from collections.abc import Callable, Collection
-from typing import assert_never
 
 from app.domain.errors import NotFound
-from app.gpu.commands.activation_maps import open_map, read_norms
-from app.gpu.commands.checkpoint_reads import read_activation, read_captures, read_paused
-from app.gpu.commands.checkpoint_writes import edit_checkpoint, write_checkpoint
-from app.gpu.commands.checkpoints import CheckpointHandler, arm, disarm
+from app.gpu.commands.checkpoints import CheckpointHandler
 from app.gpu.commands.host_bound import HostBound
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.kept_kv import KVKeeper
@@ -18,6 +14,7 @@ from app.gpu.commands.saved_files import FilesFound, SavedFiles
 from app.gpu.commands.session_files import SessionFiles
 from app.gpu.commands.sessions import SessionHandler
 from app.gpu.commands.turns import TurnHandler
+from app.gpu.commands.whitebox import look_inside
 from app.gpu.kv.moves import Moved, MoveKind
 from app.gpu.kv.transport import Ways
 from app.gpu.kv_tiers.phases import Phases
@@ -25,16 +22,11 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.sequence import TokenSequence
 from app.messages import (
-    Arm,
     Cancel,
-    ClearCaptures,
     Close,
-    CloseMap,
     Command,
     ComputePrompt,
-    Disarm,
     Done,
-    EditCheckpoint,
     Event,
     Export,
     Fork,
@@ -43,19 +35,11 @@ from app.messages import (
     Import,
     Inspect,
     KeepKV,
-    Lens,
-    MapLens,
     Open,
-    OpenMap,
     Placed,
     PublishKV,
-    ReadCaptures,
-    ReadCheckpoint,
-    ReadNorms,
-    ReadPaused,
     ReceiveKV,
     ReceivePrompt,
-    Reinstate,
     Restored,
     Resume,
     Rewind,
@@ -63,7 +47,6 @@ from app.messages import (
     SendPrompt,
     SetPhase,
     Submit,
-    WriteCheckpoint,
 )
 
 
@@ -149,34 +132,6 @@ class CommandHandler:
                 sessions.set_phase(command)
             case FreeHost():
                 self._placement.free_host(sessions.find(command.session))
-            case Arm():
-                arm(sessions.find(command.session), command)
-            case Disarm():
-                disarm(sessions.find(command.session), command)
-            case ReadCaptures():
-                value = read_captures(sessions.find(command.session))
-            case ClearCaptures():
-                sessions.clear_captures(command)
-            case ReadNorms():
-                value = read_norms(sessions.find(command.session), command)
-            case OpenMap():
-                value = open_map(sessions.find(command.session), command)
-            case MapLens():
-                value = self._checkpoints.map_lens(sessions.find(command.session), command)
-            case CloseMap():
-                sessions.find(command.session).map = None
-            case ReadCheckpoint():
-                value = read_activation(sessions.find(command.session), command.positions)
-            case EditCheckpoint():
-                edit_checkpoint(sessions.find(command.session), command.edits)
-            case WriteCheckpoint():
-                write_checkpoint(sessions.find(command.session), command)
-            case ReadPaused():
-                value = read_paused(sessions.find(command.session))
-            case Lens():
-                value = self._checkpoints.lens(sessions.find(command.session), command)
-            case Reinstate():
-                self._checkpoints.reinstate(sessions.find(command.session), command)
             case Restored():
                 self._saved.delete_rest()
             case FreeDisk():
@@ -184,7 +139,7 @@ class CommandHandler:
             case Inspect():
                 value = self._inspector.memory(self.sequences)
             case _:
-                assert_never(command)
+                value = look_inside(sessions.find(command.session), command, self._checkpoints)
         return [Done(command.ticket, value)]
 
     def _whose(self, command: ReceivePrompt | SendPrompt) -> TokenSequence:

@@ -11,7 +11,7 @@ from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.turns import Turns
 from app.gpu.state.interventions import InterventionLog
 from app.gpu.state.sequence import TokenSequence
-from app.messages import ClearCaptures, Close, Event, Fork, Open, Rewind, SetPhase
+from app.messages import Close, Event, Fork, Open, Rewind, SetPhase
 
 RETRY_AFTER_S = 1
 
@@ -116,12 +116,6 @@ class SessionHandler:
         self._placement.end_turn(sequence)
         self._phases.repeat(sequence)
         return len(sequence.tokens)
-
-    def clear_captures(self, command: ClearCaptures) -> None:
-        """Forget what has been captured. Raises `NotFound`."""
-        sequence = self.find(command.session)
-        sequence.captures.clear()
-        self._activations.note(sequence)
 
     def close(self, command: Close) -> list[Event]:
         """Forget the session; returns the end of its turn if it has one. Raises `NotFound`."""
