@@ -1,16 +1,12 @@
-"""Putting an engine together: model, KV pool sized to the machine, scheduler, handlers."""
+"""Putting an engine together: model, KV pool sized to the machine, runner, scheduler, handlers."""
 
 import logging
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-import torch
-
 from app.domain.values import ModelInfo
 from app.gpu.attention import attention_for
-from app.gpu.attention.batch import make_batch
 from app.gpu.attention.pool_rows import require_rows
 from app.gpu.commands.checkpoints import CheckpointHandler
 from app.gpu.commands.dispatch import CommandHandler
@@ -20,29 +16,23 @@ from app.gpu.cpu.openmp import release_threads
 from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.engine import Engine
-from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits, Recorder
+from app.gpu.graphs.decode import Recorder
 from app.gpu.graphs.recorder import choose_recorder
-from app.gpu.graphs.recording import record_graphs
-from app.gpu.graphs.runs import RunGraphs
 from app.gpu.kv.header import KVLayout
-from app.gpu.kv_pools.device import KVPool
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.kv_tiers.phases import Phases
 from app.gpu.models.base import LayerStack
 from app.gpu.planning.turns import Turns
-from app.gpu.programs.run import RunLayers, layer_by_layer
-from app.gpu.ranks.layers import LeadingLayers, LeadingStack
 from app.gpu.ranks.leader import Die, end_process
-from app.gpu.sampling.masks import WORD, apply_mask
 from app.gpu.startup.drafts import choose_draft_tokens
 from app.gpu.startup.kv import find_files, make_kv
 from app.gpu.startup.ranks import start_ranks
+from app.gpu.startup.running import make_runner, warm_up
 from app.gpu.startup.scheduling import make_scheduler
 from app.gpu.startup.weights import LoadedModel, load_model
 from app.gpu.state.activation_room import ActivationRoom
 from app.gpu.step.activations import HostTensor
 from app.gpu.step.progress import Progress
-from app.gpu.step.runner import Runner
 from app.gpu.weight_ring.loan import KVLoans
 from app.grammars.compiler import Grammars
 from app.machine.disk import DiskRoom
@@ -50,8 +40,6 @@ from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
-
-WARM_UP_TOKENS = 32
 
 
 def load_engine(
@@ -98,21 +86,17 @@ def build_engine(
         recorder = choose_recorder(settings.cuda_graphs, stack.device, streamed=loaded.streamed is not None)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, stack.dtype)
     require_rows(kv_dtype, stack.head_dim)
-    _warm_up(stack, settings.block_size, kv_dtype)
+    warm_up(stack, settings.block_size, kv_dtype)
     kv = make_kv(model, loaded, settings, kv_dtype, recorder, room)
-    pool, borrower, limit = kv.pool, kv.borrower, kv.max_model_len
+    borrower, limit = kv.borrower, kv.max_model_len
     draft_tokens = choose_draft_tokens(model, settings, stack.device, stack.dtype)
     scheduler = make_scheduler(stack, settings, kv, draft_tokens)
     phases = Phases(scheduler.placement, scheduler.headroom)
-    rows = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
-    graphs, runs = _record(stack, pool, rows, recorder)
+    progress = Progress()
+    runner = make_runner(loaded, settings, kv, recorder, progress.note)
     grammars = Grammars(model, stack.vocab_size)
     activations = ActivationRoom(settings.max_activation_bytes)
     turns = Turns(scheduler, limit, grammars.match, activations)
-    progress = Progress()
-    run_layers = _choose_layers(loaded, pool, limit, progress.note, can_record=recorder is None)
-    whole = stack if loaded.ranks is None else LeadingStack(loaded.ranks, stack)
-    runner = Runner(whole, pool, loaded.streams, run_layers, graphs, runs)
     to_host = partial(HostTensor.of, streams=loaded.streams)
     checkpoints = CheckpointHandler(scheduler.placement, runner.predict, to_host, grammars.match, activations)
     inspector = Inspector(scheduler, loaded.text, runner.counts, activations.use)
@@ -135,49 +119,10 @@ def build_engine(
         turns,
         handler,
         mover,
-        None if borrower is None else KVLoans(borrower, scheduler.placement, scheduler.headroom, pool.copy_blocks),
+        None if borrower is None else KVLoans(borrower, scheduler.placement, scheduler.headroom, kv.pool.copy_blocks),
         grammars,
         progress,
         loaded.close,
-    )
-
-
-def _choose_layers(
-    loaded: LoadedModel, pool: KVPool, max_model_len: int, on_layer: Callable[[], None], *, can_record: bool
-) -> RunLayers:
-    """How layers run: recorded where that saves time and their weights stay where they are, and here."""
-    if loaded.ranks is not None:
-        return LeadingLayers(loaded.ranks, layer_by_layer(loaded.stack, pool, on_layer))
-    if can_record and loaded.streams.on_host and loaded.streamed is None:
-        from app.gpu.programs.layers import RecordedLayers  # imports Numba, which only a CPU needs
-
-        return RecordedLayers(loaded.stack, pool, max_model_len, on_layer)
-    return layer_by_layer(loaded.stack, pool, on_layer)
-
-
-def _record(
-    stack: LayerStack, pool: KVPool, limits: DecodeLimits, recorder: Recorder | None
-) -> tuple[DecodeGraphs | None, RunGraphs | None]:
-    """Whole decode steps, and what will record runs of their layers; None where nothing is to be, or can be."""
-    graphs = None if recorder is None else record_graphs(stack, pool, limits, recorder)
-    if recorder is None or graphs is None:
-        return None, None
-    return graphs, RunGraphs(stack, layer_by_layer(stack, pool), graphs, recorder)
-
-
-@torch.inference_mode()
-def _warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
-    """Run a decode row and a prompt through one layer, and mask logits. Then no client waits for kernels to be
-    compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
-    """
-    blocks = -(-WARM_UP_TOKENS // block_size)
-    batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
-    pool = KVPool(stack, blocks + 1, block_size, dtype=kv_dtype).layer(0)
-    hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
-    apply_mask(
-        stack.head(stack.layer(0, hidden, batch, pool)),
-        torch.zeros(1, dtype=torch.int64, device=stack.device),
-        torch.zeros((1, -(-stack.vocab_size // WORD)), dtype=torch.int32, device=stack.device),
     )
 
 

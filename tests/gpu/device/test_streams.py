@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import torch
 
-import app.gpu.startup.loader
+import app.gpu.startup.running
 from app.domain.values import SessionId
 from app.gpu.attention.batch import Batch
 from app.gpu.device.staging import Download, Staging
@@ -56,7 +56,7 @@ def defer(model: TinyModel, device: DeferredDevice, patch: pytest.MonkeyPatch) -
     """The model on a device that defers its work, as well as the engines that are made of it."""
     for name in ("draw", "draw_any"):  # Triton's kernels are no operators of PyTorch
         patch.setattr(triton_draw, name, device.deferred_draw(getattr(triton_draw, name)))
-    patch.setattr(app.gpu.startup.loader, "KVPool", lambda *sizes, **dtype: device.adopt_pool(KVPool(*sizes, **dtype)))
+    patch.setattr(app.gpu.startup.running, "KVPool", lambda *sizes, **dtype: device.adopt_pool(KVPool(*sizes, **dtype)))
     return replace(model, stack=cast("LayerStack", DeferredStack(model.stack, device)), streams=device)
 
 

@@ -1,0 +1,72 @@
+"""How steps of a loaded model run: layer by layer, as a program, as graphs, or on several ranks."""
+
+from collections.abc import Callable
+
+import torch
+
+from app.gpu.attention.batch import make_batch
+from app.gpu.graphs.decode import DecodeGraphs, DecodeLimits, Recorder
+from app.gpu.graphs.recording import record_graphs
+from app.gpu.graphs.runs import RunGraphs
+from app.gpu.kv_pools.device import KVPool
+from app.gpu.models.base import LayerStack
+from app.gpu.programs.run import RunLayers, layer_by_layer
+from app.gpu.ranks.layers import LeadingLayers, LeadingStack
+from app.gpu.sampling.masks import WORD, apply_mask
+from app.gpu.startup.kv import KV
+from app.gpu.startup.weights import LoadedModel
+from app.gpu.step.runner import Runner
+from app.settings import EngineSettings
+
+WARM_UP_TOKENS = 32
+
+
+def make_runner(
+    loaded: LoadedModel, settings: EngineSettings, kv: KV, recorder: Recorder | None, on_layer: Callable[[], None]
+) -> Runner:
+    """What runs the steps of a loaded model. `on_layer` is called after each layer."""
+    stack, limit = loaded.stack, kv.max_model_len
+    largest = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
+    graphs, runs = _record(stack, kv.pool, largest, recorder)
+    run_layers = _choose_layers(loaded, kv.pool, limit, on_layer, can_record=recorder is None)
+    whole = stack if loaded.ranks is None else LeadingStack(loaded.ranks, stack)
+    return Runner(whole, kv.pool, loaded.streams, run_layers, graphs, runs)
+
+
+def _choose_layers(
+    loaded: LoadedModel, pool: KVPool, max_model_len: int, on_layer: Callable[[], None], *, can_record: bool
+) -> RunLayers:
+    """How layers run: recorded where that saves time and their weights stay where they are, and here."""
+    if loaded.ranks is not None:
+        return LeadingLayers(loaded.ranks, layer_by_layer(loaded.stack, pool, on_layer))
+    if can_record and loaded.streams.on_host and loaded.streamed is None:
+        from app.gpu.programs.layers import RecordedLayers  # imports Numba, which only a CPU needs
+
+        return RecordedLayers(loaded.stack, pool, max_model_len, on_layer)
+    return layer_by_layer(loaded.stack, pool, on_layer)
+
+
+def _record(
+    stack: LayerStack, pool: KVPool, limits: DecodeLimits, recorder: Recorder | None
+) -> tuple[DecodeGraphs | None, RunGraphs | None]:
+    """Whole decode steps, and what will record runs of their layers; None where nothing is to be, or can be."""
+    graphs = None if recorder is None else record_graphs(stack, pool, limits, recorder)
+    if recorder is None or graphs is None:
+        return None, None
+    return graphs, RunGraphs(stack, layer_by_layer(stack, pool), graphs, recorder)
+
+
+@torch.inference_mode()
+def warm_up(stack: LayerStack, block_size: int, kv_dtype: torch.dtype) -> None:
+    """Run a decode row and a prompt through one layer, and mask logits. Then no client waits for kernels to be
+    compiled, and the memory of loaded kernels is not counted as that of a step or a graph.
+    """
+    blocks = -(-WARM_UP_TOKENS // block_size)
+    batch = make_batch([(0, 1), (0, WARM_UP_TOKENS)], [[0], range(1, blocks + 1)], block_size, stack.device)
+    pool = KVPool(stack, blocks + 1, block_size, dtype=kv_dtype).layer(0)
+    hidden = stack.embed(torch.zeros_like(batch.positions), batch.positions)
+    apply_mask(
+        stack.head(stack.layer(0, hidden, batch, pool)),
+        torch.zeros(1, dtype=torch.int64, device=stack.device),
+        torch.zeros((1, -(-stack.vocab_size // WORD)), dtype=torch.int32, device=stack.device),
+    )
