@@ -1,0 +1,121 @@
+"""Settings of who may call the server, where it listens, and what it writes of that."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic_settings import NoDecode
+
+from app.domain.addresses import LOOPBACK_NAMES, is_host_name, is_loopback, is_origin
+from app.domain.errors import FieldOutOfRange
+from app.logs.formats import LogFormat
+from app.settings.tracing import check_endpoint, is_traced
+from app.settings.values import none_or_path
+
+WORDS = {"api_keys": "key", "allowed_hosts": "name", "cors_origins": "origin"}
+"""What the settings are lists of."""
+
+
+class AccessSettings(BaseModel):
+    """The address, keys, hosts, origins, and the logs."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free one")
+    api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated, or --api-key once for each; if any is set, every route but /health and /ready "
+        "needs one",
+    )
+    tenants: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None,
+        description="YAML file with the tenants, their keys, roles and limits; SIGHUP reads it again (default: none)",
+    )
+    audit_log: Annotated[Path | None, BeforeValidator(none_or_path)] = Field(
+        None, description="file that gets a line of JSON for each request; SIGHUP opens it again (default: none)"
+    )
+    log_format: LogFormat = Field("text", description="of the log on standard error: lines of text, or of JSON")
+    access_log: bool = Field(False, description="log a line for each request, without anything that it said")
+    otlp_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector, such as http://127.0.0.1:4318, that gets a span for each turn; "
+        "needs djinn[otel] (default: that of the OTEL_* variables, else none)",
+    )
+    insecure: bool = Field(False, description="let everybody who reaches a public --host in, without keys")
+    allowed_hosts: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+        None,
+        description="comma-separated names that clients may call the server by, * for any (default: those of loopback "
+        "if it listens there without keys, else any)",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="comma-separated, or --cors-origin once for each: sites whose pages may use the server, such as "
+        "https://example.org; * for any, if callers need a key",
+    )
+
+    @field_validator("api_keys", "allowed_hosts", "cors_origins", mode="before")
+    @classmethod
+    def _split_words(cls, value: object, info: ValidationInfo) -> object:
+        words = value.split(",") if isinstance(value, str) else value
+        if isinstance(words, list | tuple) and "" in words:
+            what = WORDS[info.field_name or ""]
+            raise ValueError(f"empty {what}: each has at least 1 character")
+        return tuple(words) if isinstance(words, list) else words
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _only_names(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in value or ():
+            if name != "*" and not is_host_name(name):
+                raise ValueError(f"{name!r} is no host: a name or an address without scheme and port, or * for any")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _only_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not is_origin(origin):
+                raise ValueError(f"{origin!r} is no origin: a scheme and a host, such as https://example.org")
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _only_collectors(cls, value: str | None) -> str | None:
+        check_endpoint(value)
+        return value
+
+    def require_safe_access(self) -> None:
+        """Raise `FieldOutOfRange` if a server would let strangers in, or if it is not clear whom. Only who serves needs
+        this: an image sets a public host for every command.
+        """
+        if "*" in self.cors_origins and not self.needs_key:
+            raise FieldOutOfRange(
+                "cors_origins: * would let every page in a browser use a server without keys; name origins",
+                param="cors_origins",
+            )
+        if not (self.needs_key or self.insecure or is_loopback(self.host)):
+            raise FieldOutOfRange(
+                f"host {self.host} is public: anybody who reaches it could read and close every session; "
+                "set --api-keys or --tenants, or --insecure if something in front of the server checks who calls",
+                param="host",
+            )
+        if self.api_keys and self.tenants is not None:
+            raise FieldOutOfRange(
+                "tenants: the file has all keys, so --api-keys must not be set beside it", param="tenants"
+            )
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether callers need a key."""
+        return bool(self.api_keys) or self.tenants is not None
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether turns are traced: there is a collector, and nothing turns traces off."""
+        return is_traced(self.otlp_endpoint)
+
+    @property
+    def answered_hosts(self) -> tuple[str, ...]:
+        """Names of hosts that the server answers to; `*` is any."""
+        if self.allowed_hosts is not None:
+            return self.allowed_hosts
+        return ("*",) if self.needs_key or not is_loopback(self.host) else (*LOOPBACK_NAMES, self.host)

@@ -1,0 +1,75 @@
+"""Settings of how much there may be at once, how large it may be, and how long it may take."""
+
+from typing import Self
+
+from pydantic import BaseModel, ByteSize, Field, model_validator
+
+from app.settings.engine import DRAFT_TOKENS
+
+
+class LimitSettings(BaseModel):
+    """Limits of turns, sessions, connections, requests and files."""
+
+    max_step_tokens: int = Field(512, ge=1, description="most tokens computed in one step, over all sessions")
+    max_running: int = Field(256, ge=1, description="most sessions in one step")
+    max_draft_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=DRAFT_TOKENS,
+        description="most tokens that a session computes ahead in one step, on a guess from its own history; 0 for "
+        "none (default: 7 on a CPU where that changes no token)",
+    )
+    max_queue: int = Field(
+        1024, ge=1, description="turns of one tenant that may wait, beside --max-running that run; one more gets 429"
+    )
+    max_model_len: int | None = Field(None, ge=2, description="cap on a session's tokens (default: the model's own)")
+    max_sessions: int = Field(4096, ge=1, description="sessions that may be open at once")
+    max_responses: int = Field(
+        1024, ge=1, description="responses of /v1/responses that are kept; those unused for longest give way"
+    )
+    max_responses_bytes: ByteSize = Field(ByteSize(256 << 20), description="what they take as JSON, all together")
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        description="connections that clients may have open at once (default: 8192, or three quarters of the limit of "
+        "open files)",
+    )
+    max_connections_per_address: int | None = Field(
+        None, ge=1, description="those from one address (default: half of them, and from loopback all)"
+    )
+    header_timeout_s: float = Field(10.0, gt=0, description="how long the header of a request may take")
+    body_timeout_s: float = Field(30.0, gt=0, description="how long the body of a request may pause")
+    write_timeout_s: float = Field(60.0, gt=0, description="how long a client may read nothing of an answer")
+    max_request_bytes: ByteSize = Field(ByteSize(8 << 20), description="largest request body")
+    max_bodies_bytes: ByteSize = Field(
+        ByteSize(512 << 20), description="memory of the bodies of all requests under way, but for imports"
+    )
+    max_import_bytes: ByteSize = Field(ByteSize(8 << 30), description="largest session file to import")
+    max_spool_bytes: ByteSize = Field(
+        ByteSize(16 << 30), description="disk that session files on their way in and out may take together"
+    )
+    max_logprobs_bytes: ByteSize = Field(
+        ByteSize(1 << 30), description="memory of the log-probabilities that turns under way report, all together"
+    )
+    max_activation_bytes: ByteSize = Field(
+        ByteSize(1 << 30), description="host memory that checkpoints of paused turns and captures may take together"
+    )
+    disk_reserve: ByteSize = Field(
+        ByteSize(256 << 20),
+        description="disk of --state-dir that is kept free for the journal: KV files give way, exports and imports "
+        "are refused",
+    )
+
+    @model_validator(mode="after")
+    def _every_session_gets_its_token(self) -> Self:
+        if self.max_running > self.max_step_tokens:
+            raise ValueError(
+                f"max_running ({self.max_running}) must be at most max_step_tokens ({self.max_step_tokens}): "
+                "each running session decodes one token a step"
+            )
+        return self
+
+    @property
+    def max_turns(self) -> int:
+        """Turns that may run or wait at once."""
+        return self.max_running + self.max_queue
