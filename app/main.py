@@ -9,34 +9,19 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
-from app.bridge.executor import Engine, EngineExecutor
-from app.cluster.moves.bindings import Bindings
-from app.cluster.moves.cluster import Cluster, Membership
+from app.bridge.executor import Engine
+from app.cluster.moves.cluster import Membership
 from app.cluster.prefill.prefill import Prefill
-from app.domain.values import KVPolicy
 from app.engine_process.engine import EngineProcess
 from app.engine_process.frames import Load
 from app.engine_process.loading import disk_room, find_model, load_frame
-from app.events.feed import Feed
-from app.events.streams import EventStreams
-from app.exports.spool import Spool
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
-from app.metrics.server import Metrics
 from app.model_store.resolve import ResolvedModel
-from app.openai.responses.store import ResponseStore
-from app.routers.dependencies import Services
-from app.sessions.bound.sessions import BoundSessions
-from app.sessions.bound.tool_waits import ToolWaits
 from app.sessions.keeper import SessionKeeper
-from app.sessions.lifecycle import Notices
-from app.sessions.registry import SessionRegistry
-from app.sessions.table import SessionTable
-from app.sessions.whitebox.vectors import Vectors
 from app.settings import Settings
 from app.tenants.tenancy import Tenancy
 from app.text.tokenizer import Tokens, load_tokens
-from app.tools.support import ToolSupport
 from app.traces.base import Traces
 from app.traces.opening import open_traces
 from app.web.errors.handlers import install_error_handlers
@@ -45,6 +30,7 @@ from app.web.strict_requests import refuse_unread
 from app.wiring.lifespan import Lifespan
 from app.wiring.middleware import middleware
 from app.wiring.routes import add_routes
+from app.wiring.services import open_services
 
 
 def load_app(
@@ -89,12 +75,6 @@ def _load_here(model: ResolvedModel, load: Load, room: DiskRoom, undo: ExitStack
     return engine
 
 
-def _spool(settings: Settings, room: DiskRoom) -> Spool:
-    """Where session files are on their way in and out: beside the journal, if there is one."""
-    folder = settings.state_dir and settings.state_dir.expanduser() / "tmp"
-    return Spool(folder, room.beside(folder) if folder else room, int(settings.max_spool_bytes))
-
-
 def create_app(
     settings: Settings,
     engine: Engine,
@@ -113,63 +93,17 @@ def create_app(
     room = room or disk_room(load_frame(settings, logging.WARNING))
     keeper = SessionKeeper(journal, room)
     restored = keeper.load(engine.info)
-    feed = Feed()
-    table = SessionTable(settings.max_sessions, tenancy.quotas, feed)
-    executor = EngineExecutor(engine, Notices(table, keeper).take)
-    metrics = Metrics(engine.info.name)
-    tool_waits = ToolWaits()
-    registry = SessionRegistry(
-        executor,
-        table,
-        keeper,
-        tokens,
-        metrics,
-        settings,
-        tenancy.quotas,
-        on_queued=tool_waits.end,
-        traces=traces,
+    services = open_services(
+        settings, engine, tokens, tenancy, keeper, restored, journal=journal, room=room, traces=traces, member=member
     )
-    most_kept, most_bytes = settings.max_responses, int(settings.max_responses_bytes)
-    kept_responses = ResponseStore(registry, journal, limit=most_kept, max_bytes=most_bytes)
-    kept_responses.restore(restored)
-    bound_sessions = BoundSessions(registry, restored)
-    bindings = Bindings(bound_sessions, kept_responses, tool_waits)
-    cluster = None if member is None else Cluster(registry, tenancy.directory, member, bindings)
-    prefill = None if member is None else Prefill(registry, member, settings)
+    prefill = None if member is None else Prefill(services.sessions, member, settings)
     lifespan = Lifespan(
-        settings=settings,
-        executor=executor,
-        registry=registry,
-        tenancy=tenancy,
-        journal=journal,
-        traces=traces,
-        room=room,
-        restored=restored,
-        cluster=cluster,
-        prefill=prefill,
+        services=services, restored=restored, journal=journal, room=room, traces=traces, prefill=prefill
     )
     ways = {} if prefill is None else prefill.ways
-    lease = None if journal is None else journal.lease
-    app = _described(lifespan, middleware(settings, tenancy, lease, cluster, ways, is_traced=traces is not None))
-    app.state.services = Services(
-        settings=settings,
-        info=engine.info,
-        tokens=tokens,
-        metrics=metrics,
-        sessions=registry,
-        tool_support=ToolSupport(tokens),
-        bound_sessions=bound_sessions,
-        tool_waits=tool_waits,
-        responses=kept_responses,
-        spool=_spool(settings, room),
-        side_work=registry.side_work,
-        vectors=Vectors(journal, keeper.room),
-        tenancy=tenancy,
-        cluster=cluster,
-        lease=lease,
-        events=EventStreams(feed, registry, KVPolicy(settings.kv_policy), metrics.event_streams),
-        started_at=int(time.time()),
-    )
+    layers = middleware(settings, tenancy, services.lease, services.cluster, ways, is_traced=traces is not None)
+    app = _described(lifespan, layers)
+    app.state.services = services
     install_error_handlers(app)
     add_routes(app)
     return app

@@ -8,19 +8,16 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from app.bridge.executor import EngineExecutor, GrammarCompiler
-from app.cluster.moves.cluster import Cluster
+from app.bridge.executor import GrammarCompiler
 from app.cluster.prefill.prefill import Prefill
 from app.journal.journal import Journal
 from app.machine.disk import DiskRoom
+from app.routers.dependencies import Services
 from app.sessions.guards.disk import guard_disk
 from app.sessions.guards.host import guard_host
 from app.sessions.lifecycle import restore, sweep, take_up
-from app.sessions.registry import SessionRegistry
 from app.sessions.session import Session
 from app.sessions.table import SessionTable
-from app.settings import Settings
-from app.tenants.tenancy import Tenancy
 from app.traces.base import Traces
 
 QUIET_S = 1.0
@@ -33,47 +30,44 @@ class Lifespan:
     beside the journal.
     """
 
-    settings: Settings
-    executor: EngineExecutor
-    registry: SessionRegistry
-    tenancy: Tenancy
-    journal: Journal | None
-    traces: Traces | None
-    room: DiskRoom
+    services: Services
     restored: Sequence[Session]
-    cluster: Cluster | None
+    journal: Journal | None
+    room: DiskRoom
+    traces: Traces | None
     prefill: Prefill | None
 
     @asynccontextmanager
     async def run(self, _app: FastAPI) -> AsyncIterator[None]:
         """The life of the application: what began last ends first."""
+        registry, tenancy, cluster = self.services.sessions, self.services.tenancy, self.services.cluster
+        executor, table = registry.executor, registry.table
         async with AsyncExitStack() as ends:
-            ends.callback(self.tenancy.close)
+            ends.callback(tenancy.close)
             if self.traces is not None:
                 ends.push_async_callback(asyncio.to_thread, self.traces.close)
             if self.journal is not None:
                 self.journal.start()
                 ends.push_async_callback(asyncio.to_thread, self.journal.close)
-            self.executor.on_back(partial(take_up, self.registry))
-            self.executor.start()
-            ends.push_async_callback(self.executor.stop)
-            await restore(self.registry, self.restored)
-            if self.cluster is not None:
-                self.cluster.start()
-                ends.push_async_callback(self.cluster.close)
+            executor.on_back(partial(take_up, registry))
+            executor.start()
+            ends.push_async_callback(executor.stop)
+            await restore(registry, self.restored)
+            if cluster is not None:
+                cluster.start()
+                ends.push_async_callback(cluster.close)
             if self.prefill is not None:
                 self.prefill.start()
                 ends.push_async_callback(self.prefill.close)
-            table = self.registry.table
             endless = [
-                sweep(self.registry),
-                guard_host(self.executor, table, self.tenancy.quotas),
-                _prepare_grammars(self.executor.engine.grammars, table),
+                sweep(registry),
+                guard_host(executor, table, tenancy.quotas),
+                _prepare_grammars(executor.engine.grammars, table),
             ]
-            if self.cluster is not None and self.settings.balance:
-                endless.append(self.cluster.balance.run())
+            if cluster is not None and self.services.settings.balance:
+                endless.append(cluster.balance.run())
             if self.journal is not None and self._has_kv_files:
-                endless.append(guard_disk(self.executor, self.journal, self.room))
+                endless.append(guard_disk(executor, self.journal, self.room))
             for work in endless:
                 ends.push_async_callback(_end, asyncio.create_task(work))
             yield
@@ -81,7 +75,7 @@ class Lifespan:
     @property
     def _has_kv_files(self) -> bool:
         """Whether KV files share the room's disk."""
-        kv_dir = self.settings.engine().kv_dir
+        kv_dir = self.services.settings.engine().kv_dir
         return kv_dir is not None and self.room.beside(kv_dir) is self.room
 
 
