@@ -128,6 +128,16 @@ class TurnQueue:
         self._largest = None
 
 
+def growth(sequences: Iterable[TokenSequence], block_size: int) -> int:
+    """Blocks that sequences need for the rest of their tokens and one more. Asked of all that run, at every signal."""
+    total = 0
+    for sequence in sequences:
+        missing = len(sequence.tokens) // block_size + 1 - len(sequence.blocks)
+        if missing > 0:
+            total += missing
+    return total
+
+
 def _count(turns: Counter[str], active: ActiveTurn, change: int) -> None:
     tenant = active.sequence.tenant
     turns[tenant] += change
