@@ -40,7 +40,7 @@ class HostBound:
             needed = self._whole(sequence) - len(sequence.host_blocks)
         else:
             return sequence.moving in (None, Tier.TO_DISK)
-        if self._begin(sequence) or (make_room and self._placement.make_host_room(needed, sequence)):
+        if self._begin(sequence) or (make_room and self._placement.eviction.make_host_room(needed, sequence)):
             return not self._begin(sequence) or (sequence.tier is Tier.DEVICE and sequence.outgoing is None)
         return not (make_room and self._placement.lower.host_is_emptying)
 

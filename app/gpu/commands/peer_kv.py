@@ -113,7 +113,7 @@ class PeerKV:
     def _find_room(self, command: ReceiveKV, sequence: TokenSequence) -> bool:
         """Begin to receive the session. False: there is no room yet. Raises `PeerFull` if there will be none."""
         blocks = self._tiers.cache.host.blocks_for(len(sequence.tokens))
-        if self._placement.make_host_room(blocks, sequence):
+        if self._placement.eviction.make_host_room(blocks, sequence):
             self._begin(command, sequence, blocks)
         elif self._placement.lower.host_is_emptying:
             return False

@@ -114,7 +114,7 @@ class PromptReceiver:
             return WrongState(f"session {command.session} waits for no prompt any more")
         host, hashes, computed = self._cache.host, self._cache.prompt_hashes(sequence), len(sequence.tokens) - 1
         needed = host.blocks_for(computed) - command.first
-        if not self._placement.make_host_room(needed, sequence):
+        if not self._placement.eviction.make_host_room(needed, sequence):
             if not self._placement.lower.host_is_emptying:
                 return PeerFull(f"host memory has no room for {needed} blocks of KV")
             self._waiting.append(awaited)

@@ -101,7 +101,7 @@ class PromptSender:
         """Copy blocks to the host, or wait for room there. False: there will be none."""
         if self._tiers.copy_out(sequence, end):
             return True
-        if self._placement.make_host_room(end - len(sequence.host_blocks), sequence):
+        if self._placement.eviction.make_host_room(end - len(sequence.host_blocks), sequence):
             return self._tiers.copy_out(sequence, end)
         return self._placement.lower.host_is_emptying
 

@@ -76,7 +76,7 @@ class LeavingSessions:
         if due:
             self._again_at = now + RETRY_S
         room = self._host.available >= self._no_room
-        if room or (due and self._placement.make_host_room(int(self._no_room), first)):
+        if room or (due and self._placement.eviction.make_host_room(int(self._no_room), first)):
             self._no_room = math.inf
             return list(self._stuck.values())
         if not due or self._changes == self._host.changes:
@@ -117,7 +117,7 @@ class LeavingSessions:
 
     def _makes_host_room(self, sequence: TokenSequence) -> bool:
         missing = _missing(sequence)
-        return missing < self._no_room and self._placement.make_host_room(missing, sequence)
+        return missing < self._no_room and self._placement.eviction.make_host_room(missing, sequence)
 
     def _note_stuck(self, sequence: TokenSequence, now: float) -> None:
         del self._waiting[sequence.session]

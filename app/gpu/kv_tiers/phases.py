@@ -145,11 +145,12 @@ class Phases:
 
     def _makes_room(self, needed: int, sequence: TokenSequence) -> bool:
         """Nobody loses KV for one whom nobody waits for yet."""
-        return self._placement.make_room(needed, sequence, prefetch=True, may_lose=False)
+        return self._placement.eviction.make_room(needed, sequence, prefetch=True, may_lose=False)
 
     def _loads(self, sequence: TokenSequence) -> bool:
         load = self._tiers.files.load
-        return load(sequence) or (self._placement.make_host_room(sequence.disk_blocks, sequence) and load(sequence))
+        make_host_room = self._placement.eviction.make_host_room
+        return load(sequence) or (make_host_room(sequence.disk_blocks, sequence) and load(sequence))
 
     def _blocks(self, sequence: TokenSequence) -> Blocks:
         """What a restore reads from disk, and what it copies to the device."""

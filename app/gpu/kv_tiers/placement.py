@@ -1,16 +1,17 @@
-"""Placement of KV under pressure: which session gives way, and in which order.
+"""Placement of KV: where each session's is, and what has been decided about it.
 
-The policy decides. `signal` also offloads KV when its session says that it waits (`Phases`). `lru` offloads only when
-others need the room, longest idle first. `none` drops KV instead. Planning only: time comes from a clock argument.
+The policy decides. `signal` offloads KV when its session says that it waits (`Phases`), and when others need the room
+(`Eviction`). `lru` offloads only then, longest idle first. `none` drops KV instead. Planning only: time comes from a
+clock argument.
 """
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from app.domain.memory_map import TierCounts
 from app.domain.values import KVPolicy, Phase, SessionId, Tier
 from app.gpu.kv.moves import Move, Moved, MoveKind
+from app.gpu.kv_tiers.eviction import Eviction
 from app.gpu.kv_tiers.ledger import MoveMeter
 from app.gpu.kv_tiers.lower import LowerTiers
 from app.gpu.kv_tiers.moving import KVTiers
@@ -24,7 +25,7 @@ WRITE_BEHIND_BLOCKS = 8
 
 
 class Placement:
-    """Places the KV of sessions without a turn, and finds room for those that have one.
+    """Places the KV of sessions without a turn.
 
     A session without a turn is `resident` while it holds device blocks, and in `lower.away` while its KV is elsewhere.
     """
@@ -50,13 +51,19 @@ class Placement:
         self.changed = False
         """Whether there may be room where there was none, or a prefetch may take longer, since `Phases` last looked."""
         self.clock = clock
-        self._borrow = borrow
-        self._pool = tiers.cache.pool
         self._placed: dict[SessionId, TokenSequence] = {}
         self._moved: dict[SessionId, TokenSequence] = {}
         self._victims = VictimOrder(self.resident, self.active, tiers.ledger, policy, clock, self.margin)
-        self._awaited: dict[tuple[int, ...], int] = {}
-        """So many host blocks will be there only once a move ends: by what must not have changed for that to hold."""
+        self.eviction = Eviction(
+            tiers,
+            self.lower,
+            policy,
+            self._victims,
+            resident=self.resident,
+            active=self.active,
+            borrow=borrow,
+            refile=self.refile,
+        )
         self._ordered_at: dict[int, float] = {}
         self._early_bytes = self._disk_failures = self._late = 0
 
@@ -142,94 +149,9 @@ class Placement:
         """Begin to read the file of a session that has a turn. Its KV is lost if the host will have no room."""
         if self.tiers.files.load(sequence):
             return
-        loading = self.make_host_room(sequence.disk_blocks, sequence) and self.tiers.files.load(sequence)
+        loading = self.eviction.make_host_room(sequence.disk_blocks, sequence) and self.tiers.files.load(sequence)
         if not loading and not self.lower.host_is_emptying:
             self.lower.drop(sequence)
-
-    def make_room(
-        self,
-        needed: int,
-        for_sequence: TokenSequence,
-        *,
-        prefetch: bool = False,
-        or_some: bool = False,
-        may_lose: bool = True,
-    ) -> bool:
-        """Evict sessions without a turn until `needed` device blocks are available; returns whether they are now.
-
-        - Evicted blocks may still be on their way out: ask again when a move has ended.
-        - A `prefetch` evicts no session that returns before its own, and none of another tenant that has no more on
-          the device than its own. It borrows nothing from weights.
-        - If there cannot be that many blocks, no session is evicted, except with `or_some`.
-        - Without `may_lose`, no session is evicted whose KV no lower tier has room for.
-        - `for_sequence` itself loses nothing in any tier.
-        """
-        if self._pool.available >= needed:
-            return True
-        victims = self._victims.of(for_sequence.tenant if prefetch else None)
-        back_at = for_sequence.return_time if prefetch else None
-        most = self._pool.available + self.tiers.freeing + victims.blocks(back_at)
-        if most < needed and (prefetch or not self._grow(needed - most)) and not or_some:
-            return False
-        for victim in victims.in_order(back_at):
-            if self._pool.available + self.tiers.freeing >= needed:
-                break
-            if prefetch and not self._victims.may_ask(for_sequence.tenant, victim.tenant):
-                continue  # others of it have given way in this look
-            blocks = len(victim.blocks)
-            if self.evict(victim, for_sequence, may_lose=may_lose):
-                if prefetch:
-                    self._victims.note(victim.tenant, -blocks)
-            elif not (may_lose or self.lower.host_is_emptying):
-                break  # there would hardly be room for the next
-        if prefetch:
-            self._victims.note(for_sequence.tenant, needed)
-        return self._pool.available >= needed
-
-    def evict(self, sequence: TokenSequence, for_sequence: TokenSequence, *, may_lose: bool = True) -> bool:
-        """Take a session's KV off the device for another, or begin to. The KV is lost if no lower tier has room, and if
-        it `may_lose` it.
-
-        False while the host still makes room for it, and if it stays.
-        """
-        if self.policy is KVPolicy.NONE:
-            self.lower.drop(sequence)
-        elif sequence.tier is Tier.DEVICE and not self.tiers.park(sequence):
-            room = self.make_host_room(len(sequence.blocks) - len(sequence.host_blocks), sequence, for_sequence)
-            if not (room and self.tiers.park(sequence)) and may_lose and not self.lower.host_is_emptying:
-                self.lower.drop(sequence)
-        self.refile(sequence)
-        return sequence.tier is not Tier.DEVICE
-
-    def evict_together(self, sequences: Sequence[TokenSequence], for_sequence: TokenSequence) -> None:
-        """`evict` all of them, with room on the host for all at once: else each would wait for the one before."""
-        if self.policy is not KVPolicy.NONE:
-            needed = sum(len(each.blocks) - len(each.host_blocks) for each in sequences)
-            self._awaited.clear()  # what is under way may be for fewer of them
-            self.make_host_room(needed, *sequences, for_sequence)
-        for sequence in sequences:
-            self.evict(sequence, for_sequence)
-
-    def make_host_room(self, needed: int, *keep: TokenSequence) -> bool:
-        """`LowerTiers.make_host_room`, with the sessions that may lose host blocks. Those whose turn waits do only for
-        one that has a turn: with the file of a session that nobody waits for yet, the turn would wait for both.
-        """
-        host, has_turn = self.tiers.cache.host, any(each.busy for each in keep)
-        if host.available >= needed:
-            return True
-        # Of all the sessions that could give way to one, each would go through all those that hold host blocks.
-        if needed >= self._awaited.get(self._moment(has_turn), math.inf) and self.lower.host_is_emptying:
-            return False
-        on_device = (*self.active.values(), *self.resident.values())
-        queued = tuple(reversed(self.active.values())) if has_turn else ()
-        has_room = self.lower.make_host_room(needed, on_device, queued, keep)
-        if not has_room and self.lower.host_is_emptying:
-            self._awaited = {self._moment(has_turn): needed}
-        return has_room
-
-    def _moment(self, has_turn: bool) -> tuple[int, ...]:
-        """What room on the host depends on, as far as it changes while moves are under way."""
-        return *self.tiers.ledger.version, self.tiers.turned_round, self.tiers.cache.host.available, int(has_turn)
 
     def free_host(self, sequence: TokenSequence) -> None:
         """Take the KV of a session without a turn out of host memory, unless it moves: to disk, or it is lost."""
@@ -279,11 +201,6 @@ class Placement:
         self.active.pop(sequence.session, None)
         self.resident.pop(sequence.session, None)
         self.lower.away.pop(sequence.session, None)
-
-    def _grow(self, missing: int) -> bool:
-        borrowed = self._borrow(missing)
-        self._pool.grow(borrowed)
-        return borrowed > 0
 
     def refile(self, sequence: TokenSequence) -> None:
         """Move a session without a turn to the list that fits the place of its KV."""

@@ -27,6 +27,7 @@ class Admission:
 
     def __init__(self, placement: Placement, queue: TurnQueue) -> None:
         self._placement = placement
+        self._eviction = placement.eviction
         self._tiers = placement.tiers
         self._cache = placement.tiers.cache
         self._queue = queue
@@ -85,14 +86,14 @@ class Admission:
     def make_room(self, needed: int, sequence: TokenSequence) -> bool:
         """Whether `needed` blocks are available now, after all with a weaker claim than `sequence` have given way."""
         pool = self._cache.pool
-        if self._placement.make_room(needed, sequence, or_some=True):
+        if self._eviction.make_room(needed, sequence, or_some=True):
             return True
         while pool.available + self._tiers.freeing < needed:
             victim = self._room.weakest(sequence)
             if victim is None:
                 break
             self._queue.preempt(victim)
-            if victim is sequence or not self._placement.evict(victim, sequence):
+            if victim is sequence or not self._eviction.evict(victim, sequence):
                 break
         return pool.available >= needed
 
@@ -119,7 +120,7 @@ class Admission:
         """
         if not self._queue.running:
             return self.make_room(blocks + headroom, sequence)
-        return self._placement.make_room(blocks + headroom, sequence) or self._take_share(blocks, headroom, sequence)
+        return self._eviction.make_room(blocks + headroom, sequence) or self._take_share(blocks, headroom, sequence)
 
     def _take_share(self, blocks: int, headroom: int, sequence: TokenSequence) -> bool:
         """Whether there is room after turns of others have given way. None does where all that would is too little."""
@@ -127,7 +128,7 @@ class Admission:
         givers = self._room.givers(sequence)
         if turn is None or not givers:
             return False
-        self._placement.make_room(needed, sequence, or_some=True)
+        self._eviction.make_room(needed, sequence, or_some=True)
         # `headroom` has what those of them that run would still have needed.
         spared = sum(self._room.claim(each) - len(each.blocks) for each in givers)
         if pool.available + self._tiers.freeing + self._cache.freed(givers) + spared < needed:
@@ -141,7 +142,7 @@ class Admission:
             needed -= self._room.claim(giver) - len(giver.blocks)
             self._queue.preempt(giver)
             chosen.append(giver)
-        self._placement.evict_together(chosen, sequence)
+        self._eviction.evict_together(chosen, sequence)
         return pool.available >= needed
 
 

@@ -125,7 +125,8 @@ class KVLoans:
         if surplus is None:
             return False
         # While no step runs, a bundle that is lent costs nothing: no session has to give way to it.
-        if pool.available < surplus and (idle or not placement.make_room(surplus, self._weights, prefetch=True)):
+        make_room = placement.eviction.make_room
+        if pool.available < surplus and (idle or not make_room(surplus, self._weights, prefetch=True)):
             return False
         end = pool.num_blocks - surplus
         if any(block >= end for blocks in placement.tiers.ledger.held(pool) for block in blocks):

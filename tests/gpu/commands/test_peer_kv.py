@@ -229,7 +229,7 @@ def test_one_that_cannot_be_received_stops_none_behind_it(
             raise RuntimeError("a bug")
         return asked.count(session) > 1
 
-    monkeypatch.setattr(there.placement, "make_host_room", make_host_room)
+    monkeypatch.setattr(there.placement.eviction, "make_host_room", make_host_room)
     monkeypatch.setattr(lower, "host_is_emptying", True)
     commands = []
     for session in (ID, SessionId("behind")):

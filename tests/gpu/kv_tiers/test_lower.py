@@ -98,11 +98,11 @@ def test_clients_hear_of_what_gave_way_to_others() -> None:
     bench.tiers.copy_out(parked, 4)
     bench.finish()
     bench.placement.take_placed()
-    assert not bench.placement.make_host_room(13)
+    assert not bench.placement.eviction.make_host_room(13)
     assert bench.placement.take_placed() == []
-    assert bench.placement.make_host_room(8)
+    assert bench.placement.eviction.make_host_room(8)
     assert bench.placement.take_placed() == [parked]
-    assert bench.placement.make_host_room(12)
+    assert bench.placement.eviction.make_host_room(12)
     assert bench.placement.take_placed() == [loaded]
     assert tier_of(loaded) is Tier.DISK
     bench.placement.lower.give_way(100)
@@ -116,10 +116,10 @@ def test_kv_of_a_turn_that_waits_goes_to_disk_for_a_turn_only() -> None:
     bench.tiers.park(waiting)
     bench.finish()
     bench.begin_turn(waiting)
-    assert not bench.placement.make_host_room(4, returning)
+    assert not bench.placement.eviction.make_host_room(4, returning)
     assert waiting.moving is None
     bench.begin_turn(turn)
-    bench.placement.make_host_room(4, turn)
+    bench.placement.eviction.make_host_room(4, turn)
     assert waiting.moving is Tier.TO_DISK
 
 
@@ -134,11 +134,11 @@ def test_a_save_that_is_turned_round_is_no_room_to_wait_for() -> None:
     turn = bench.session(0)
     bench.begin_turn(turn)
     needed = bench.device.available + 4
-    bench.placement.make_room(needed, turn)
+    bench.placement.eviction.make_room(needed, turn)
     assert (first.moving, second.moving) == (Tier.TO_DISK, None)
     bench.begin_turn(first)
     bench.placement.forget_order()
-    bench.placement.make_room(needed, turn)
+    bench.placement.eviction.make_room(needed, turn)
     assert (first.moving, second.moving) == (None, Tier.TO_DISK)
     assert [tier_of(each) for each in resident] == [Tier.DEVICE] * 2
     assert bench.placement.counts().dropped == 0

@@ -120,7 +120,7 @@ def test_lru_sends_the_longest_idle_away_and_signal_the_one_that_returns_last() 
         sessions = [bench.session(12) for _ in range(3)]
         for sequence, return_at in zip(sessions, (120.0, 190.0, 150.0), strict=True):
             sequence.phase, sequence.resume_at = Phase.IO_WAIT, return_at
-        bench.placement.make_room(2, TokenSequence(SessionId("asks"), b""))
+        bench.placement.eviction.make_room(2, TokenSequence(SessionId("asks"), b""))
         assert [move.session for move in bench.orders()] == [sessions[expected].session]
 
 
@@ -129,7 +129,7 @@ def test_a_guaranteed_session_never_gives_way() -> None:
     sequence = bench.session(12)
     sequence.guaranteed = True
     other = bench.session(12)
-    bench.placement.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True)
+    bench.placement.eviction.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True)
     bench.finish()
     assert (sequence.tier, other.tier) == (Tier.DEVICE, Tier.HOST)
 
@@ -201,7 +201,7 @@ def test_who_finds_no_room_on_the_host_shares_what_comes_there() -> None:
 def test_without_a_lower_tier_that_has_room_a_session_that_must_go_loses_its_kv() -> None:
     bench = Bench(device=6, host=2, disk=0)
     sequence = bench.session(12)
-    bench.placement.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True)
+    bench.placement.eviction.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True)
     assert tier_of(sequence) is None
     assert bench.placement.counts().dropped == 1
 
@@ -235,7 +235,7 @@ def test_making_room_for_a_session_never_takes_from_that_session() -> None:
     bench.finish()
     gives_way = bench.session(24)
     bench.overwrite_device()
-    assert bench.placement.make_room(2, returning)
+    assert bench.placement.eviction.make_room(2, returning)
     assert tier_of(returning) is Tier.HOST
     assert tier_of(gives_way) is None
 
@@ -247,7 +247,7 @@ def test_a_disk_that_stays_full_costs_kv_and_not_the_server() -> None:
     bench.finish()
     resident = bench.session(12)
     for _ in range(3):
-        if bench.placement.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True):
+        if bench.placement.eviction.make_room(6, TokenSequence(SessionId("asks"), b""), or_some=True):
             break
         bench.finish(error="disk full")
     assert bench.device.available == 6

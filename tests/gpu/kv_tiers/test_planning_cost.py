@@ -109,7 +109,7 @@ def test_those_who_give_way_look_for_room_on_a_full_host_once() -> None:
             bench.session(2 * BLOCK_SIZE, first_token=-1 - each)
         turn = bench.session(0)
         bench.begin_turn(turn)
-        counts.append(calls_of(partial(bench.placement.make_room, 2 * number, turn)))
+        counts.append(calls_of(partial(bench.placement.eviction.make_room, 2 * number, turn)))
         assert bench.orders()
     few, many = counts
     assert many < 15 * few

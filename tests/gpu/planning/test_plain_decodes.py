@@ -99,7 +99,7 @@ def test_a_turn_loses_its_place_and_goes_on_while_its_kv_is_copied(offset: int) 
     decoding = Decoding(2)
     sequence = decoding.step_to(offset)
     decoding.scheduler.queue.preempt(sequence)
-    decoding.bench.placement.evict(sequence, decoding.sequences[1])
+    decoding.bench.placement.eviction.evict(sequence, decoding.sequences[1])
     [move] = decoding.bench.orders()
     for _ in range(BLOCK_SIZE):
         plan = decoding.step()

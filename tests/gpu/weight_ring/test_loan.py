@@ -113,7 +113,7 @@ class Lending:
     def works(self, blocks: int) -> TokenSequence:
         """A session with a turn, for which weights lend what is missing."""
         free = self.bench.device.available
-        assert free >= blocks or self.bench.placement.make_room(blocks, self.bench.session(0))
+        assert free >= blocks or self.bench.placement.eviction.make_room(blocks, self.bench.session(0))
         sequence = self.bench.session(blocks * BLOCK_SIZE)
         self.bench.begin_turn(sequence)
         return sequence
@@ -131,12 +131,12 @@ def test_weights_lend_what_turns_need_beside_each_other() -> None:
     lending = Lending()
     lending.works(14)
     waiting = lending.bench.session(0)
-    assert not lending.bench.placement.make_room(4, waiting, prefetch=True), "a prefetch is not worth it"
+    assert not lending.bench.placement.eviction.make_room(4, waiting, prefetch=True), "a prefetch is not worth it"
     assert lending.book.lent == 0
-    assert lending.bench.placement.make_room(4, waiting)
+    assert lending.bench.placement.eviction.make_room(4, waiting)
     assert lending.book.lent == 1
     assert lending.bench.device.num_blocks == lending.book.blocks == 18
-    assert not lending.bench.placement.make_room(13, waiting)
+    assert not lending.bench.placement.eviction.make_room(13, waiting)
     assert lending.book.lent == 1, "all that is left would not be enough"
 
 
@@ -144,7 +144,7 @@ def test_a_session_without_a_turn_gives_way_before_weights_do() -> None:
     lending = Lending()
     resting = lending.works(10)
     lending.rests(resting)
-    assert not lending.bench.placement.make_room(16, lending.bench.session(0)), "it is on its way out"
+    assert not lending.bench.placement.eviction.make_room(16, lending.bench.session(0)), "it is on its way out"
     assert resting.tier is Tier.TO_HOST
     assert lending.book.lent == 0
 
