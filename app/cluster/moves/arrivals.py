@@ -6,16 +6,13 @@ import asyncio
 import logging
 import socket
 import time
-from array import array
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
+from app.cluster.moves.arrival import Arrival, GivenUp
 from app.cluster.moves.bindings import Bindings
-from app.cluster.moves.giving import give
-from app.cluster.moves.key import new_nonce
+from app.cluster.moves.offers import require_absent, require_same_model, require_tenant
 from app.cluster.moves.opening import Opening
-from app.cluster.moves.wire import FORMAT, Answer, Model, Offer, Question
+from app.cluster.moves.wire import Answer, Offer, Question
 from app.domain.errors import (
     Busy,
     DiskShort,
@@ -28,63 +25,19 @@ from app.domain.errors import (
     NotDurable,
     PeerFull,
     PeerMismatch,
-    WrongState,
 )
 from app.domain.homes import Taken
-from app.domain.values import Residency, SessionId, SessionState
-from app.messages import ReceiveKV
+from app.domain.values import SessionState
 from app.sessions.lifecycle import reopen_late
 from app.sessions.registry import SessionRegistry
 from app.tenants.directory import Directory
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 8
-"""Sessions that may be on their way here."""
 WAIT_S = 60.0
 """How long a session that has come is kept for an old home that says nothing."""
 FULL = (Busy, Draining, DiskShort, JournalUnavailable, EngineRestarting, NotDurable)
 """What has nothing to do with the session itself."""
-
-
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """One session on its way here."""
-
-    offer: Offer
-    opening: Opening
-    received: asyncio.Task[None] | None = None
-    """Ends when the engine has the session, or has not got it."""
-    committing: asyncio.Task[Answer] | None = None
-    """Set once the old home has said that the session may be taken."""
-    losses: int = 0
-    """Of engines, when one was told to receive the session."""
-    word: str = field(default_factory=new_nonce)
-    """What only the old home has heard: who repeats its messages later has not."""
-    timer: asyncio.TimerHandle | None = None
-    place: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """Its place among the sessions that may be open, while it is on its way."""
-
-    async def leave(self, error: BaseException) -> None:
-        """Give up its place."""
-        if self.timer is not None:
-            self.timer.cancel()
-        await self.place.__aexit__(type(error), error, None)
-
-    @property
-    def session(self) -> SessionId:
-        """Its id."""
-        return self.offer.record.id
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has not come, and never will."""
-        task = self.received
-        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
-
-
-class _GivenUp(Exception):
-    """The session does not come."""
 
 
 class Arrivals:
@@ -105,11 +58,7 @@ class Arrivals:
 
     async def offer(self, offer: Offer) -> Arrival:
         """Take note of a session that is offered. Raises `PeerFull`, `PeerMismatch`, `NameTaken`."""
-        if offer.format != FORMAT:
-            raise PeerMismatch(f"the session is in format {offer.format} of moves, this server reads {FORMAT}")
-        here = Model.of(self._registry.executor.engine.info)
-        if offer.model != here:
-            raise PeerMismatch(f"the session is of the model {offer.model}, this server runs {here}")
+        require_same_model(offer, self._registry)
         try:
             return await self._note(offer)
         except FULL as error:
@@ -120,21 +69,14 @@ class Arrivals:
             raise PeerMismatch(f"the session cannot be opened here: {error}") from error
 
     async def _note(self, offer: Offer) -> Arrival:
-        session, owner = offer.record.id, offer.record.owner
-        if owner is None if self._directory else owner is not None:
-            raise PeerMismatch("one of the two servers has tenants, and the other has none")
-        if owner is not None and self._directory.named(owner) is None:
-            raise PeerMismatch(f"there is no tenant {owner} here")
-        if offer.record.residency is Residency.GUARANTEED:
-            self._registry.table.require_guarantee(owner)
+        session = offer.record.id
+        require_tenant(offer, self._registry, self._directory)
         responses = [response for response, _ in offer.binding.responses]
         await self._registry.keeper.settled_id(session, responses)  # what is left of it from before
         opening = await asyncio.to_thread(Opening.of, self._registry, offer)
         for other in [each for each in self._coming.values() if each.session == session and each.has_failed]:
             await self._end(self._coming.pop(other.offer.token))
-        self._require_absent(session, offer)
-        if self._registry.table.giving_way(owner, 1):
-            raise PeerFull("as many sessions are open as may be: others would have to close for good")
+        require_absent(offer, self._registry, self._coming)
         arrival = Arrival(offer, opening)
         try:
             arrival.place.enter_context(self._bindings.expecting(opening.brought))
@@ -145,48 +87,18 @@ class Arrivals:
         self._coming[offer.token] = arrival
         return arrival
 
-    def _require_absent(self, session: SessionId, offer: Offer) -> None:
-        found = self._registry.table.find(session)
-        if found is not None and found.leaving:
-            raise Moving(f"session {session} has left here, but it is not known yet where it is: try again")
-        if found is not None:
-            raise WrongState(f"session {session} is here already")
-        if self._homes.epoch(session) >= offer.epoch:
-            raise WrongState(f"session {session} has been moved since: {self._homes.epoch(session)} times")
-        if any(each.session == session for each in self._coming.values()) or offer.token in self._coming:
-            raise WrongState(f"session {session} is on its way here already")
-        if len(self._coming) >= AT_ONCE:
-            raise PeerFull(f"{AT_ONCE} sessions are on their way here")
-
     async def lose(self, arrival: Arrival) -> None:
         """Forget a session whose connection has been lost before anything came."""
         self._coming.pop(arrival.offer.token, None)
-        await arrival.leave(_GivenUp())
+        await arrival.leave(GivenUp())
 
     def begin(self, arrival: Arrival, connection: socket.socket) -> None:
         """Have the engine receive the session over the connection, unless it has been given up already."""
         if arrival.offer.token not in self._coming:
             connection.close()
             return
-        arrival.received = asyncio.create_task(self._receive(arrival, connection))
+        arrival.received = asyncio.create_task(arrival.receive(self._registry.executor, connection))
         arrival.received.add_done_callback(lambda task: self._ended(arrival, task))
-
-    async def _receive(self, arrival: Arrival, connection: socket.socket) -> None:
-        executor, offer, opening = self._registry.executor, arrival.offer, arrival.opening
-        number = give(executor, connection)
-        arrival.losses = executor.losses
-        await executor.call(
-            lambda ticket: ReceiveKV(
-                ticket,
-                arrival.session,
-                number,
-                offer.record.owner or "",
-                offer.record.residency,
-                tuple(array("I", offer.history)),
-                opening.computed_with,
-                offer.record.namespace,
-            )
-        )
 
     def _ended(self, arrival: Arrival, task: asyncio.Task[None]) -> None:
         """The session has come, or will not: wait for what the old home says."""
@@ -212,7 +124,7 @@ class Arrivals:
     async def _commit(self, arrival: Arrival) -> Answer:
         try:
             try:
-                await self._received(arrival)
+                await arrival.came()
             except BaseException as error:
                 await arrival.leave(error)
                 raise
@@ -273,14 +185,9 @@ class Arrivals:
                 if task is not None:
                     task.cancel()
             if arrival.committing is None:
-                await arrival.leave(_GivenUp())
+                await arrival.leave(GivenUp())
         for end in list(self._ends):
             end.cancel()
-
-    async def _received(self, arrival: Arrival) -> None:
-        """Return when the engine has the session. Raises why it has not."""
-        assert arrival.received is not None
-        await asyncio.shield(arrival.received)
 
     def _give_up(self, arrival: Arrival) -> None:
         """Begin to give up a session of which the old home says nothing more."""
@@ -291,11 +198,11 @@ class Arrivals:
 
     async def _end(self, arrival: Arrival) -> DjinnError | None:
         """Give up a session; returns why the engine has not got it, unless it has."""
-        await arrival.leave(_GivenUp())
+        await arrival.leave(GivenUp())
         if arrival.received is None:
             return None
         try:
-            await self._received(arrival)
+            await arrival.came()
         except DjinnError as error:
             return error
         self._abandon(arrival)
