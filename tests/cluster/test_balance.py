@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.cluster.fleet import Replica, State
 from app.cluster.load import Load
-from app.cluster.moves.balance import AT_A_LOOK, EASED, FULL, Need, roomier
+from app.cluster.moves.leaving.balance import AT_A_LOOK, EASED, FULL, Need, roomier
 from tests.cluster.front.doors import wait_until
 from tests.cluster.pair import PROMPT, generate, open_session, pair
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.cluster.fleet import Replica, State
 from app.cluster.load import Load
-from app.cluster.moves.choice import MOST_REFUSALS, PATIENCE_S, TRIES, PeerChoice, Tried
+from app.cluster.moves.leaving.choice import MOST_REFUSALS, PATIENCE_S, TRIES, PeerChoice, Tried
 
 ROOM = st.lists(st.integers(0, 12), min_size=1, max_size=3)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.cluster.moves.arrivals import Arrivals
-from app.cluster.moves.balance import Balance
+from app.cluster.moves.arriving.arrivals import Arrivals
 from app.cluster.moves.bindings import Bindings
 from app.cluster.moves.calls import PeerCalls
-from app.cluster.moves.departures import Departures
-from app.cluster.moves.draining import Draining
 from app.cluster.moves.key import ClusterKey
+from app.cluster.moves.leaving.balance import Balance
+from app.cluster.moves.leaving.departures import Departures
+from app.cluster.moves.leaving.draining import Draining
 from app.cluster.moves.outlook import Outlook
 from app.cluster.moves.peers import Peers
 from app.domain.errors import FieldOutOfRange

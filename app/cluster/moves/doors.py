@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.cluster.moves import wire
-from app.cluster.moves.arrival import Arrival
-from app.cluster.moves.arrivals import Arrivals
+from app.cluster.moves.arriving.arrival import Arrival
+from app.cluster.moves.arriving.arrivals import Arrivals
 from app.cluster.moves.bindings import MAX_RESPONSE_BYTES
 from app.cluster.moves.key import ClusterKey
 from app.cluster.moves.signatures import SIGNATURE, is_body, is_request, sign_answer

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from app.cluster.fleet import State
-from app.cluster.moves.choice import PeerChoice, Tried
-from app.cluster.moves.departures import Departures
+from app.cluster.moves.leaving.choice import PeerChoice, Tried
+from app.cluster.moves.leaving.departures import Departures
 from app.cluster.moves.outlook import Outlook
 from app.domain.errors import (
     DjinnError,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from app.cluster.fleet import Replica
 from app.cluster.load import Load
-from app.cluster.moves.departures import Departures
+from app.cluster.moves.leaving.departures import Departures
 from app.cluster.moves.outlook import Outlook
 from app.domain.errors import DjinnError, EngineRestarting, PeerAway, PeerFull
 from app.domain.homes import MoveReason

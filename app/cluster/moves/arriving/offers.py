@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from app.cluster.moves.arrival import Arrival
+from app.cluster.moves.arriving.arrival import Arrival
 from app.cluster.moves.wire import FORMAT, Model, Offer
 from app.domain.errors import Moving, PeerFull, PeerMismatch, WrongState
 from app.domain.values import Residency

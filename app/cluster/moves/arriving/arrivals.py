@@ -8,10 +8,10 @@ import socket
 import time
 from typing import Any
 
-from app.cluster.moves.arrival import Arrival, GivenUp
+from app.cluster.moves.arriving.arrival import Arrival, GivenUp
+from app.cluster.moves.arriving.offers import require_absent, require_same_model, require_tenant
+from app.cluster.moves.arriving.opening import Opening
 from app.cluster.moves.bindings import Bindings
-from app.cluster.moves.offers import require_absent, require_same_model, require_tenant
-from app.cluster.moves.opening import Opening
 from app.cluster.moves.wire import Answer, Offer, Question
 from app.domain.errors import (
     Busy,

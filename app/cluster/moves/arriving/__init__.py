@@ -1,0 +1,1 @@
+"""Sessions that come from other servers."""
