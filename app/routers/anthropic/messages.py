@@ -13,7 +13,8 @@ from app.anthropic.stream import collect, stream
 from app.anthropic.stream_events import MessageEvent
 from app.openai.tokenization import tokenized_limit
 from app.routers.dependencies import OwnerDep, ServicesDep
-from app.routers.openai.call import SESSION_HEADER, OpenAICallDep, check_model
+from app.routers.openai.binding import SESSION_HEADER
+from app.routers.openai.call import OpenAICallDep, check_model
 from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute
 from app.text.token_lengths import TextLimit
 from app.web.openapi.document import component

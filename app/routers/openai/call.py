@@ -6,15 +6,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Request, Response
+from fastapi import Depends, Response
 from pydantic import BaseModel
 
 from app.bridge.turn import Turn
 from app.domain.errors import FieldOutOfRange, UnknownModel
 from app.domain.grammar import Grammar
-from app.domain.limits import MAX_NAME
 from app.openai.choices import Choices, OpenSession
 from app.routers.dependencies import CleanupDep, OwnerDep, Services, ServicesDep
+from app.routers.openai.binding import SESSION_HEADER, SessionNameDep, bound_session, labels
 from app.routers.openai.route import IGNORED_DESCRIPTION, openai_errors
 from app.sessions.session import Session
 from app.sessions.table import holding
@@ -23,17 +23,6 @@ from app.settings import Settings
 from app.web.openapi.document import component
 from app.web.sse import EventStream
 from app.wire.turns import SamplingFields
-
-SESSION_HEADER = "X-Session-ID"
-SessionHeader = Annotated[
-    str | None,
-    Header(
-        alias=SESSION_HEADER,
-        min_length=1,
-        max_length=MAX_NAME,
-        description="binds the call to a session: a session id, or any name, whose first use opens a session",
-    ),
-]
 
 
 class OpenAICall:
@@ -81,13 +70,13 @@ class OpenAICall:
         sampling = body.to_params(logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         sampling = sampling if grammar is None else replace(sampling, grammar=grammar)
         await registry.turns.compile_grammar(self.owner, sampling, body.min_tokens, self._cleanup)
-        eos = self.services.tokens.eos_token_ids
+        eos, text = self.services.tokens.eos_token_ids, replace(body.to_text_rule(), shown=shown)
         requests = [
             TurnRequest(
                 prompt,
                 sampling,
                 body.to_stop_rule(max_tokens=room, eos_token_ids=eos),
-                replace(body.to_text_rule(), shown=shown),
+                text,
                 replace=True,
                 pausable=False,
                 param=prompt_field,
@@ -135,46 +124,14 @@ class OpenAICall:
 
         `undo` gets what is to be done about it if they cannot start.
         """
-        session = self._bound(n, user, undo, prompts)
+        session = bound_session(self.services, self.owner, self._session_name, prompts, n=n, user=user, undo=undo)
         if session is None:
             # For all or none, for the same reason.
             self.services.sessions.make_room(self.owner, n * len(prompts))
-            return partial(self.services.sessions.ephemeral, self.owner, metadata=_labels(user))
+            return partial(self.services.sessions.ephemeral, self.owner, metadata=labels(user))
         self._session = session
         self._cleanup.enter_context(holding(session))  # it moves to no other server before the call is over
         return lambda: nullcontext(session)
-
-    def _bound(self, n: int, user: str | None, undo: ExitStack, prompts: Sequence[Sequence[int]]) -> Session | None:
-        """The session that the call is bound to, by its header or by the history that it continues."""
-        bound_sessions, name = self.services.bound_sessions, self._session_name
-        if name is None and not (self.services.settings.bind_by_prefix and n == len(prompts) == 1):
-            return None
-        if n > 1:
-            raise FieldOutOfRange(f"n must be 1 with {SESSION_HEADER}: a session has one history", param="n")
-        if len(prompts) > 1:
-            raise FieldOutOfRange(f"prompt must be one prompt with {SESSION_HEADER}", param="prompt")
-        if name is None:
-            found = bound_sessions.find_continued(self.owner, prompts[0])
-        else:
-            found = bound_sessions.find(self.owner, name)
-        if found is not None:
-            return found
-        if name is None:
-            session = bound_sessions.open_unnamed(self.owner, metadata=_labels(user))
-        else:
-            session = bound_sessions.open(self.owner, name, metadata=_labels(user))
-        undo.callback(self.services.sessions.drop, session)
-        return session
-
-
-async def _session_name(request: Request, session_name: SessionHeader = None) -> str | None:
-    if len(set(request.headers.getlist(SESSION_HEADER))) > 1:
-        raise FieldOutOfRange(f"{SESSION_HEADER}: a call is bound to one session", param=SESSION_HEADER)
-    return session_name
-
-
-SessionNameDep = Annotated[str | None, Depends(_session_name)]
-"""What `X-Session-ID` says."""
 
 
 async def _openai_call(
@@ -206,11 +163,6 @@ def _check_count(settings: Settings, *, prompts: int, n: int) -> None:
             raise FieldOutOfRange(
                 f"{param}: {prompts} prompts with {n} choices each are too many: at most {limit} {what}", param=param
             )
-
-
-def _labels(user: str | None) -> dict[str, str]:
-    """The metadata of a session that the call opens; one that it finds keeps its own."""
-    return {} if user is None else {"user": user}
 
 
 def generation_responses(event: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

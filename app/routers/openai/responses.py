@@ -13,7 +13,7 @@ from app.openai.responses.memory import UnstoredConversation
 from app.openai.responses.response import ResponseObject
 from app.openai.responses.stream_events import ResponseEvent
 from app.routers.dependencies import CleanupDep, OwnerDep, ServicesDep
-from app.routers.openai.call import SESSION_HEADER, SessionNameDep
+from app.routers.openai.binding import SESSION_HEADER, SessionNameDep
 from app.routers.openai.response_call import ResponseCall
 from app.routers.openai.response_run import ResponseRun
 from app.routers.openai.route import IGNORED_DESCRIPTION, IgnoredDep, OpenAIRoute, openai_errors

@@ -9,7 +9,7 @@ from app.domain.errors import BadRequest, DjinnError, FieldOutOfRange
 from app.domain.limits import MAX_NAME
 from app.openai.responses.memory import UnstoredConversation
 from app.routers.dependencies import Services
-from app.routers.openai.call import SESSION_HEADER
+from app.routers.openai.binding import SESSION_HEADER
 from app.routers.openai.response_call import ResponseCall
 from app.routers.openai.response_connection import ResponseConnection
 from app.web.errors.handlers import error_response
