@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 
 from app.domain.errors import NotFound
-from app.gpu.commands.checkpoints import CheckpointHandler
 from app.gpu.commands.host_bound import HostBound
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.kept_kv import KVKeeper
@@ -14,7 +13,8 @@ from app.gpu.commands.saved_files import FilesFound, SavedFiles
 from app.gpu.commands.session_files import SessionFiles
 from app.gpu.commands.sessions import SessionHandler
 from app.gpu.commands.turns import TurnHandler
-from app.gpu.commands.whitebox import look_inside
+from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
+from app.gpu.commands.whitebox.dispatch import look_inside
 from app.gpu.kv.moves import Moved, MoveKind
 from app.gpu.kv.transport import Ways
 from app.gpu.kv_tiers.phases import Phases

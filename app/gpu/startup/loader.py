@@ -8,9 +8,9 @@ from functools import partial
 from app.domain.values import ModelInfo
 from app.gpu.attention import attention_for
 from app.gpu.attention.pool_rows import require_rows
-from app.gpu.commands.checkpoints import CheckpointHandler
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
+from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
 from app.gpu.cpu.compilations import COMPILATIONS
 from app.gpu.cpu.openmp import release_threads
 from app.gpu.device.choice import choose_device, choose_dtype, choose_kv_dtype

@@ -8,7 +8,7 @@ import pytest
 
 from app.domain.breakpoints import Action, Breakpoint, When
 from app.domain.values import SamplingParams, SessionId, StopRule, Ticket
-from app.gpu.commands.whitebox import arm
+from app.gpu.commands.whitebox.breakpoints import arm
 from app.gpu.planning.drafting import Drafting
 from app.gpu.planning.scheduler import Scheduler
 from app.gpu.planning.step_plan import StepPlan

@@ -22,10 +22,10 @@ from hypothesis.stateful import (
 
 from app.domain.memory_map import StepCounts, TextUse
 from app.domain.values import FinishReason, KVPolicy, SamplingParams, SessionId, StopRule, Ticket, TokenLogprobs
-from app.gpu.commands.checkpoints import CheckpointHandler
 from app.gpu.commands.dispatch import CommandHandler
 from app.gpu.commands.inspection import Inspector
 from app.gpu.commands.saved_files import FilesFound
+from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
 from app.gpu.kv.blocks import BlockPool
 from app.gpu.kv.transport import Ways
 from app.gpu.kv_tiers.cache import KVCache

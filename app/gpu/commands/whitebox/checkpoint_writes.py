@@ -2,7 +2,7 @@
 
 from app.domain.breakpoints import Edit, EditOp, Intervention
 from app.domain.errors import FieldOutOfRange
-from app.gpu.commands.checkpoint_reads import checkpoint_of, chosen_span
+from app.gpu.commands.whitebox.checkpoint_reads import checkpoint_of, chosen_span
 from app.gpu.state.checkpoints import Checkpoint, StoredTensor
 from app.gpu.state.sequence import TokenSequence
 from app.messages import WriteCheckpoint

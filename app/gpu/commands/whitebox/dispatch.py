@@ -1,13 +1,12 @@
-"""Carrying out the commands that look into the model of a session, or change what it computes there."""
+"""Dispatching each of these commands to the code that carries it out."""
 
 from typing import assert_never
 
-from app.domain.breakpoints import Action
-from app.domain.errors import WrongState
-from app.gpu.commands.activation_maps import open_map, read_norms
-from app.gpu.commands.checkpoint_reads import read_activation, read_captures, read_paused
-from app.gpu.commands.checkpoint_writes import edit_checkpoint, write_checkpoint
-from app.gpu.commands.checkpoints import CheckpointHandler
+from app.gpu.commands.whitebox.activation_maps import open_map, read_norms
+from app.gpu.commands.whitebox.breakpoints import arm, disarm
+from app.gpu.commands.whitebox.checkpoint_reads import read_activation, read_captures, read_paused
+from app.gpu.commands.whitebox.checkpoint_writes import edit_checkpoint, write_checkpoint
+from app.gpu.commands.whitebox.checkpoints import CheckpointHandler
 from app.gpu.state.sequence import TokenSequence
 from app.messages import (
     Arm,
@@ -67,21 +66,3 @@ def look_inside(
         case _:
             assert_never(command)
     return None
-
-
-def arm(sequence: TokenSequence, command: Arm) -> None:
-    """Add a breakpoint. Raises `WrongState` if it would pause a turn that must not."""
-    turn = sequence.turn
-    cannot_pause = turn is not None and not turn.paused and not turn.pausable
-    if command.breakpoint.action is Action.PAUSE and cannot_pause:
-        raise WrongState(f"session {command.session} is running a turn of an API that cannot report a pause")
-    sequence.breakpoints[command.breakpoint.id] = command.breakpoint
-    sequence.plain_to = 0
-
-
-def disarm(sequence: TokenSequence, command: Disarm) -> None:
-    """Take one breakpoint away, or all; one that is gone already is no error."""
-    if command.breakpoint is None:
-        sequence.breakpoints.clear()
-    else:
-        sequence.breakpoints.pop(command.breakpoint, None)
