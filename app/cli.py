@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from app.bench import bench
 from app.demo import demo
 from app.domain.errors import DjinnError, FieldOutOfRange
-from app.flags import USAGE_ERROR, OneLineParser, add_flags, flag_of, settings_of
+from app.flags import USAGE_ERROR, OneLineParser, add_flags, in_flags, settings_of
 from app.logs.formats import configure
 from app.machine.descriptors import raise_descriptor_limit
 from app.settings import Settings
@@ -67,23 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors():
             field, words = describe_problem(schema_of(Settings), dict(problem), problem["loc"])
-            print(f"djinn: {flag_of(field) + ': ' if field else ''}{words}", file=sys.stderr)
+            said = f"{field}: {words}" if field else words
+            print(f"djinn: {in_flags(said, about=said.partition(':')[0])}", file=sys.stderr)
         return USAGE_ERROR
     except DjinnError as error:
-        print(f"djinn: {_name_flag(error)}", file=sys.stderr)
+        print(f"djinn: {in_flags(error.message, about=error.param)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
-
-
-def _name_flag(error: DjinnError) -> str:
-    """The error's message, with the flag of the setting that it is about instead of the setting's name, where that is
-    no word of the language.
-    """
-    name = error.param or ""
-    is_name = "_" in name and name in Settings.model_fields
-    return error.message.replace(name, flag_of(name)) if is_name else error.message
 
 
 def _parser() -> argparse.ArgumentParser:

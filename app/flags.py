@@ -79,6 +79,9 @@ GROUPS = {
 }
 """The first setting of each part of `--help`, in the order of the settings, and what the part is about."""
 
+NAMES = re.compile(rf"(?<![\w./-])(?:{'|'.join(name for name in Settings.model_fields if '_' in name)})(?![\w/-])")
+"""The names of settings that are no words of the language, but not in a path."""
+
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser that answers a mistake with one line, not with its whole usage, and guesses what was meant."""
@@ -149,6 +152,15 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 def flag_of(setting: str) -> str:
     """Its flag."""
     return f"--{setting.replace('_', '-')}"
+
+
+def in_flags(message: str, *, about: str | None) -> str:
+    """The message of an error, with flags instead of the names of settings. A name that is a word of the language too
+    becomes a flag only at the start, where the error is about that setting.
+    """
+    if about in Settings.model_fields and re.match(rf"{about}\b", message):
+        message = flag_of(about) + message[len(about) :]
+    return NAMES.sub(lambda found: flag_of(found[0]), message)
 
 
 def _default(field: FieldInfo) -> str:

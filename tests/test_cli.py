@@ -76,6 +76,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str 
         (("serve", "--port", "0", "--model", "no-such-model"), "smollm2-135m-instruct"),
         (("serve", *TINY, "--device", "abacus"), "auto, cpu, cuda"),
         (("serve", *TINY, "--weights-dtype", "int4"), "djinn: --weights-dtype: 'checkpoint', 'float32',"),
+        (("serve", "--max-running", "9", "--max-step-tokens", "8"), "djinn: --max-running (9) must be at most --max-"),
+        (("serve", "--kv-policy", "none", "--kv-host", "1MiB"), "djinn: --kv-host: with --kv-policy none KV never"),
+        (("serve", "--peers", "p", "--cluster-key-file", "k"), "djinn: --peers: the server itself needs a name"),
         (("models", "export", "random:tiny-llama"), "djinn: random:tiny-llama has random weights, and no folder"),
         (("models", "pull", "no-such-model"), "smollm2-135m-instruct"),
     ],
@@ -147,7 +150,7 @@ def test_version_refuses_what_no_server_would_start_with(
     monkeypatch.setenv("DJINN_DEVICE", "abacus")
     status, out, err = run(capsys, "--version")
     assert (status, out) == (2, "")
-    assert err == "djinn: device is 'abacus'; use auto, cpu, cuda or cuda:N\n"
+    assert err == "djinn: --device is 'abacus'; use auto, cpu, cuda or cuda:N\n"
 
 
 def test_a_variable_that_no_setting_reads_is_one_line() -> None:
@@ -286,7 +289,7 @@ def test_a_broken_file_of_tenants_is_said_before_the_model_is_loaded(
     file = tmp_path / "tenants.yaml"
     file.write_text("tenants:\n  - name: acme\n")
     status, _, err = run(capsys, "serve", "--model", "no-such-model", "--port", "0", "--tenants", str(file))
-    assert (status, err) == (2, f"djinn: tenants file {file}: tenants.0.keys: required\n")
+    assert (status, err) == (2, f"djinn: --tenants file {file}: tenants.0.keys: required\n")
 
 
 @pytest.fixture
@@ -340,5 +343,5 @@ def test_the_doctor_needs_no_key(monkeypatch: pytest.MonkeyPatch, image: Path) -
 def test_a_server_for_everybody_needs_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "serve", "--model", "no-such-model", "--port", "0")
     assert (status, out) == (2, "")
-    assert err.startswith("djinn: host 0.0.0.0 is public: ")
+    assert err.startswith("djinn: --host 0.0.0.0 is public: ")
     assert "set --api-keys or --tenants, or --insecure" in err
