@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, unknown = make_parser().parse_known_args(arguments)
     if unknown:
         options.parser.refuse(unknown)
+    parser: OneLineParser = options.parser
     del options.parser
     options.command, options.started_at = published(arguments), datetime.now(UTC)
     errors = Console(stderr=True, highlight=False)
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with sigterm_as_interrupt():
             code: int = options.run(options, errors)
     except LoadgenError as error:
-        errors.print(f"loadgen: {error}", markup=False, soft_wrap=True)
+        errors.print(f"loadgen: {parser.in_flags(str(error))}", markup=False, soft_wrap=True)
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
         errors.print("loadgen: interrupted")

@@ -14,10 +14,9 @@ class Slo:
     tpot_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s"):
-            limit = getattr(self, name)
+        for name, limit in (("slo_ttft", self.ttft_s), ("slo_tpot", self.tpot_s)):
             if limit is not None and not limit > 0:
-                raise LoadgenError(f"slo {name} must be above 0")
+                raise LoadgenError(f"{name} must be above 0")
 
 
 @dataclass(frozen=True, slots=True)

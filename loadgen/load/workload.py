@@ -93,7 +93,7 @@ class Workload(Load):
             raise LoadgenError("tool_share must be from 0 to 1")
         if self.system_tokens >= self.context:
             raise LoadgenError(
-                f"system_tokens is {self.system_tokens}, but must be from 0 to context - 1, {self.context - 1}"
+                f"context must be above system_tokens, which is {self.system_tokens}; got {self.context}"
             )
         self._refuse_idle(self.arrivals is Arrivals.GAMMA, "arrivals is not gamma", "burstiness")
         self._refuse_idle(self.tool_share > 0, "tool_share is 0", "tool_completion_tokens", "tool_think")

@@ -15,6 +15,9 @@ CLOSE = 0.75
 NOUNS: dict[object, str] = {int: "an integer", float: "a number"}
 """What a flag takes, by the function that reads it."""
 
+NAMES = re.compile(r"^\w+(?= (?:must|has|names|is)\b)|(?<![\w/.-])[a-z]+(?:_[a-z]+)+(?![\w/-])")
+"""What may be the name of what a flag sets, but is no part of a path."""
+
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser that answers a mistake with one line, not with its whole usage, and guesses what was meant."""
@@ -31,6 +34,13 @@ class OneLineParser(argparse.ArgumentParser):
             self.error(f"unexpected {given}")
         close = difflib.get_close_matches(given, self._option_string_actions, n=1, cutoff=CLOSE)
         self.error(f"unknown flag {given}" + (f"; did you mean {close[0]}?" if close else ""))
+
+    def in_flags(self, message: str) -> str:
+        """The message of an error, with flags instead of the names of what they set. A name that is a word of the
+        language too becomes a flag only where the message begins with it.
+        """
+        flags = {action.dest: action.option_strings[0] for action in self._actions if action.option_strings}
+        return NAMES.sub(lambda found: flags.get(found[0], found[0]), message)
 
     def _plain(self, message: str) -> str:
         """What argparse says, in words that name the flag and what it takes."""

@@ -206,5 +206,5 @@ def test_a_value_out_of_range_or_without_effect_is_named(wrong: dict[str, Any], 
 
 
 def test_a_default_that_does_not_fit_is_told() -> None:
-    with pytest.raises(LoadgenError, match="system_tokens is 128, but must be from 0 to context - 1, 63"):
+    with pytest.raises(LoadgenError, match="context must be above system_tokens, which is 128; got 64"):
         Workload(context=64)

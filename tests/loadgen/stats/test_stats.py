@@ -198,7 +198,7 @@ def test_a_run_that_was_interrupted_at_once_has_a_summary() -> None:
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
 def test_a_limit_is_above_zero(limit: float) -> None:
-    with pytest.raises(LoadgenError, match="tpot_s must be above 0"):
+    with pytest.raises(LoadgenError, match="slo_tpot must be above 0"):
         Slo(tpot_s=limit)
 
 

@@ -60,8 +60,8 @@ def test_the_result_is_what_the_schema_says_and_can_be_read_back(ran: Path) -> N
     ("options", "message"),
     [
         (["--replicas", "0"], "from 1 to 64"),
-        (["--kills", "2"], "without kill_every"),
-        (["--moves-per-second", "-1"], "moves_per_second"),
+        (["--kills", "2"], "--kills has no effect without --kill-every"),
+        (["--moves-per-second", "-1"], "--moves-per-second must be"),
         (["--agents", "0"], "agents must be at least 1"),
     ],
 )
