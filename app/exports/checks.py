@@ -26,7 +26,7 @@ from app.domain.values import ModelInfo
 from app.exports.label import ExportLabel, PausedTurnLabel
 from app.sessions.whitebox.breakpoints import MAX_BREAKPOINTS
 from app.wire.breakpoints import MAX_TIMEOUT_S, MIN_TIMEOUT_S
-from app.wire.edits import MAX_EDITS, MAX_FLOAT32, NEEDED_BY, fits
+from app.wire.edits import MAX_EDITS, MAX_FACTOR, MAX_FLOAT32, NEEDED_BY, fits
 from app.wire.tensors import EXPONENTS, to_float32
 
 ID = re.compile(r"bp_[0-9a-f]{16}")
@@ -97,7 +97,7 @@ class LabelChecks:
     def _check_edit(self, edit: Edit, rows: int | None = None) -> None:
         """`rows` is how many positions the edit was made at; one that is still to be made has a row for all."""
         positions, vector = edit.positions, edit.vector
-        _require(abs(edit.factor) <= MAX_FLOAT32, "factor")
+        _require(abs(edit.factor) <= MAX_FACTOR, "factor")
         _require(edit.max_norm is None or 0 < edit.max_norm <= MAX_FLOAT32, "max_norm")
         _require(positions.first >= 0 and (positions.end is None or positions.end > positions.first), "positions")
         _require((vector is not None) == (edit.op in NEEDED_BY["vector"]), "vector")

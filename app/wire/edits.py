@@ -10,6 +10,8 @@ from app.wire.tensors import norm
 
 MAX_EDITS = 16
 MAX_FLOAT32 = 3.4028234663852886e38
+MAX_FACTOR = 10**6
+"""Far beyond it the squares that a norm sums overflow float32: the layers above see zeros, and no error tells."""
 ALONG_A_DIRECTION = (EditOp.PROJECT_OUT, EditOp.CLAMP)
 DIRECTION_LENGTHS = (1e-18, 1e18)
 """Of vectors whose direction counts: the square of anything in between is a float32 number other than 0."""
@@ -59,7 +61,7 @@ class EditBody(WireModel):
     """
 
     op: Annotated[EditOp, Field(strict=False)]
-    factor: Float32 | None = Field(None, validate_default=True)
+    factor: Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)] | None = Field(None, validate_default=True)
     vector: VectorField | None = Field(
         None, validate_default=True, description="name of an uploaded vector, or its numbers: hidden_size of them"
     )

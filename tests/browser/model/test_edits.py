@@ -152,14 +152,17 @@ def test_an_empty_field_says_what_to_enter(open_page: OpenPage, page_server: str
     expect(positions).to_have_accessible_description("enter the first one, and the one after the last")
 
 
-def test_what_is_no_number_is_told_where_it_was_typed(open_page: OpenPage, page_server: str) -> None:
+def test_a_wrong_number_is_told_where_it_was_typed(open_page: OpenPage, page_server: str) -> None:
     inside = Inside(page_server, open_page, refusals=True)
     inside.pause_at(1)
     factor = inside.page.get_by_label("Factor", exact=True)
     factor.fill("1e999")
     inside.button("Preview").click()
-    expect(factor).to_have_accessible_description("a number; got '1e999'")
+    expect(factor).to_have_accessible_description("a number from -1000000 to 1000000; got '1e999'")
     expect(factor).to_have_value("1e999")
+    factor.fill("1e30")
+    inside.button("Preview").click()
+    expect(factor).to_have_accessible_description("a number from -1000000 to 1000000; got 1e+30")
 
 
 def test_an_edit_can_be_armed_for_the_tokens_to_come(open_page: OpenPage, page_server: str) -> None:
