@@ -47,9 +47,10 @@ async function sendDraft(id, draft, turn) {
     turn.value = { ...turn.value, error };
     return;
   }
-  const text = sent.kind === "nothing" ? "" : sent.text;
-  const well = await generate(id, body, text);
-  if (well && draft.value.text === sent.text) draft.value = { ...draft.value, text: "" };
+  const { kind, role, text } = sent;
+  const unsend = () => draft.value.text || (draft.value = { ...draft.value, kind, role, text });
+  const well = await generate(id, body, kind === "nothing" ? "" : text, unsend);
+  if (well && draft.value.text === text) draft.value = { ...draft.value, text: "" };
 }
 
 function Input({ draft, change, error }) {

@@ -5,11 +5,11 @@ import { historyOf, loadHistory } from "./history.js";
 import { perSession } from "./per_key.js";
 import { sessionOf, stand } from "./sessions.js";
 
-const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null };
+const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null, unsend: null };
 
 /** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
  * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, and `usage` what the turn has cost
- * so far where it is paused. */
+ * so far where it is paused. `unsend` is called if its prompt is lost. */
 export const turnOf = perSession(AT_REST);
 
 /** Most turns of this tab at once. Each has a connection while it runs, and a browser has six for a server: two are for
@@ -21,23 +21,24 @@ const under = signal(0);
 export const whyNoTurn = computed(() => (under.value < MOST ? null : `This tab runs ${MOST} turns, the most it can: wait for the end of one`));
 
 /** Start a turn with a body of `generate`. `sent` is its text for people. True if it has ended or paused well. */
-export const generate = (id, body, sent = "") => run(id, "generate", body, sent);
+export const generate = (id, body, sent, unsend) => run(id, "generate", body, { sent, unsend });
 
 /** Go on with a paused turn. `until` is that of `resume`: null goes on to the next breakpoint. `onPiece` is told of each
  * `{ids, text}`. */
-export const resume = (id, until = null, onPiece = null) => run(id, "resume", until === null ? {} : { until }, "", onPiece);
+export const resume = (id, until = null, onPiece = null) => run(id, "resume", until === null ? {} : { until }, { onPiece });
 
 /** The turn that was paused is over, and nobody has told how: unless this page itself has taken it on meanwhile. */
 export function lose(id) {
   const turn = turnOf(id);
-  const { verb, usage } = turn.peek();
+  const { verb, usage, unsend } = turn.peek();
   if (verb === null || usage !== null) turn.value = { ...turn.peek(), usage: null, error: LOST };
+  if (sessionOf(id).peek().tokens < usage?.prompt_tokens) unsend?.();
 }
 
 /** End the turn, whoever started it. What it has generated stays. */
 export const cancel = (id) => call("POST", `/v1/sessions/${id}/cancel`);
 
-async function run(id, verb, body, sent, onPiece) {
+async function run(id, verb, body, { sent = "", unsend = turnOf(id).peek().unsend, onPiece }) {
   const turn = turnOf(id);
   if (turn.peek().running) return false;
   const error = whyNoTurn.peek() && new ApiError(0, { message: whyNoTurn.peek() });
@@ -46,7 +47,7 @@ async function run(id, verb, body, sent, onPiece) {
     return false;
   }
   under.value += 1;
-  turn.value = { ...AT_REST, running: true, verb, sent, text: verb === "resume" ? turn.peek().text : "" };
+  turn.value = { ...AT_REST, running: true, verb, sent, unsend, text: verb === "resume" ? turn.peek().text : "" };
   const drawn = drawing(turn);
   let rest;
   try {
@@ -60,7 +61,8 @@ async function run(id, verb, body, sent, onPiece) {
   drawn.stop();
   // The history takes the place of the pieces where it is on the screen.
   if (sessionOf(id).peek() !== null && historyOf(id).peek().tokens !== null) await loadHistory(id);
-  turn.value = { ...AT_REST, verb, text: turn.peek().text, ...rest };
+  turn.value = { ...AT_REST, verb, unsend, text: turn.peek().text, ...rest };
+  if (rest.error === AWAY) unsend?.();
   return !rest.error;
 }
 

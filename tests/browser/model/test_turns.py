@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
 from tests.browser.filling import SEE, eventually
-from tests.browser.model.inside import Inside
+from tests.browser.model.inside import PROMPT, Inside
 from tests.serving import serve
 
 pytestmark = pytest.mark.browser
@@ -125,9 +125,12 @@ def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: Ope
     with serve(state_dir=tmp_path / "state") as url:
         inside = Inside(url, open_page, refusals=True)
         inside.pause_at(1)
+        expect(inside.page.get_by_text("The pause ends by itself in")).to_be_visible()
+    expect(inside.page.get_by_text("The pause ends by itself in")).to_have_count(0)
     with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
         turn = inside.page.get_by_role("region", name="Turn", exact=True)
         expect(turn.get_by_role("alert")).to_contain_text("The paused turn is over", timeout=WAIT_MS)
+        expect(inside.page.get_by_label("Text", exact=True)).to_have_value(PROMPT)
         inside.start(tokens=1)
         expect(turn.get_by_role("alert")).to_have_count(0)
         inside.page.goto("about:blank")
