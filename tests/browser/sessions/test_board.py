@@ -96,6 +96,15 @@ def test_lanes_tell_budgets_with_units(open_page: OpenPage, page_server: str, ht
     expect(page.get_by_role("region", name="Disk tier")).to_contain_text("No disk tier")
 
 
+def test_an_empty_lane_says_how_it_is_filled(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    page = open_page(page_server)
+    device, host = (page.get_by_role("region", name=f"{tier} tier") for tier in ("Device", "Host"))
+    expect(device).to_contain_text("Empty. Open a session and send it a prompt")
+    expect(host).to_contain_text("Empty. Park a session")
+    open_session(http, tokens=40)
+    expect(device).not_to_contain_text("Empty.")
+
+
 def test_the_last_minutes_are_told_in_words_too(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
     session = open_session(http, tokens=40)
     page = open_page(page_server)

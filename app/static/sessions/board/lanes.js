@@ -14,9 +14,13 @@ const WHERE = {
   disk: "files, one for each session",
 };
 const WITHOUT = {
-  device: "",
-  host: "No host tier: this server runs without one, and drops KV that leaves the device.",
-  disk: "No disk tier: this server runs without a state folder.",
+  host: "No host tier: KV that leaves the device is dropped.",
+  disk: "No disk tier: the server has no state folder.",
+};
+const NOTHING = {
+  device: "Empty. Open a session and send it a prompt, here or with the API: its KV appears in this lane.",
+  host: "Empty. Park a session: its KV comes here, until it is called back.",
+  disk: "Empty. KV comes here when its session is away for long, or the host is full.",
 };
 
 export const Lanes = () => TIERS.map((tier) => html`<${LaneGround} key=${tier} tier=${tier} />`);
@@ -30,9 +34,11 @@ function LaneGround({ tier }) {
       <${Budget} use=${use} tier=${tier} />
       <p class="figures">${use && html`<${Figures} view=${view} use=${use} tier=${tier} />`}</p>
     </header>
-    <div class="field" data-tier=${tier}>${use?.total_bytes === 0 && html`<p class="dim">${WITHOUT[tier]}</p>`}</div>
+    <div class="field" data-tier=${tier}><p class="dim">${use && said(tier, use)}</p></div>
   </section>`;
 }
+
+const said = (tier, use) => (use.total_bytes === 0 ? WITHOUT[tier] : use.owned_bytes === 0 ? NOTHING[tier] : null);
 
 function Budget({ use, tier }) {
   const total = use?.total_bytes ?? 0;
