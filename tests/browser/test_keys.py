@@ -36,7 +36,7 @@ def test_the_next_key_sees_nothing_of_the_last(open_page: OpenPage, tmp_path: Pa
         page.get_by_role("link", name=session[-8:]).click()
         page.get_by_label("Text").fill("our secret plan")
         page.get_by_role("button", name="Call back").click()
-        expect(page.get_by_role("list", name="Messages")).to_contain_text("Phase ready")
+        expect(page.get_by_role("list", name="Messages")).to_contain_text("phase ready")
         page.goto(f"{url}/#/")
         page.get_by_role("button", name="Forget the key").click()
         enter(page, "rival")

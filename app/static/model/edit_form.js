@@ -1,6 +1,6 @@
 // A form for an edit at the pause: tried, taken back, or armed for the tokens to come.
 import { useRef } from "preact/hooks";
-import { percent } from "../lib/format.js";
+import { percent, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
 import { Armed } from "../session/breakpoints.js";
@@ -24,7 +24,7 @@ export function EditForm({ desk }) {
   const armed = (desk.breakpoints.value ?? []).filter((each) => each.action === "edit");
   const armIt = async () => {
     await steer(desk, layer, editOf(desk.edit.peek()));
-    say(`The edit is armed after layer ${layer}.`);
+    say(`The edit after layer ${layer} is armed in session ${shortId(desk.id)}`);
   };
   return html`
     <section class="panel edit stack" aria-labelledby="edit-title">

@@ -1,7 +1,7 @@
 // What can be done with a session: its phase, forks, files, and its end.
 import { useSignal } from "@preact/signals";
-import { ApiError, call } from "../lib/api.js";
-import { bytes } from "../lib/format.js";
+import { ApiError, call, open } from "../lib/api.js";
+import { bytes, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { CloseButton } from "../shell/close.js";
 import { Button, errorElse, isAbout, told, Wrong } from "../shell/controls.js";
@@ -11,7 +11,6 @@ import { isPast } from "../state/connection.js";
 import { say } from "../state/notices.js";
 import { go, linkTo } from "../state/route.js";
 import { add } from "../state/sessions.js";
-import { exportSession } from "./export.js";
 
 export function Actions({ view }) {
   const { busy, error, act } = useAction();
@@ -36,7 +35,7 @@ export function Actions({ view }) {
         ${button("Fork", () => fork(view), "Opens another session with the same history")}
         <${Button} why=${turns ?? (exporting.busy ? "The export is under way" : null)}
           title="Downloads the session as a file, its KV included"
-          onClick=${() => exporting.act(() => exportSession(view.id))}>Export<//>
+          onClick=${() => exporting.act(() => save(view))}>Export<//>
         <${CloseButton} view=${view} />
       </div>
       <${Failure} error=${errorElse(error, ["resume_in_ms"])} />
@@ -53,7 +52,8 @@ async function signal({ id }, phase, back = "") {
   const body = { phase };
   if (back.trim()) body.resume_in_ms = 1000 * secondsOf(back);
   const { moving } = await call("POST", `/v1/sessions/${id}/phase`, { body });
-  say(moving ? `Phase ${phase}: ${bytes(moving.bytes)} of KV go to the ${moving.to}` : `Phase ${phase}: nothing has to move`);
+  const moved = moving ? `${bytes(moving.bytes)} of KV go to the ${moving.to}` : "nothing has to move";
+  say(`Session ${shortId(id)} has phase ${phase}: ${moved}`);
 }
 
 /** The API counts milliseconds: its refusal would name another range. */
@@ -68,6 +68,33 @@ async function fork({ id }) {
   const child = await call("POST", `/v1/sessions/${id}/fork`);
   add(child);
   go(linkTo(child.id));
+}
+
+/** Save it as a file where the user says, or where the browser puts downloads. */
+async function save({ id }) {
+  const name = `${id}.safetensors`;
+  const path = `/v1/sessions/${id}/export`;
+  const size = await (window.showSaveFilePicker ? saveTo(path, name) : download(path, name));
+  say(`Session ${shortId(id)} is saved as ${name}: ${bytes(size)}`);
+}
+
+/** Straight to the disk: a file can be larger than memory. The place is asked for while the click still counts. */
+async function saveTo(path, suggestedName) {
+  const file = await window.showSaveFilePicker({ suggestedName });
+  const { body } = await open(path);
+  await body.pipeTo(await file.createWritable());
+  return (await file.getFile()).size;
+}
+
+const KEPT_MS = 60_000;
+
+/** By way of the page's memory, where a browser cannot do better: a plain link would not send the key. */
+async function download(path, name) {
+  const file = await (await open(path)).blob();
+  const address = URL.createObjectURL(file);
+  Object.assign(document.createElement("a"), { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), KEPT_MS); // the browser may still read it
+  return file.size;
 }
 
 function ReturnTime({ value, error }) {

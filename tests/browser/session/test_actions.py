@@ -36,6 +36,7 @@ def test_parking_moves_the_kv_away_and_calling_back_brings_it(on: OnSession) -> 
     page = on.open()
     page.get_by_role("button", name="Park").click()
     view = on.wait_until(phase="io_wait")
+    expect(page.get_by_role("list", name="Messages")).to_contain_text(f"Session {on.id[-8:]} has phase io_wait: ")
     expect(page.get_by_role("heading", level=1).locator("..")).to_contain_text("KV in host memory")
     view = on.view()
     assert view["kv"]["tier"] == "host"
@@ -76,6 +77,8 @@ def test_an_export_is_the_files_content(on: OnSession, tmp_path: Path) -> None:
         page.get_by_role("button", name="Export", exact=True).click()
     assert waiting.value.suggested_filename == f"{on.id}.safetensors"
     waiting.value.save_as(tmp_path / "session")
+    messages = page.get_by_role("list", name="Messages").get_by_role("listitem")
+    expect(messages).to_contain_text([f"is saved as {on.id}.safetensors"])
     imported = on.api.post("/v1/sessions/import", content=(tmp_path / "session").read_bytes()).raise_for_status().json()
     assert on.api.get(f"/v1/sessions/{imported['id']}/history").json() == on.history()
 
@@ -95,7 +98,8 @@ def test_an_export_goes_straight_to_a_chosen_file(on: OnSession) -> None:
     page = on.open()
     page.evaluate(PICK)
     page.get_by_role("button", name="Export", exact=True).click()
-    expect(page.get_by_role("list", name="Messages")).to_contain_text(f"{on.id}.safetensors has ")
+    messages = page.get_by_role("list", name="Messages")
+    expect(messages).to_contain_text(f"Session {on.id[-8:]} is saved as {on.id}.safetensors: ")
     content = bytes(page.evaluate(SAVED, f"{on.id}.safetensors"))
     imported = on.api.post("/v1/sessions/import", content=content).raise_for_status().json()
     assert on.api.get(f"/v1/sessions/{imported['id']}/history").json() == on.history()
