@@ -52,13 +52,14 @@ const isEnd = (happening) =>
   isSeen(happening) || happening.name === "pause" || (happening.name === "turn" && happening.data.status !== "begun");
 
 function Legend({ marks }) {
-  const known = ["generated", "cached", "recomputed"].filter((name) => marks[name].some(([first, end]) => end > first));
+  const known = KINDS.filter((name) => marks[name].some(([first, end]) => end > first));
   return html`<ul class="legend" aria-label="How tokens are drawn">
-    ${known.map((name) => html`<li key=${name}><span class="sample ${name}" aria-hidden="true">ab</span>${LEGEND[name]}</li>`)}
+    ${known.map((name) => html`<li key=${name}><span class="sample ${name}" aria-hidden="true">ab</span>${WORDS[name]}${name !== "generated" && " in the last turn"}</li>`)}
   </ul>`;
 }
 
-const LEGEND = { generated: "generated", cached: "cached in the last turn", recomputed: "computed again in the last turn" };
+const WORDS = { generated: "generated", cached: "cached", recomputed: "computed again" };
+const KINDS = Object.keys(WORDS);
 
 function TokenBar({ view, tokens, marks, chosen }) {
   const [asked, ask] = useState(null);
@@ -83,10 +84,8 @@ function TokenBar({ view, tokens, marks, chosen }) {
 const About = ({ token, position, marks }) => html`
   Position <b class="number">${number(position)}</b> · id <b class="number">${token.id}</b> ·
   text <code>${JSON.stringify(token.text)}</code>${token.special && " · special"}
-  ${["generated", "cached", "recomputed"].filter((name) => isIn(marks[name], position)).map((name) => ` · ${WORDS[name]}`)}
+  ${KINDS.filter((name) => isIn(marks[name], position)).map((name) => ` · ${WORDS[name]}`)}
 `;
-
-const WORDS = { generated: "generated", cached: "cached", recomputed: "computed again" };
 
 function whyNot({ state }, token) {
   if (token === undefined) return "Choose a token first";

@@ -2,7 +2,7 @@
 import { useMemo } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { second, serverTime } from "../lib/clock.js";
-import { bytes, counted, milliseconds, place, seconds } from "../lib/format.js";
+import { bytes, counted, milliseconds, place, seconds, waits } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { happeningsOf } from "../state/happenings.js";
 import { bytesThere, lanesOf, rowsOf } from "./happened.js";
@@ -115,25 +115,23 @@ function Waits({ turns, usage }) {
   return html`
     <div class="waits stack">
       <h3>What turns waited for</h3>
-      <ul class="legend">${PARTS.map((part) => html`<li key=${part}><span class=${`swatch ${part}`} aria-hidden="true" />${MEANS[part]}</li>`)}</ul>
+      <ul class="legend">${PARTS.map((part) => html`<li key=${part}><span class=${`swatch ${part}`} aria-hidden="true" />${part}</li>`)}</ul>
       ${known.length === 0 && html`<p class="dim">The next turn's waits appear here: the queue, KV that came back, the prefill.</p>`}
       <ol>${known.map((turn) => html`<${Bar} key=${turn.from} turn=${turn} longest=${longest} />`)}</ol>
     </div>
   `;
 }
 
-const MEANS = { queue: "queue", restore: "restore of KV", prefill: "prefill" };
-
-const total = ({ waits }) => waits.queue + waits.restore + waits.prefill;
+const total = (turn) => PARTS.reduce((sum, part) => sum + turn.waits[part], 0);
 
 function Bar({ turn, longest }) {
-  const { waits, usage } = turn;
-  const said = PARTS.map((part) => `${MEANS[part]} ${milliseconds(waits[part])}`).join(", ");
+  const { usage } = turn;
+  const said = waits(turn.waits);
   return html`
     <li>
       <span class="clock">${turn.from === null ? "before" : clock(turn.from)}</span>
       <span class="bar" role="img" aria-label=${said} title=${said}>
-        ${PARTS.map((part) => html`<span key=${part} class=${part} style=${{ width: `${(100 * waits[part]) / longest}%` }} />`)}
+        ${PARTS.map((part) => html`<span key=${part} class=${part} style=${{ width: `${(100 * turn.waits[part]) / longest}%` }} />`)}
       </span>
       <span class="number">${milliseconds(total(turn))}</span>
       <span class="parts dim">${said}${usage && ` · ${counted(usage.completion_tokens, "token")} generated`}</span>

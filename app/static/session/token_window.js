@@ -114,20 +114,12 @@ function stepOf(event, position, length) {
   if (length === 0 || event.ctrlKey || event.metaKey || event.altKey || event.target !== event.currentTarget) return null;
   const step = event.shiftKey ? FAR : 1;
   const clamp = (to) => Math.min(Math.max(to, 0), length - 1);
-  switch (event.key) {
-    case "ArrowLeft":
-      return clamp((position ?? length) - step);
-    case "ArrowRight":
-      return clamp((position ?? length - 2) + step);
-    case "Home":
-      return 0;
-    case "End":
-      return length - 1;
-    case "Enter":
-      return position === null ? null : "use";
-    case "Escape":
-      return position === null ? null : "leave";
-    default:
-      return null;
-  }
+  const steps = {
+    ArrowLeft: clamp((position ?? length) - step),
+    ArrowRight: clamp((position ?? length - 2) + step),
+    Home: 0,
+    End: length - 1,
+    ...(position !== null && { Enter: "use", Escape: "leave" }),
+  };
+  return steps[event.key] ?? null;
 }

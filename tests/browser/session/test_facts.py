@@ -116,7 +116,7 @@ def test_the_timeline_tells_what_a_turn_waited_for(on: OnSession) -> None:
     expect(page.locator(".span.tier-host")).to_be_visible()
     usage = on.generate(" and", tokens=2)["usage"]
     expect(timeline.get_by_role("listitem").filter(has_text="2 tokens generated")).to_contain_text(
-        re.compile(r"queue .*s, restore of KV .*s, prefill .*s")
+        re.compile(r"queue .*s, restore .*s, prefill .*s")
     )
     timeline.get_by_text("As a table").click()
     table = timeline.get_by_role("table")

@@ -77,7 +77,7 @@ const sayAll = (view, tier, isCopy) =>
   ].join("; ");
 
 const WIDTH = 340;
-/** `{id, tier, x, y, below}`: what is pointed at, and where in the board; null: nothing. */
+/** `{id, tier, x, y}`: what is pointed at, and where in the board; null: nothing. */
 const pointed = perKey(null);
 
 /** Point at a cell of this board, or at none. */

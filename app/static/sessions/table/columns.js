@@ -4,7 +4,7 @@ import { bytes, coarse, milliseconds, number, shortId, waits } from "../../lib/f
 import { html } from "../../lib/html.js";
 import { linkTo } from "../../state/route.js";
 import { stateWord } from "../../state/sessions.js";
-import { bytesIn, lookOf, tagsOf } from "../looks.js";
+import { bytesIn, lookOf, tagsOf, tierName, TIERS } from "../looks.js";
 
 const size = (count) => (count === 0 ? html`<span class="dim">${bytes(0)}</span>` : bytes(count));
 
@@ -15,9 +15,7 @@ export const COLUMNS = [
   { title: "State", by: "state", width: 104, cell: (view) => html`<b class="swatch ${lookOf(view).key}" aria-hidden="true">${lookOf(view).glyph}</b>${stateWord(view)}` },
   { title: "Phase", by: "phase", width: 72, cell: (view) => view.phase },
   { title: "Tokens", by: "tokens", width: 76, isNumber: true, cell: (view) => number(view.tokens) },
-  { title: "Device", by: "device", width: 76, isNumber: true, cell: (view) => size(bytesIn(view, "device")) },
-  { title: "Host", by: "host", width: 76, isNumber: true, cell: (view) => size(bytesIn(view, "host")) },
-  { title: "Disk", by: "disk", width: 76, isNumber: true, cell: (view) => size(bytesIn(view, "disk")) },
+  ...TIERS.map((by) => ({ title: tierName[by], by, width: 76, isNumber: true, cell: (view) => size(bytesIn(view, by)) })),
   { title: "Last resume", about: "what the last turn's first token waited for: queue, restore, prefill", by: "resume", width: 164, isNumber: true, cell: (view) => html`<${Resume} ...${view.usage.resume_ms} />` },
   { title: "Created", by: "created", width: 100, isNumber: true, cell: (view) => `${coarse(now.value - view.created_at)} ago` },
   { title: "Expires", by: "expires", width: 82, isNumber: true, cell: (view) => html`<${Expires} at=${view.expires_at} />` },

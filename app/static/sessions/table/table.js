@@ -60,7 +60,7 @@ function Rows({ first, count }) {
 }
 
 /** As high as the rows that are not there. */
-const Space = ({ rows }) => rows > 0 && html`<tr aria-hidden="true" class="space" style=${{ height: `${rows * ROW}px` }}></tr>`;
+const Space = ({ rows }) => rows > 0 && html`<tr aria-hidden="true" style=${{ height: `${rows * ROW}px` }}></tr>`;
 
 function Nothing() {
   if (listed.value.length > 0) return null;
