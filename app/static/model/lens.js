@@ -38,7 +38,7 @@ function Tools({ desk }) {
       <h2 id="lens-title">Layers and lens</h2>
       <fieldset class="row tight">
         <legend class="hidden">A pause that a click on a layer arms</legend>
-        <span class="dim">Click a layer to pause after it</span>
+        <span class="dim">Click a layer to pause</span>
         <label><span class="hidden">Pause</span>
           <select aria-label="How often to pause" value=${how.once ? "once" : "each"}
             onChange=${(event) => setHow({ once: event.target.value === "once" })}>

@@ -11,7 +11,7 @@ import { tops } from "./lanes.js";
 import { placesOf } from "./plan.js";
 
 /** Pixels that a name needs beside the glyph. */
-const NAME_WIDTH = 68;
+const NAME_WIDTH = 78;
 
 export function Cell({ id }) {
   const passes = useComputed(() => passing.value === null || passing.value.has(id));
