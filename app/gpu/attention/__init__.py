@@ -12,11 +12,13 @@ from app.gpu.attention.base import Attention
 _BACKENDS = {
     "reference": "app.gpu.attention.reference:ReferenceAttention",
     "cpu": "app.gpu.attention.cpu:PagedCpuAttention",
+    "cpu-bfloat16": "app.gpu.attention.cpu:bfloat16_attention",
     "cpu-batch-invariant": "app.gpu.attention.cpu:batch_invariant_attention",
     "cuda": "app.gpu.attention.cuda:CudaAttention",
     "cuda-batch-invariant": "app.gpu.attention.cuda:batch_invariant_attention",
 }
 _FASTEST = {"cpu": "cpu", "cuda": "cuda"}
+_IN_BFLOAT16 = {"cpu": "cpu-bfloat16"}
 _BATCH_INVARIANT = {"cpu": "cpu-batch-invariant", "cuda": "cuda-batch-invariant"}
 
 
@@ -28,14 +30,17 @@ def attention_named(name: str) -> Attention:
     return cast("Attention", getattr(import_module(module), attribute)())
 
 
-def attention_for(device: torch.device, *, batch_invariant: bool = False) -> Attention:
+def attention_for(device: torch.device, *, batch_invariant: bool = False, in_bfloat16: bool = False) -> Attention:
     """The fastest backend for `device`; one without a backend of its own runs the reference.
 
-    With `batch_invariant`, one under which no token's result depends on the others of its batch, nor on how its prompt
-    is cut into chunks.
+    With `in_bfloat16` the prompts of a CPU that computes in float32 are multiplied in bfloat16. With `batch_invariant`
+    it is one under which no token's result depends on the others of its batch, nor on how its prompt is cut into
+    chunks: all is float32.
     """
     name = _FASTEST.get(device.type, "reference")
-    return attention_named(_BATCH_INVARIANT.get(name, name) if batch_invariant else name)
+    if batch_invariant:
+        return attention_named(_BATCH_INVARIANT.get(name, name))
+    return attention_named(_IN_BFLOAT16.get(name, name) if in_bfloat16 else name)
 
 
 def tokens_alike(device: torch.device, *, batch_invariant: bool) -> int:

@@ -28,11 +28,13 @@ class PagedCpuAttention:
     compute in float32, over keys and values as the pool has rounded them, those of the batch included. Under queries of
     a half type it holds that type, or float8.
 
-    `batch_invariant`: prompts attend in the paged kernel too, which is slower. The result of a token is then the same
-    to the bit in any batch, and however a prompt is cut into chunks.
+    `in_bfloat16`: what prompts multiply is rounded to bfloat16, and summed in float32.
+    `batch_invariant`: prompts attend in the paged kernel too, in float32, which is slower. The result of a token is
+    then the same to the bit in any batch, and however a prompt is cut into chunks.
     """
 
-    def __init__(self, *, batch_invariant: bool = False) -> None:
+    def __init__(self, *, batch_invariant: bool = False, in_bfloat16: bool = False) -> None:
+        self._in_bfloat16 = in_bfloat16
         self._paged_tokens = sys.maxsize if batch_invariant else PAGED_TOKENS
 
     def __call__(
@@ -63,7 +65,7 @@ class PagedCpuAttention:
                 output[tokens] = _attend_tiles(query[tokens], keys, values, row, spec)
         if prompts:
             rows, tables = [batch.rows[index] for index in prompts], batch.block_tables[prompts]
-            attend_prompts(_dense_heads(query), kv, rows, tables, spec, output)
+            attend_prompts(_dense_heads(query), kv, rows, tables, spec, output, in_bfloat16=self._in_bfloat16)
         return output
 
     def _count_short(self, batch: Batch) -> int:
@@ -82,6 +84,11 @@ def token_tables(batch: Batch, rows: int) -> Tensor:
 def batch_invariant_attention() -> PagedCpuAttention:
     """The backend under which a token's result depends on nothing but itself and what it sees."""
     return PagedCpuAttention(batch_invariant=True)
+
+
+def bfloat16_attention() -> PagedCpuAttention:
+    """The backend of models whose matrices are multiplied in bfloat16."""
+    return PagedCpuAttention(in_bfloat16=True)
 
 
 def _attend_paged(query: Tensor, kv: Tensor, tables: Tensor, positions: Tensor, spec: AttentionSpec) -> Tensor:

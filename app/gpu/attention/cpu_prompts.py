@@ -29,6 +29,8 @@ from app.gpu.attention.cpu_tiles import (
     begin,
     fold,
     give_output,
+    round_keys,
+    round_queries,
     score,
     take_keys,
     take_queries,
@@ -37,6 +39,8 @@ from app.gpu.attention.cpu_tiles import (
 from app.gpu.cpu.compile import POOL_ELEMENTS, c_function, inlined
 from app.gpu.cpu.intrinsics import fetch_add, pointer
 from app.gpu.cpu.openmp import run_on_torch_threads
+from app.gpu.linear.cpu_pairs import HALVES
+from app.gpu.linear.cpu_product import takes_bfloat16
 from app.gpu.linear.cpu_tile import LANES, ROWS
 from app.gpu.linear.cpu_weights import PANEL
 
@@ -69,10 +73,19 @@ _ARGUMENTS = np.dtype(_Arguments)
 
 
 def attend_prompts(
-    query: Tensor, kv: Tensor, rows: Sequence[RowShape], tables: Tensor, spec: AttentionSpec, output: Tensor
+    query: Tensor,
+    kv: Tensor,
+    rows: Sequence[RowShape],
+    tables: Tensor,
+    spec: AttentionSpec,
+    output: Tensor,
+    *,
+    in_bfloat16: bool,
 ) -> None:
     """Attend with the tokens of `rows`, whose blocks are in `tables` `[rows, blocks]` int32, over all keys that they
     see. `query` `[tokens, heads, head_dim]` float32 has dense heads; `output` is dense, of the same shape.
+
+    With `in_bfloat16` queries, keys, values and their weights are rounded to it before they are multiplied.
     """
     _, heads, head_dim = query.shape
     _, _, kv_heads, block_size, columns = kv.shape
@@ -104,7 +117,7 @@ def attend_prompts(
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
     )
-    run_on_torch_threads(_compiled(kv.dtype, head_dim).address, arguments)
+    run_on_torch_threads(_compiled(kv.dtype, head_dim, in_bfloat16).address, arguments)
 
 
 def _place_rows(rows: Sequence[RowShape], queries: int, group: int, head_dim: int, kv_heads: int) -> tuple[Any, Any]:
@@ -119,18 +132,18 @@ def _place_rows(rows: Sequence[RowShape], queries: int, group: int, head_dim: in
 
 
 @functools.cache
-def _compiled(dtype: torch.dtype, head_dim: int) -> Any:
+def _compiled(dtype: torch.dtype, head_dim: int, in_bfloat16: bool) -> Any:
     """The kernel for a pool of `dtype`, as a C function of the address of an `_Arguments`."""
-    element = POOL_ELEMENTS[dtype]
+    element, kind = POOL_ELEMENTS[dtype], HALVES if in_bfloat16 else np.float32
 
     def attend(arguments: int) -> None:
-        _attend(arguments, element, head_dim)
+        _attend(arguments, element, kind, head_dim)
 
     return c_function(attend)
 
 
 @inlined
-def _attend(arguments: int, element: Any, head_dim: int) -> None:
+def _attend(arguments: int, element: Any, kind: Any, head_dim: int) -> None:
     """Draw work items until none is left: of a prompt, those with the most keys first, which leaves the least to wait
     for.
     """
@@ -155,6 +168,8 @@ def _attend(arguments: int, element: Any, head_dim: int) -> None:
             start = (-(-count // a.queries) - 1 - part) * a.queries
             token, first, count = token + start, first + start, min(a.queries, count - start)
         take_queries(a, token, count, head, query, head_dim)
+        if takes_bfloat16(kind):
+            round_queries(query, head_dim)
         merged = _states(results.ctypes.data, 0, lines, _lanes(a, count))
         begin(merged)
         lo, splits = _splits(a, first, count)
@@ -167,7 +182,7 @@ def _attend(arguments: int, element: Any, head_dim: int) -> None:
             state = _states(states, split if one_run else 0, lines, merged.shape[1])
             begin(state)
             _attend_split(
-                a, element, table, head, lo + split, first, count, query, keys, values, scores, state, head_dim
+                a, element, kind, table, head, lo + split, first, count, query, keys, values, scores, state, head_dim
             )
             whole = not one_run or fetch_add(a.finished + (row * a.kv_heads + head) * 8) == splits - 1
             for index in range(splits if one_run else 1) if whole else range(0):
@@ -209,6 +224,7 @@ def _states(start: int, index: int, lines: int, lanes: int) -> Any:
 def _attend_split(
     a: Any,
     element: Any,
+    kind: Any,
     table: Any,
     head: int,
     split: int,
@@ -226,9 +242,11 @@ def _attend_split(
     oldest, end = max(0, first + 1 - a.window), min((split + 1) * SPLIT, first + count)
     for tile in range(max(split * SPLIT, oldest // KEYS * KEYS), end, KEYS):
         take_keys(a, element, table, head, tile, min(tile + KEYS, end), keys, values, head_dim)
+        if takes_bfloat16(kind):
+            round_keys(keys, values, head_dim)
         for lane in range(0, lanes, PANEL):
             beside = min(PANEL, lanes - lane)
             if tile <= first + (lane + beside - 1) // group:
-                score(keys, head_dim, query[lane // PANEL], beside, scores)
-                weigh(a, scores, first + lane // group, lane % group, tile, state, lane, beside)
-                add_values(values, head_dim, scores, beside, state, lane)
+                score(kind, keys, head_dim, query[lane // PANEL], beside, scores)
+                weigh(kind, a, scores, first + lane // group, lane % group, tile, state, lane, beside)
+                add_values(kind, values, head_dim, scores, beside, state, lane)

@@ -6,6 +6,9 @@ done to a query is done to a vector of queries. No lane depends on another, so i
 The state of queries is `[width + 2, lanes]` float32: sums of weighted values, the peak of the scores, and the total of
 the weights (Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135). `width` is the head's dimension,
 rounded up to whole strips.
+
+`kind` is float32, or `HALVES`: then what is multiplied is rounded to bfloat16 and lies in pairs. All is summed in
+float32 in either case.
 """
 
 from typing import Any
@@ -14,9 +17,10 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from app.gpu.attention.cpu_scores import LEAST_EXPONENT, LOWEST, ONE, ZERO, bounded, query_scale
-from app.gpu.attention.cpu_vectors import make_softmax, widen_run
+from app.gpu.attention.cpu_vectors import make_softmax, round_run, widen_run
 from app.gpu.cpu.compile import exp2, inlined
 from app.gpu.cpu.intrinsics import pointer
+from app.gpu.linear.cpu_product import takes_bfloat16
 from app.gpu.linear.cpu_tile import COLUMNS, LANES, ROWS, make_column_tile, make_tile
 from app.gpu.linear.cpu_weights import PANEL
 
@@ -26,7 +30,7 @@ UNBOUNDED = 1 << 60
 """Elements of an array that is only known by its address."""
 
 _tile, _column_tile = make_tile(ROWS, COLUMNS), make_column_tile(ROWS, COLUMNS)
-_softmax = make_softmax(KEYS)
+_softmax, _rounded_softmax = make_softmax(KEYS), make_softmax(KEYS, rounded=True)
 _narrow_tile, _narrow_column_tile = make_tile(ROWS, LANES), make_column_tile(ROWS, LANES)
 
 
@@ -64,6 +68,29 @@ def take_keys(
 
 
 @inlined
+def round_queries(query: Any, head_dim: int) -> None:
+    """Make pairs of bfloat16 of what `take_queries` has left: the first half of a query's numbers, each with one of the
+    second.
+    """
+    for panel in range(len(query)):
+        start = query.ctypes.data + panel * head_dim * PANEL * 4
+        for i in range(head_dim // 2):
+            line = start + i * PANEL * 4
+            round_run(line, line + head_dim // 2 * PANEL * 4, line, PANEL)
+
+
+@inlined
+def round_keys(keys: Any, values: Any, head_dim: int) -> None:
+    """Make pairs of bfloat16 of what `take_keys` has left: keys as `round_queries` does, values of two keys each."""
+    for key in range(KEYS):
+        line = keys.ctypes.data + key * head_dim * 4
+        round_run(line, line + head_dim // 2 * 4, line, head_dim // 2)
+    for pair in range(KEYS // 2):
+        line = values.ctypes.data + pair * head_dim * 8
+        round_run(line, line + head_dim * 4, values.ctypes.data + pair * head_dim * 4, head_dim)
+
+
+@inlined
 def begin(state: Any) -> None:
     """No query has seen a key: its peak is the lowest, its total and its sums are zero."""
     width = len(state) - 2
@@ -73,37 +100,37 @@ def begin(state: Any) -> None:
 
 
 @inlined
-def score(keys: Any, head_dim: int, panel: Any, lanes: int, scores: Any) -> None:
+def score(kind: Any, keys: Any, head_dim: int, panel: Any, lanes: int, scores: Any) -> None:
     """Scores of a tile's keys with `lanes` queries of a panel, into `scores` `[KEYS, PANEL]`."""
     x, line, weights, out = keys.ctypes.data, head_dim * 4, panel.ctypes.data, scores.ctypes.data
     for row in range(0, KEYS, ROWS):
         at, to = x + row * line, out + row * PANEL * 4
         column = 0
         while column + COLUMNS <= lanes:
-            _tile(np.float32, at, line, weights, column, head_dim, to + column * 4, PANEL * 4, 0)
+            _tile(kind, at, line, weights, column, head_dim, to + column * 4, PANEL * 4, 0)
             column += COLUMNS
         while column < lanes:
-            _narrow_tile(np.float32, at, line, weights, column, head_dim, to + column * 4, PANEL * 4, 0)
+            _narrow_tile(kind, at, line, weights, column, head_dim, to + column * 4, PANEL * 4, 0)
             column += LANES
 
 
 @inlined
-def add_values(values: Any, head_dim: int, scores: Any, lanes: int, state: Any, lane: int) -> None:
+def add_values(kind: Any, values: Any, head_dim: int, scores: Any, lanes: int, state: Any, lane: int) -> None:
     """Add the values of a tile, weighted by `scores`, to the sums of `lanes` queries from `lane` on."""
     weights, line = scores.ctypes.data, state.shape[1] * 4
     for row in range(0, len(state) - 2, ROWS):
         at, to = values.ctypes.data + row * 4, state.ctypes.data + row * line + lane * 4
         column = 0
         while column + COLUMNS <= lanes:
-            _column_tile(np.float32, head_dim, at, 4, weights, column, KEYS, to + column * 4, line, 1)
+            _column_tile(kind, head_dim, at, 4, weights, column, KEYS, to + column * 4, line, 1)
             column += COLUMNS
         while column < lanes:
-            _narrow_column_tile(np.float32, head_dim, at, 4, weights, column, KEYS, to + column * 4, line, 1)
+            _narrow_column_tile(kind, head_dim, at, 4, weights, column, KEYS, to + column * 4, line, 1)
             column += LANES
 
 
 @inlined
-def weigh(a: Any, scores: Any, first: int, head: int, tile: int, state: Any, begin: int, lanes: int) -> None:
+def weigh(kind: Any, a: Any, scores: Any, first: int, head: int, tile: int, state: Any, begin: int, lanes: int) -> None:
     """Turn the scores of a panel into weights, zero for keys that a query does not see, and make the earlier sums fit.
 
     The panel's lanes are `[begin, begin + lanes)` of `state`. Its first query stands at `first`, with head `head` of
@@ -121,7 +148,11 @@ def weigh(a: Any, scores: Any, first: int, head: int, tile: int, state: Any, beg
     line = state.shape[1] * 4
     for vector in range(0, lanes, LANES):
         at = state.ctypes.data + (begin + vector) * 4
-        _softmax(scores.ctypes.data + vector * 4, PANEL * 4, at, line, len(state) - 2)
+        start = scores.ctypes.data + vector * 4
+        if takes_bfloat16(kind):
+            _rounded_softmax(start, PANEL * 4, at, line, len(state) - 2)
+        else:
+            _softmax(start, PANEL * 4, at, line, len(state) - 2)
 
 
 @inlined

@@ -13,6 +13,7 @@ from numba.extending import intrinsic
 
 from app.gpu.attention.cpu_scores import LEAST_EXPONENT, LOWEST
 from app.gpu.cpu.intrinsics import widened_float8
+from app.gpu.linear.cpu_pairs import round_to_pairs
 from app.gpu.linear.cpu_tile import LANES
 from app.gpu.linear.cpu_weights import Dense
 
@@ -30,17 +31,18 @@ _EXP2 = (
 """Of the polynomial for 2 to the x, -0.5 <= x <= 0.5, from the highest power down (Cephes' exp2f)."""
 
 
-def make_softmax(keys: int) -> Any:
+def make_softmax(keys: int, *, rounded: bool = False) -> Any:
     """`softmax(scores, scores_bytes, state, state_bytes, width)`, an intrinsic for `LANES` queries and `keys` keys.
 
     At address `scores` are `keys` vectors, `scores_bytes` apart; they become weights, relative to the highest score so
-    far: 0 for `LOWEST`. At address `state`, `state_bytes` apart, are `width` vectors of sums, one of peaks and one of
-    totals; all are made to fit the new peaks, and the weights are added to the totals.
+    far: 0 for `LOWEST`. If they are `rounded`, the first half of the vectors becomes pairs of bfloat16, of two keys
+    each. At address `state`, `state_bytes` apart, are `width` vectors of sums, one of peaks and one of totals; all are
+    made to fit the new peaks, and the weights, as they were before rounding, are added to the totals.
     """
 
     def softmax(typing: Any, scores: Any, scores_bytes: Any, state: Any, state_bytes: Any, width: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _Softmax(builder, keys).generate(*arguments)
+            _Softmax(builder, keys, rounded=rounded).generate(*arguments)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), generate
@@ -91,12 +93,38 @@ def _whole(builder: Any, count: Any) -> Any:
     return builder.and_(count, ir.Constant(_INT64, -LANES))
 
 
+def _round_run(typing: Any, first: Any, second: Any, target: Any, count: Any) -> Any:
+    """`round_run(first, second, target, count)`: the `count` float32 at address `first`, each with the one of `second`,
+    as pairs of bfloat16 at address `target`, which may be that of the numbers.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first, second, target, count = arguments
+        for lanes, begin in ((LANES, ir.Constant(_INT64, 0)), (1, _whole(builder, count))):
+            end = _whole(builder, count) if lanes > 1 else count
+            with cgutils.for_range_slice(builder, begin, end, ir.Constant(_INT64, lanes)) as (index, _):
+                places = [_vector_at(builder, start, index, lanes) for start in (first, second, target)]
+                left, right = (builder.load(place, align=4) for place in places[:2])
+                pairs = round_to_pairs(builder, left, right)
+                builder.store(builder.bitcast(pairs, left.type), places[2], align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+def _vector_at(builder: Any, start: Any, index: Any, lanes: int) -> Any:
+    """The place of `lanes` floats from number `index` on of those at address `start`."""
+    place = builder.gep(builder.inttoptr(start, _FLOAT.as_pointer()), [index])
+    return builder.bitcast(place, ir.VectorType(_FLOAT, lanes).as_pointer())
+
+
 widen_run: Any = intrinsic(_widen_run)
+round_run: Any = intrinsic(_round_run)
 
 
 class _Softmax:
-    def __init__(self, builder: Any, keys: int) -> None:
-        self._builder, self._keys = builder, keys
+    def __init__(self, builder: Any, keys: int, *, rounded: bool) -> None:
+        self._builder, self._keys, self._rounded = builder, keys, rounded
 
     def generate(self, scores: Any, scores_bytes: Any, state: Any, state_bytes: Any, width: Any) -> None:
         builder = self._builder
@@ -107,8 +135,15 @@ class _Softmax:
         peak = self._highest([earlier, *(self._load(line) for line in lines)])
         shrink = self._exp2(builder.fsub(earlier, peak))
         total = builder.fmul(self._load(totals), shrink)
+        weights = []
         for line in lines:
-            total = builder.fadd(total, self._weigh(line, peak))
+            weights.append(self._weigh(line, peak))
+            total = builder.fadd(total, weights[-1])
+            if not self._rounded:
+                self._store(weights[-1], line)
+            elif len(weights) % 2 == 0:
+                pairs = round_to_pairs(builder, *weights[-2:])
+                self._store(builder.bitcast(pairs, _FLOATS), lines[len(weights) // 2 - 1])
         self._store(peak, peaks)
         self._store(total, totals)
         changed = builder.fcmp_ordered("<", shrink, self._splat(1.0))
@@ -120,9 +155,7 @@ class _Softmax:
         builder = self._builder
         score = self._load(line)
         seen = builder.fcmp_ordered(">", score, self._splat(float(LOWEST)))
-        weight = builder.select(seen, self._exp2(builder.fsub(score, peak)), self._splat(0.0))
-        self._store(weight, line)
-        return weight
+        return builder.select(seen, self._exp2(builder.fsub(score, peak)), self._splat(0.0))
 
     def _highest(self, vectors: Sequence[Any]) -> Any:
         """In pairs, so that no maximum waits for all before it."""

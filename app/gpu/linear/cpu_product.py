@@ -19,10 +19,13 @@ _SLICED_ROWS, _SLICED_ROWS_OF_PAIRS = 16, 6
 cache; for fewer rows each tile unpacks them in registers. Measured over the linears of a 135M Llama on AVX2, of which
 the tiles have six rows: unpacking two quants from a byte pays from one full tile on, all else from three."""
 
+_ROWS_TO_PREFETCH = 6
+"""Rows of a tile from which on weights are prefetched; see `Pairs`."""
+
 
 def _make_tiles(rows: int, columns: int) -> Any:
     """`tiles(element, x, x_bytes, weight, inputs, out, out_bytes, carry)`: all outputs of a panel for `rows` rows."""
-    tile = make_tile(rows, columns)
+    tile = make_tile(rows, columns, ahead=rows >= _ROWS_TO_PREFETCH)
 
     @inlined
     def tiles(
@@ -51,7 +54,7 @@ def _sliced_from(typing: Any, element: Any) -> Any:
 
 
 def _is_rounded(typing: Any, element: Any) -> Any:
-    """`_rounded(element)`: whether `x` is bfloat16 for weights of that type."""
+    """`takes_bfloat16(element)`: whether `x` is bfloat16 for weights of that type."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return context.get_constant(types.boolean, multiplies_rounded(element))
@@ -60,7 +63,7 @@ def _is_rounded(typing: Any, element: Any) -> Any:
 
 
 _sliced_rows: Any = intrinsic(_sliced_from)
-_rounded: Any = intrinsic(_is_rounded)
+takes_bfloat16: Any = intrinsic(_is_rounded)
 
 
 @inlined
@@ -77,7 +80,7 @@ def multiply_panel(
     for first in range(0, inputs, _SLICE):
         count = min(_SLICE, inputs - first)
         unpacked = unpack(element, weight + panel_bytes * first // inputs, count, scratch)
-        if _rounded(element):
+        if takes_bfloat16(element):
             _multiply(HALVES, rows, x + first * 2, x_bytes, unpacked, count, out, out_bytes, first)
         else:
             _multiply(np.float32, rows, x + first * 4, x_bytes, unpacked, count, out, out_bytes, first)

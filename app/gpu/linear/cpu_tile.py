@@ -28,11 +28,9 @@ def _shape_of_tiles() -> tuple[int, int, int]:
 ROWS, _VECTORS, LANES = _shape_of_tiles()
 COLUMNS = _VECTORS * LANES
 """Outputs of a tile; they divide a panel."""
-_ROWS_TO_PREFETCH = 6
-"""Rows of a tile from which on weights are prefetched; see `Pairs`."""
 
 
-def make_tile(rows: int, columns: int) -> Any:
+def make_tile(rows: int, columns: int, *, ahead: bool = False) -> Any:
     """`tile(element, x, x_bytes, weight, column, inputs, out, out_bytes, carry)`, an intrinsic for `rows` rows and
     `columns` outputs of a panel, from `column` on.
 
@@ -40,7 +38,7 @@ def make_tile(rows: int, columns: int) -> Any:
     `[rows, columns]`; rows of `x` and `out` are `x_bytes` and `out_bytes` apart. `x` is bfloat16 for weights in pairs,
     all else float32. Each sum begins with zero if `carry` is 0, else with the number in `out`, and is made with fused
     multiply-adds from its first term to its last: its bits are those of any other tile, and of any type of weights with
-    the same values that is not in pairs.
+    the same values that is not in pairs. `ahead`: whether weights are prefetched where that pays, see `Pairs`.
     """
 
     def tile(
@@ -56,7 +54,7 @@ def make_tile(rows: int, columns: int) -> Any:
         carry: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            weights = weights_of(element, builder, LANES, columns // LANES, ahead=rows >= _ROWS_TO_PREFETCH)
+            weights = weights_of(element, builder, LANES, columns // LANES, ahead=ahead)
             _Tile(builder, rows, columns // LANES, weights).generate(*arguments[1:])
             return context.get_dummy_value()
 

@@ -64,7 +64,7 @@ def load_part(load: Load, group: Group) -> LayerStack:
         load.model,
         device=load.device,
         dtype=load.dtype,
-        attention=attention_for(load.device, batch_invariant=load.batch_invariant),
+        attention=attention_for(load.device, batch_invariant=load.batch_invariant, in_bfloat16=load.attend_in_bfloat16),
         max_model_len=load.max_model_len,
         batch_invariant=load.batch_invariant,
         products=load.products,

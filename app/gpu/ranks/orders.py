@@ -27,6 +27,7 @@ class Load:
     device: torch.device
     dtype: torch.dtype
     products: Products
+    attend_in_bfloat16: bool
     batch_invariant: bool
     max_model_len: int
     block_size: int

@@ -21,11 +21,13 @@ from app.gpu.graphs.recorder import choose_recorder
 from app.gpu.kv.header import KVLayout
 from app.gpu.kv_pools.mover import KVMover
 from app.gpu.kv_tiers.phases import Phases
+from app.gpu.linear.base import Products
 from app.gpu.models.base import LayerStack
 from app.gpu.planning.turns import Turns
 from app.gpu.ranks.leader import Die, end_process
 from app.gpu.startup.drafts import choose_draft_tokens
 from app.gpu.startup.kv import find_files, make_kv
+from app.gpu.startup.products import attends_in_bfloat16, choose_products
 from app.gpu.startup.ranks import start_ranks
 from app.gpu.startup.running import make_runner, warm_up
 from app.gpu.startup.scheduling import make_scheduler
@@ -53,7 +55,11 @@ def load_engine(
     choose_kv_dtype(settings.kv_dtype, dtype)  # a mistake is told before the weights are read
     logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
     began = time.perf_counter()
-    attention = attention_for(device, batch_invariant=settings.batch_invariant)
+    products = choose_products(settings, model, device, dtype)
+    in_bfloat16 = attends_in_bfloat16(model, products)
+    if products is not Products.FLOAT32:
+        logger.info("multiplied in bfloat16: %s", "all" if in_bfloat16 else "matrices that are kept in bfloat16")
+    attention = attention_for(device, batch_invariant=settings.batch_invariant, in_bfloat16=in_bfloat16)
     ranks = start_ranks(model, settings, device, dtype, die)
     with COMPILATIONS.telling(), ExitStack() as undo:
         if ranks is not None:

@@ -1,17 +1,14 @@
-"""In which type a CPU multiplies matrices."""
-
-import logging
+"""In which type a CPU multiplies."""
 
 import torch
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.values import WeightsDtype
 from app.gpu.device.dtypes import dtype_name
 from app.gpu.linear.base import Products
 from app.gpu.models import can_be_streamed
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
-
-logger = logging.getLogger(__name__)
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 
@@ -34,10 +31,16 @@ def choose_products(
         )
     if not ours or asked == FLOAT32 or (asked == AUTO and (settings.dtype != AUTO or not _has_instruction())):
         return Products.FLOAT32
-    products = Products.BFLOAT16 if asked == BFLOAT16 else Products.AS_KEPT
-    which = "matrices" if products is Products.BFLOAT16 else "matrices that are kept in bfloat16"
-    logger.info("%s are multiplied in bfloat16", which)
-    return products
+    return Products.BFLOAT16 if asked == BFLOAT16 else Products.AS_KEPT
+
+
+def attends_in_bfloat16(model: ResolvedModel, products: Products) -> bool:
+    """Whether prompts attend in bfloat16: those of a model whose matrices are all multiplied in it."""
+    if products is not Products.AS_KEPT:
+        return products is Products.BFLOAT16
+    if model.weights_dtype is WeightsDtype.CHECKPOINT:
+        return model.config.dtype is torch.bfloat16
+    return model.weights_dtype is WeightsDtype.BFLOAT16
 
 
 def _has_instruction() -> bool:

@@ -7,7 +7,7 @@ from app.gpu.device.choice import choose_kv_dtype
 from app.gpu.models import require_shards
 from app.gpu.ranks.leader import Die, Ranks
 from app.gpu.ranks.orders import Load
-from app.gpu.startup.products import choose_products
+from app.gpu.startup.products import attends_in_bfloat16, choose_products
 from app.logs.formats import configured
 from app.model_store.resolve import ResolvedModel
 from app.settings import EngineSettings
@@ -40,6 +40,7 @@ def start_ranks(
             device=devices[rank],
             dtype=dtype,
             products=products,
+            attend_in_bfloat16=attends_in_bfloat16(model, products),
             batch_invariant=settings.batch_invariant,
             max_model_len=settings.max_model_len or own,
             block_size=settings.block_size,

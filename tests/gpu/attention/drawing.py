@@ -19,7 +19,8 @@ from app.gpu.attention.reference import ReferenceAttention
 
 CUDA = torch.cuda.is_available()
 _CUDA_OR_CPU = torch.device("cuda" if CUDA else "cpu")
-DEVICES = {"cpu": torch.device("cpu"), "cuda": _CUDA_OR_CPU, "cuda-batch-invariant": _CUDA_OR_CPU}
+_CPU = torch.device("cpu")
+DEVICES = {"cpu": _CPU, "cpu-bfloat16": _CPU, "cuda": _CUDA_OR_CPU, "cuda-batch-invariant": _CUDA_OR_CPU}
 """Where each backend's tensors are."""
 LAYERS, LAYER = 3, 1
 

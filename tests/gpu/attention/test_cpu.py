@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from app.gpu.attention import cpu_kernels
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import make_batch
-from app.gpu.attention.cpu import PagedCpuAttention, batch_invariant_attention
+from app.gpu.attention.cpu import PagedCpuAttention, batch_invariant_attention, bfloat16_attention
 from app.gpu.attention.cpu_store import store
 from app.gpu.attention.pool_rows import from_rows
-from tests.gpu.attention.drawing import DEVICES, Inputs, Shape, any_shape, assert_agrees, chunks, draw_inputs
+from tests.gpu.attention.drawing import DEVICES, MIXED, Inputs, Shape, any_shape, assert_agrees, chunks, draw_inputs
 from tests.gpu.oracle import rounded
 
 
@@ -107,13 +107,31 @@ def test_a_prompt_at_once_in_parts_and_token_by_token_has_the_same_bits_if_that_
         assert torch.equal(torch.cat(parts), expected)
 
 
+@pytest.mark.parametrize("attention", [PagedCpuAttention(), bfloat16_attention()], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("window", "pool_dtype"), [*((window, POOLS[0]) for window in (None, 37, 300)), (37, POOLS[1]), (37, POOLS[3])]
 )
-def test_where_a_prompt_is_cut_does_not_change_a_bit(window: int | None, pool_dtype: torch.dtype) -> None:
+def test_where_a_prompt_is_cut_does_not_change_a_bit(
+    window: int | None, pool_dtype: torch.dtype, attention: PagedCpuAttention
+) -> None:
     whole = draw_inputs(Shape([(0, 1000)], pool_dtype=pool_dtype, spec=AttentionSpec(scale=0.3, window=window)))
-    expected = whole.run(PagedCpuAttention())
+    expected = whole.run(attention)
     table, pool = whole.batch.block_tables[0].tolist(), whole.pool
     for first, end in ((0, 60), (60, 433), (433, 520), (520, 530), (530, 1000)):
         batch = make_batch([(first, end - first)], [table], 16, DEVICES["cpu"])
-        assert torch.equal(whole.narrowed(slice(first, end), pool, batch).run(PagedCpuAttention()), expected[first:end])
+        assert torch.equal(whole.narrowed(slice(first, end), pool, batch).run(attention), expected[first:end])
+
+
+@pytest.mark.parametrize(("head_dim", "pool_dtype"), [(2, POOLS[0]), (12, POOLS[2]), (64, POOLS[1]), (80, POOLS[3])])
+def test_prompts_in_bfloat16_agree_with_the_reference_as_far_as_that_rounds(
+    head_dim: int, pool_dtype: torch.dtype
+) -> None:
+    for window, softcap in ((None, None), (33, 2.0)):
+        spec = AttentionSpec(scale=0.3, window=window, softcap=softcap)
+        shape = Shape([*MIXED, (500, 200)], head_dim=head_dim, pool_dtype=pool_dtype, spec=spec)
+        assert_agrees("cpu-bfloat16", shape, tolerance=0.02)
+
+
+def test_single_queries_stay_in_float32_beside_prompts_in_bfloat16() -> None:
+    drawn = draw_inputs(Shape([(300, 1), (20, 1), (0, 50)]))
+    assert torch.equal(drawn.run(bfloat16_attention())[:2], drawn.run(PagedCpuAttention())[:2])

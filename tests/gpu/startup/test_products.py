@@ -11,10 +11,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from app.domain.errors import FieldOutOfRange
+from app.domain.values import WeightsDtype
 from app.gpu.linear.base import Products
 from app.gpu.startup import products
-from app.gpu.startup.products import choose_products
-from app.model_store.resolve import ResolvedModel
+from app.gpu.startup.products import attends_in_bfloat16, choose_products
+from app.model_store.resolve import ResolvedModel, resolve
 from app.settings import EngineSettings, Settings
 from tests.gpu.driving import Driver
 from tests.gpu.oracle import greedy_tokens
@@ -96,3 +97,28 @@ def test_bfloat16_is_refused_where_pytorch_multiplies(device: str, dtype: torch.
         choose_products(asked, model, torch.device(device), dtype)
     assert refused.value.param == "matmul_precision"
     assert choose_products(settings_of(), model, torch.device(device), dtype) is Products.FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("multiplied", "checkpoint", "kept", "expected"),
+    [
+        (Products.FLOAT32, torch.bfloat16, WeightsDtype.CHECKPOINT, False),
+        (Products.BFLOAT16, torch.float32, WeightsDtype.CHECKPOINT, True),
+        (Products.AS_KEPT, torch.bfloat16, WeightsDtype.CHECKPOINT, True),
+        (Products.AS_KEPT, torch.float32, WeightsDtype.CHECKPOINT, False),
+        (Products.AS_KEPT, torch.float32, WeightsDtype.BFLOAT16, True),
+        (Products.AS_KEPT, torch.bfloat16, WeightsDtype.INT8, False),
+    ],
+)
+def test_prompts_attend_in_bfloat16_where_all_matrices_are_multiplied_in_it(
+    multiplied: Products,
+    checkpoint: torch.dtype,
+    kept: WeightsDtype,
+    expected: bool,
+    tmp_path: Path,
+    model: ResolvedModel,
+) -> None:
+    saved = AutoModelForCausalLM.from_pretrained(model.folder, dtype=checkpoint)
+    saved.save_pretrained(tmp_path)
+    found = resolve(str(tmp_path), cache_dir=tmp_path, weights_dtype=kept)
+    assert attends_in_bfloat16(found, multiplied) is expected
