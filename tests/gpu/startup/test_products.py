@@ -118,7 +118,7 @@ def test_prompts_attend_in_bfloat16_where_all_matrices_are_multiplied_in_it(
     tmp_path: Path,
     model: ResolvedModel,
 ) -> None:
-    saved = AutoModelForCausalLM.from_pretrained(model.folder, dtype=checkpoint)
-    saved.save_pretrained(tmp_path)
+    assert model.folder is not None
+    AutoModelForCausalLM.from_pretrained(model.folder, dtype=checkpoint).save_pretrained(tmp_path)
     found = resolve(str(tmp_path), cache_dir=tmp_path, weights_dtype=kept)
     assert attends_in_bfloat16(found, multiplied) is expected
