@@ -102,9 +102,11 @@ async def _warm_up(target: Target, plan: AgentPlan, prompt: TokenIds, timeout_s:
 @contextmanager
 def few_collections() -> Iterator[None]:
     """Keep the garbage collector off everything that is there already: to go through it holds up every event."""
+    is_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not is_frozen:  # else all would be thawed, with what somebody else has frozen
+            gc.unfreeze()
