@@ -25,11 +25,13 @@ IMPORTED = [
     "app.web.server",
     "app.gpu.startup.loader",
     "app.gpu.cpu.row_kernels",
-    "app.gpu.attention.cpu_prompts",
-    "app.gpu.linear.cpu_panels",
-    "transformers.models.llama.configuration_llama",
+    "app.gpu.attention.cpu",
+    "app.gpu.linear.panels",
+    "app.gpu.programs.layers",
+    "transformers.models.llama.modeling_llama",
+    "tests.frozen",
 ]
-"""What a start with the tiny model imports, Numba and Transformers among it."""
+"""What a start with the tiny model imports, Numba and Transformers among it. What is last freezes all of it."""
 
 
 def forking() -> ForkServerContext:
