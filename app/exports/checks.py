@@ -95,9 +95,11 @@ class LabelChecks:
         return int(depth.max())
 
     def _check_edit(self, edit: Edit, rows: int | None = None) -> None:
-        """`rows` is how many positions the edit was made at; one that is still to be made has a row for all."""
+        """`rows` is how many positions the edit was made at, by whatever factor; one that is still to be made has a row
+        for all.
+        """
         positions, vector = edit.positions, edit.vector
-        _require(abs(edit.factor) <= MAX_FACTOR, "factor")
+        _require(abs(edit.factor) <= (MAX_FACTOR if rows is None else MAX_FLOAT32), "factor")
         _require(edit.max_norm is None or 0 < edit.max_norm <= MAX_FLOAT32, "max_norm")
         _require(positions.first >= 0 and (positions.end is None or positions.end > positions.first), "positions")
         _require((vector is not None) == (edit.op in NEEDED_BY["vector"]), "vector")

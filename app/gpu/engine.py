@@ -88,8 +88,8 @@ class Engine:
         self._messages.put(command)
 
     def give(self, connection: socket.socket) -> int:
-        """Take over a connection to another server; returns the number that commands know it by. Any thread may call
-        it.
+        """Take over a connection to another server; returns the number that commands know it by. One thread calls
+        it: numbers come in order.
         """
         number = next(self._numbers)
         self.connections.put(number, connection)

@@ -11,7 +11,8 @@ from app.wire.tensors import norm
 MAX_EDITS = 16
 MAX_FLOAT32 = 3.4028234663852886e38
 MAX_FACTOR = 10**6
-"""Far beyond it the squares that a norm sums overflow float32: the layers above see zeros, and no error tells."""
+"""Far beyond it a factor alone makes the squares that a norm sums overflow float32: the layers above see zeros, and no
+error tells."""
 ALONG_A_DIRECTION = (EditOp.PROJECT_OUT, EditOp.CLAMP)
 DIRECTION_LENGTHS = (1e-18, 1e18)
 """Of vectors whose direction counts: the square of anything in between is a float32 number other than 0."""

@@ -85,7 +85,8 @@ def attend_prompts(
     """Attend with the tokens of `rows`, whose blocks are in `tables` `[rows, blocks]` int32, over all keys that they
     see. `query` `[tokens, heads, head_dim]` float32 has dense heads; `output` is dense, of the same shape.
 
-    With `in_bfloat16` queries, keys, values and their weights are rounded to it before they are multiplied.
+    With `in_bfloat16` queries, keys, values and their weights are rounded to it before they are multiplied, unless the
+    head dimension is odd: numbers are multiplied in pairs.
     """
     _, heads, head_dim = query.shape
     _, _, kv_heads, block_size, columns = kv.shape
@@ -117,7 +118,7 @@ def attend_prompts(
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
     )
-    run_on_torch_threads(_compiled(kv.dtype, head_dim, in_bfloat16).address, arguments)
+    run_on_torch_threads(_compiled(kv.dtype, head_dim, in_bfloat16 and head_dim % 2 == 0).address, arguments)
 
 
 def _place_rows(rows: Sequence[RowShape], queries: int, group: int, head_dim: int, kv_heads: int) -> tuple[Any, Any]:

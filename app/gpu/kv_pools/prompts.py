@@ -103,7 +103,7 @@ class PromptStreams:
             self._taking.add(connection)
         try:
             way = SocketTransport(self._connections.take(connection))
-        except OSError:
+        except BaseException:
             with self._changing:
                 self._taking.discard(connection)
             raise

@@ -56,7 +56,7 @@ def load_engine(
     logger.info("loading %s as %s on %s", model.name, dtype_name(dtype), device)
     began = time.perf_counter()
     products = choose_products(settings, model, device, dtype)
-    in_bfloat16 = attends_in_bfloat16(model, products)
+    in_bfloat16 = not settings.batch_invariant and attends_in_bfloat16(model, products)
     if products is not Products.FLOAT32:
         logger.info("multiplied in bfloat16: %s", "all" if in_bfloat16 else "matrices that are kept in bfloat16")
     attention = attention_for(device, batch_invariant=settings.batch_invariant, in_bfloat16=in_bfloat16)

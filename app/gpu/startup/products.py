@@ -35,7 +35,9 @@ def choose_products(
 
 
 def attends_in_bfloat16(model: ResolvedModel, products: Products) -> bool:
-    """Whether prompts attend in bfloat16: those of a model whose matrices are all multiplied in it."""
+    """Whether prompts attend in bfloat16: those of a model whose matrices are all multiplied in it. Its config says in
+    which type a checkpoint has them.
+    """
     if products is not Products.AS_KEPT:
         return products is Products.BFLOAT16
     if model.weights_dtype is WeightsDtype.CHECKPOINT:

@@ -61,7 +61,7 @@ async function run(id, verb, body, { sent = "", unsend = turnOf(id).peek().unsen
   drawn.stop();
   // The history takes the place of the pieces where it is on the screen.
   if (sessionOf(id).peek() !== null && historyOf(id).peek().tokens !== null) await loadHistory(id);
-  turn.value = { ...AT_REST, verb, unsend, text: turn.peek().text, ...rest };
+  turn.value = { ...AT_REST, verb, unsend: rest.usage ? unsend : null, text: turn.peek().text, ...rest };
   if (rest.error === AWAY) unsend?.();
   return !rest.error;
 }
