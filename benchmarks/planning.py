@@ -42,7 +42,7 @@ class World:
     """Sessions that think, return and decode. `wanted` of them are due from the start on, and find no room."""
 
     def __init__(self, sessions: int, wanted: int, running: int, *, max_draft_tokens: int) -> None:
-        self.now = 0.0
+        self.now, self._running = 0.0, running
         blocks = CONTEXT_TOKENS // BLOCK_SIZE
         on_device = (blocks + 3 * TURN_TOKENS // BLOCK_SIZE) * running + 8 * blocks
         cache = KVCache(BlockPool(on_device, BLOCK_SIZE), BlockPool(4 * blocks * sessions, BLOCK_SIZE))
@@ -108,7 +108,7 @@ class World:
 
     def _begin_turns(self) -> None:
         """Clients whose tools have answered go on: first those whose KV is back."""
-        placement, free = self.placement, self.scheduler.max_running - len(self.scheduler.queue)
+        placement, free = self.placement, self._running - len(self.scheduler.queue)
         for sequence in [*placement.resident.values(), *placement.lower.away.values()]:
             if free and sequence.return_time <= self.now:
                 free -= 1

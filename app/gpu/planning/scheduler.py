@@ -58,7 +58,6 @@ class Scheduler:
         self.cache = placement.tiers.cache
         self.num_layers = num_layers
         self.max_step_tokens = max_step_tokens
-        self.max_running = max_running
         self.queue = TurnQueue()
         self.shared = SharedSteps(self.queue, shared_prompt_tokens, shared_rows, prompts_rest=prompts_rest)
         self._admission = Admission(placement, self.queue)

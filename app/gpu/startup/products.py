@@ -41,7 +41,8 @@ def attends_in_bfloat16(model: ResolvedModel, products: Products) -> bool:
     if products is not Products.AS_KEPT:
         return products is Products.BFLOAT16
     if model.weights_dtype is WeightsDtype.CHECKPOINT:
-        return model.config.dtype is torch.bfloat16
+        said = getattr(model.config, "dtype", None)  # of a GGUF file a word, or nothing
+        return str(said).removeprefix("torch.") == BFLOAT16
     return model.weights_dtype is WeightsDtype.BFLOAT16
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -132,6 +133,13 @@ def test_prompts_in_bfloat16_agree_with_the_reference_as_far_as_that_rounds(
         spec = AttentionSpec(scale=0.3, window=window, softcap=softcap)
         shape = Shape([*MIXED, (500, 200)], head_dim=head_dim, pool_dtype=pool_dtype, spec=spec)
         assert_agrees("cpu-bfloat16", shape, tolerance=0.02)
+
+
+def test_keys_and_values_that_round_alike_give_prompts_in_bfloat16_the_same_bits() -> None:
+    drawn = draw_inputs(Shape([(0, 70)], head_dim=64))
+    alike = replace(drawn, key=rounded(drawn.key, torch.bfloat16), value=rounded(drawn.value, torch.bfloat16))
+    assert torch.equal(drawn.run(bfloat16_attention()), alike.run(bfloat16_attention()))
+    assert not torch.equal(drawn.run(PagedCpuAttention()), alike.run(PagedCpuAttention()))
 
 
 def test_single_queries_stay_in_float32_beside_prompts_in_bfloat16() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,3 +124,13 @@ def test_prompts_attend_in_bfloat16_where_all_matrices_are_multiplied_in_it(
     AutoModelForCausalLM.from_pretrained(model.folder, dtype=checkpoint).save_pretrained(tmp_path)
     found = resolve(str(tmp_path), cache_dir=tmp_path, weights_dtype=kept)
     assert attends_in_bfloat16(found, multiplied) is expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"), [({"dtype": "bfloat16"}, True), ({"dtype": "float32"}, False), ({}, False)]
+)
+def test_a_config_that_was_read_once_says_the_type_in_a_word_or_not_at_all(
+    config: dict[str, str], expected: bool, model: ResolvedModel
+) -> None:
+    saved: Any = SimpleNamespace(**config)
+    assert attends_in_bfloat16(replace(model, config=saved), Products.AS_KEPT) is expected
