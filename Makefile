@@ -66,7 +66,7 @@ test-frameworks: model  ## run agents of the common frameworks, unmodified, agai
 
 test-browser: setup  ## drive the page in Chromium, which must be installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser \
-		--numprocesses auto --maxprocesses 2 --dist loadfile
+		--numprocesses auto --maxprocesses 2 --dist worksteal
 
 # WHEEL_PYTHON=python3.13 tries another Python.
 test-wheel: release  ## install the wheel into an empty environment, with and without extras, and serve from it

@@ -48,13 +48,19 @@ def page_server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def http(page_server: str) -> Iterator[httpx.Client]:
-    """A client of `page_server`, which has no sessions before the test and none behind it."""
-    with httpx.Client(base_url=page_server, timeout=30) as client:
-        close_all(client)
+@pytest.fixture(scope="session")
+def client(page_server: str) -> Iterator[httpx.Client]:
+    """A client of `page_server`. To make one takes longer than most calls."""
+    with httpx.Client(base_url=page_server, timeout=60) as client:
         yield client
-        close_all(client)
+
+
+@pytest.fixture
+def http(client: httpx.Client) -> Iterator[httpx.Client]:
+    """A client of `page_server`, which has no sessions before the test and none behind it."""
+    close_all(client)
+    yield client
+    close_all(client)
 
 
 def close_all(client: httpx.Client) -> None:

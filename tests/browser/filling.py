@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from playwright.sync_api import Route
 
 DEADLINE_S = 15
 SEE = """(state) => {
@@ -48,3 +49,8 @@ def eventually(found: Callable[[], Any], wanted: object) -> None:
     while (last := found()) != wanted:
         assert time.monotonic() < deadline, f"{last!r} did not become {wanted!r}"
         time.sleep(0.02)
+
+
+def anew(route: Route) -> None:
+    """Ask for a snapshot, as if the gap had been long."""
+    route.continue_(headers={name: value for name, value in route.request.headers.items() if name != "last-event-id"})

@@ -16,15 +16,19 @@ PROMPT = "Paris is"
 class Inside:
     """A new session, and the page that shows its inside."""
 
-    def __init__(self, url: str, open_page: Callable[..., Page], **options: Any) -> None:
-        self.url = url
+    def __init__(self, api: httpx.Client, open_page: Callable[..., Page], **options: Any) -> None:
+        self.api = api
         self.id: str = self.post("/v1/sessions", {})["id"]
         self.layers: int = self.get("/version")["num_layers"]
-        self.page = open_page(f"{url}/#/sessions/{self.id}/model", **options)
+        self.page = open_page(self.address(self.id), **options)
+
+    def address(self, session: str) -> str:
+        """Where the page shows the inside of a session."""
+        return str(self.api.base_url.join(f"/#/sessions/{session}/model"))
 
     def call(self, method: str, path: str, **sent: Any) -> httpx.Response:
         """One call of the API, without the page."""
-        return httpx.request(method, self.url + path, timeout=60, **sent).raise_for_status()
+        return self.api.request(method, path, **sent).raise_for_status()
 
     def get(self, path: str) -> Any:
         return self.call("GET", path).json()

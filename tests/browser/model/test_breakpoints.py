@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
@@ -14,8 +15,8 @@ from tests.browser.model.inside import Inside
 pytestmark = pytest.mark.browser
 
 
-def test_captures_of_a_program_stay(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_captures_of_a_program_stay(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     mine = inside.post(f"{inside.path}/breakpoints", {"layers": [0, 2], "action": "capture"})
     inside.page.reload()
     expect(inside.rung(2)).to_have_accessible_name(re.compile("captures"))
@@ -32,19 +33,17 @@ def test_captures_of_a_program_stay(open_page: OpenPage, page_server: str) -> No
     eventually(lambda: inside.breakpoints("capture"), [mine])
 
 
-def test_the_watch_of_a_pause_ends_with_its_turn(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_the_watch_of_a_pause_ends_with_its_turn_and_one_that_was_asked_for_outlives_it(
+    http: httpx.Client, open_page: OpenPage
+) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(1)
     assert len(inside.breakpoints("capture")) == 1
     inside.button("To the end").click()
     inside.expect_idle()
-    expect(inside.page.get_by_label("Watch all layers")).not_to_be_checked()
-    assert not inside.breakpoints("capture")
-
-
-def test_a_watch_that_was_asked_for_outlives_turns(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
     watch = inside.page.get_by_label("Watch all layers")
+    expect(watch).not_to_be_checked()
+    assert not inside.breakpoints("capture")
     watch.check()
     eventually(lambda: len(inside.breakpoints("capture")), 1)
     inside.pause_at(1)
@@ -55,8 +54,8 @@ def test_a_watch_that_was_asked_for_outlives_turns(open_page: OpenPage, page_ser
     assert len(inside.breakpoints("capture")) == 1
 
 
-def test_what_others_have_removed_is_no_obstacle(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page, refusals=True)
+def test_what_others_have_removed_is_no_obstacle(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
     inside.arm(1)
     inside.page.route("**/breakpoints/*", lambda route: remove_before(inside, route), times=1)
     inside.rung(1).click()
@@ -66,8 +65,8 @@ def test_what_others_have_removed_is_no_obstacle(open_page: OpenPage, page_serve
     expect(inside.page.get_by_role("alert")).to_have_count(0)
 
 
-def test_another_tab_shows_what_one_has_armed_and_removed(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_another_tab_shows_what_one_has_armed_and_removed(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.arm(1)
     own = inside.rung(1)
     other = open_page(inside.page.url)
@@ -81,8 +80,8 @@ def test_another_tab_shows_what_one_has_armed_and_removed(open_page: OpenPage, p
     assert len(inside.breakpoints("pause")) == 1
 
 
-def test_a_pause_that_another_has_just_armed_is_not_armed_twice(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_pause_that_another_has_just_armed_is_not_armed_twice(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
     inside.page.route("**/breakpoints", lambda route: arm_before(inside, route), times=1)
     inside.arm(1)
@@ -101,8 +100,8 @@ def remove_before(inside: Inside, route: Route) -> None:
     route.continue_()
 
 
-def test_a_return_to_the_screen_shows_what_is_armed_now(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_return_to_the_screen_shows_what_is_armed_now(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.arm(1)
     inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
     expect(inside.page.get_by_role("region", name="Facts")).to_be_visible()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -11,8 +12,8 @@ from tests.browser.model.inside import PROMPT, Inside
 pytestmark = pytest.mark.browser
 
 
-def test_a_double_click_starts_one_turn(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_double_click_starts_one_turn(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     asked: list[str] = []
     inside.page.on("request", lambda request: asked.append(request.url))
     inside.arm(1)
@@ -22,8 +23,8 @@ def test_a_double_click_starts_one_turn(open_page: OpenPage, page_server: str) -
     assert len([url for url in asked if url.endswith("/generate")]) == 1
 
 
-def test_a_draft_outlives_a_pause_and_other_screens(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_draft_outlives_a_pause_and_other_screens(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.arm(1)
     inside.page.get_by_label("How often to pause").select_option("each time")
     text, seed = inside.page.get_by_label("Text", exact=True), inside.page.get_by_label("Seed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
@@ -15,45 +16,38 @@ from tests.browser.model.inside import Inside
 pytestmark = pytest.mark.browser
 
 
-def test_an_edit_is_shown_before_and_after_and_can_be_undone(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_an_edit_is_shown_before_and_after_and_can_be_undone(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(1)
     original = inside.activation()
     before = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]
-    inside.page.get_by_label("Factor", exact=True).fill("-3")
+    factor = inside.page.get_by_label("Factor", exact=True)
+    factor.fill("-3")
     inside.button("Preview").click()
     tables = inside.page.get_by_role("region", name="Edit after layer 1").get_by_role("table")
     expect(tables).to_have_count(4)
     after = inside.get(f"{inside.path}/checkpoint/lens")["positions"][0]
-    assert inside.activation() != original
+    once = inside.activation()
+    assert once != original
     for table, lens in ((tables.nth(0), before), (tables.nth(1), after)):
         expect(table).to_contain_text(f"position {lens['position']}")
         share = 100 * math.exp(lens["top"][0]["logprob"])
         expect(table.get_by_role("row").first).to_contain_text(re.compile(rf"{share:.0f}|{share:.1f}"))
+    factor.fill("0.25")  # each preview begins from the first state
+    factor.press("Tab")
+    eventually(lambda: inside.activation() != once, wanted=True)
+    expect(inside.button("Undo")).to_be_enabled()
+    factor.fill("-3")
+    factor.press("Tab")
+    eventually(lambda: inside.activation() == once, wanted=True)
+    expect(inside.button("Undo")).to_be_enabled()
     inside.button("Undo").click()
     expect(tables).to_have_count(0)
     assert inside.activation() == original
 
 
-def test_a_second_preview_begins_from_the_first_state(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
-    inside.pause_at(1)
-    factor = inside.page.get_by_label("Factor", exact=True)
-    factor.fill("0.5")
-    inside.button("Preview").click()
-    expect(inside.page.get_by_role("table", name=re.compile("After"))).to_be_visible()
-    once = inside.activation()
-    factor.fill("0.25")
-    factor.press("Tab")
-    eventually(lambda: inside.activation() != once, wanted=True)
-    expect(inside.button("Undo")).to_be_enabled()
-    factor.fill("0.5")
-    factor.press("Tab")
-    eventually(lambda: inside.activation() == once, wanted=True)
-
-
-def test_an_edit_can_be_undone_though_the_lens_after_it_failed(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page, refusals=True)
+def test_an_edit_can_be_undone_though_the_lens_after_it_failed(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
     inside.pause_at(1)
     original = inside.activation()
     asked: list[str] = []
@@ -76,11 +70,12 @@ def test_an_edit_can_be_undone_though_the_lens_after_it_failed(open_page: OpenPa
     assert inside.activation() == original
 
 
-def test_a_preview_shows_what_would_be_said_after_the_last_layer(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_preview_shows_what_would_be_said_and_the_smallest_change(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(1)
     sessions = {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]}
-    inside.button("Preview").click()
+    inside.cell(1, 0).click()
+    inside.button("Preview").click()  # a scale at the last position, which the lens after this layer does not show
     with_edit = inside.page.get_by_role("table", name="Last layer, with the edit")
     expect(with_edit).to_be_visible()
     assert {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]} == sessions
@@ -91,23 +86,8 @@ def test_a_preview_shows_what_would_be_said_after_the_last_layer(open_page: Open
         share = 100 * math.exp(token["logprob"])
         expect(row.get_by_role("cell").nth(1)).to_have_text(f"{share:.1f} %" if share < 10 else f"{share:.0f} %")
     inside.call("DELETE", f"/v1/sessions/{fork}")
-
-
-def test_a_preview_of_an_edit_at_the_last_position_shows_that_one(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
-    inside.pause_at(1)
-    inside.cell(1, 0).click()
-    inside.button("Preview").click()
-    last = inside.view["checkpoint"]["end"] - 1
-    expect(inside.page.get_by_role("table", name="After")).to_contain_text(f"position {last}")
-
-
-def test_a_change_that_is_too_small_to_show_is_told_in_words(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
-    inside.pause_at(1)
-    inside.button("Preview").click()  # a scale, which the lens does not show
     after = inside.page.get_by_role("table", name="After")
-    expect(after).to_be_visible()
+    expect(after).to_contain_text(f"position {inside.view['checkpoint']['end'] - 1}")
     changes = [row.get_by_role("cell").nth(2).text_content() for row in after.get_by_role("row").all()]
     assert set(changes) <= {"no change", "under 0.05 points"}
     after.get_by_role("cell").nth(2).evaluate("cell => { cell.textContent = 'under 0.05 points'; }")
@@ -118,55 +98,36 @@ def test_a_change_that_is_too_small_to_show_is_told_in_words(open_page: OpenPage
     )
 
 
-def test_the_slider_and_the_number_are_one(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_what_is_wrong_with_an_edit_is_told_beside_its_field(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page, refusals=True)
+    inside.pause_at(1)
+    factor = inside.page.get_by_label("Factor", exact=True)
     slider = inside.page.get_by_label("Factor, slider")
     slider.focus()
     slider.press("ArrowRight")
-    expect(inside.page.get_by_label("Factor", exact=True)).to_have_value("0.95")
-
-
-def test_a_wrong_field_is_told_beside_it(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page, refusals=True)
-    inside.pause_at(1)
-    inside.page.get_by_label("Positions", exact=True).select_option("a range")
-    inside.page.get_by_label("First position").fill("3")
-    inside.page.get_by_label("End of the positions, not included").fill("2")
-    inside.button("Preview").click()
-    field = inside.page.get_by_label("Positions", exact=True)
-    expect(field).to_have_accessible_description(re.compile("the first position must be lower than the end"))
-    expect(inside.page.get_by_label("First position")).to_have_value("3")
-
-
-def test_an_empty_field_says_what_to_enter(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
-    inside.pause_at(1)
-    factor = inside.page.get_by_label("Factor", exact=True)
+    expect(factor).to_have_value("0.95")
+    for text, shown in (("1e999", "'1e999'"), ("1e30", "1e+30")):
+        factor.fill(text)
+        inside.button("Preview").click()
+        expect(factor).to_have_accessible_description(f"a number from -1000000 to 1000000; got {shown}")
+        expect(factor).to_have_value(text)
     positions = inside.page.get_by_label("Positions", exact=True)
-    factor.fill("")
     positions.select_option("a range")
+    factor.fill("")
     inside.button("Preview").click()
     expect(factor).to_have_accessible_description("enter a number")
     factor.fill("0.5")
     inside.button("Preview").click()
     expect(positions).to_have_accessible_description("enter the first one, and the one after the last")
-
-
-def test_a_wrong_number_is_told_where_it_was_typed(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page, refusals=True)
-    inside.pause_at(1)
-    factor = inside.page.get_by_label("Factor", exact=True)
-    factor.fill("1e999")
+    inside.page.get_by_label("First position").fill("3")
+    inside.page.get_by_label("End of the positions, not included").fill("2")
     inside.button("Preview").click()
-    expect(factor).to_have_accessible_description("a number from -1000000 to 1000000; got '1e999'")
-    expect(factor).to_have_value("1e999")
-    factor.fill("1e30")
-    inside.button("Preview").click()
-    expect(factor).to_have_accessible_description("a number from -1000000 to 1000000; got 1e+30")
+    expect(positions).to_have_accessible_description(re.compile("the first position must be lower than the end"))
+    expect(inside.page.get_by_label("First position")).to_have_value("3")
 
 
-def test_an_edit_can_be_armed_for_the_tokens_to_come(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_an_edit_can_be_armed_for_the_tokens_to_come(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(1)
     inside.page.get_by_label("Operation").select_option("ablate")
     inside.button("Steer from here on").click()
@@ -178,8 +139,8 @@ def test_an_edit_can_be_armed_for_the_tokens_to_come(open_page: OpenPage, page_s
     assert not inside.breakpoints("edit")
 
 
-def test_a_fork_is_compared_with_its_session(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_fork_is_compared_with_its_session(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(1, tokens=8)
     length = inside.view["checkpoint"]["end"]
     inside.page.get_by_label("Operation").select_option("ablate")
@@ -204,8 +165,10 @@ def test_a_fork_is_compared_with_its_session(open_page: OpenPage, page_server: s
     inside.expect_idle()
 
 
-def test_an_edit_that_changes_nothing_gives_the_same_reply(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_an_edit_that_changes_nothing_gives_the_same_reply_until_the_next_turn(
+    http: httpx.Client, open_page: OpenPage
+) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(1)
     inside.page.get_by_label("Factor", exact=True).fill("1")
     inside.button("Fork and compare").click()
@@ -213,19 +176,10 @@ def test_an_edit_that_changes_nothing_gives_the_same_reply(open_page: OpenPage, 
     outcome = panel.get_by_role("status")
     expect(outcome).to_have_text("Both replies are the same.")
     fork = str(panel.get_by_role("link").nth(1).get_attribute("href")).removeprefix("#/sessions/")
-    inside.page.goto(f"{page_server}/#/sessions/{fork}/model")
+    inside.page.goto(inside.address(fork))
     expect(panel).to_contain_text("Both replies appear here")
     inside.page.go_back()
     expect(outcome).to_have_text("Both replies are the same.")
-
-
-def test_replies_that_were_compared_go_with_the_next_turn(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
-    inside.pause_at(1)
-    inside.button("Fork and compare").click()
-    panel = inside.page.get_by_role("region", name="Fork and compare")
-    expect(panel.get_by_role("article")).to_have_count(2)
-    inside.expect_idle()
     expect(panel.get_by_role("article")).to_have_count(2)
     inside.pause_at(2)
     expect(panel.get_by_role("article")).to_have_count(0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from playwright.sync_api import expect
@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from app.model_store.export import export_model
 from app.settings import Settings
 from tests.browser.conftest import OpenPage
+from tests.browser.filling import eventually
 from tests.browser.model.inside import Inside
 from tests.serving import serve
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.browser
 
 SMOLLM = "smollm2-135m-instruct"
 QUESTION = "The capital of France is the city of"
+TEXTS = "(ids) => ids.map((id) => document.getElementById(id)?.textContent)"
 CLEAR = 0.1
 """A lead in probability that rounding does not take away."""
 
@@ -33,8 +35,8 @@ def visible(text: str) -> str:
     return re.sub(r"^ +| +$", lambda found: "·" * len(found[0]), shown) or "∅"
 
 
-def test_the_last_layer_says_what_the_turn_then_says(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_the_last_layer_says_what_the_turn_then_says(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     last = inside.layers - 1
     inside.pause_at(last, tokens=1)
     position = inside.view["checkpoint"]["end"] - 1
@@ -47,8 +49,8 @@ def test_the_last_layer_says_what_the_turn_then_says(open_page: OpenPage, page_s
     assert shown == visible(inside.post("/detokenize", {"tokens": [said]})["prompt"])
 
 
-def test_arrow_keys_move_the_cell_and_tell_of_it(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_arrow_keys_move_the_cell_and_tell_of_it(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(1)
     inside.page.get_by_role("grid").focus()
     last = inside.view["checkpoint"]["end"] - 1
@@ -62,18 +64,21 @@ def test_arrow_keys_move_the_cell_and_tell_of_it(open_page: OpenPage, page_serve
     expect(inside.page.get_by_role("grid")).to_have_attribute("aria-activedescendant", "cell-0-0")
 
 
-def test_a_step_fills_in_the_next_layer(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_step_fills_in_the_next_layer_and_clearing_forgets_what_was(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(0)
     expect(inside.cell(0, 4)).not_to_be_empty()
     expect(inside.cell(1, 4)).to_be_empty()
     inside.button("Next layer").click()
     expect(inside.cell(1, 4)).not_to_be_empty()
     expect(inside.cell(2, 4)).to_be_empty()
+    inside.button("Clear the map").click()
+    expect(inside.cell(0, 4)).to_be_empty()
+    assert [each["layer"] for each in inside.get(f"{inside.path}/lens?positions=3:4")["layers"]] == [1]
 
 
-def test_a_long_context_fills_in_as_it_is_scrolled_to(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_long_context_fills_in_as_it_is_scrolled_to(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     asked: list[str] = []
     inside.page.on("request", lambda request: asked.append(request.url))
     inside.arm(1)
@@ -88,8 +93,8 @@ def test_a_long_context_fills_in_as_it_is_scrolled_to(open_page: OpenPage, page_
     expect(inside.cell(1, 0)).not_to_be_empty()
 
 
-def test_the_server_computes_nothing_for_a_screen_that_is_left(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_the_server_computes_nothing_for_a_screen_that_is_left(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     inside.pause_at(1)
     expect(inside.cell(1, 3)).not_to_be_empty()
     inside.page.get_by_role("link", name="Sessions", exact=True).click()
@@ -104,17 +109,8 @@ def test_the_server_computes_nothing_for_a_screen_that_is_left(open_page: OpenPa
     assert not [url for url in asked if "/lens" in url]
 
 
-def test_clearing_the_map_forgets_the_captures(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
-    inside.pause_at(2)
-    expect(inside.cell(0, 3)).not_to_be_empty()
-    inside.button("Clear the map").click()
-    expect(inside.cell(0, 3)).to_be_empty()
-    assert [each["layer"] for each in inside.get(f"{inside.path}/lens?positions=3:4")["layers"]] == [2]
-
-
-def test_two_tabs_show_the_same_map(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_two_tabs_show_the_same_map(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     second = open_page(inside.page.url, refusals=True)
     inside.pause_at(2)
     for layer in range(3):
@@ -122,23 +118,20 @@ def test_two_tabs_show_the_same_map(open_page: OpenPage, page_server: str) -> No
         expect(second.locator(f"#cell-{layer}-7")).to_have_text(str(inside.cell(layer, 7).text_content()))
 
 
-@pytest.fixture(scope="module")
-def real_server() -> Iterator[str]:
-    with serve(model=SMOLLM, kv_device=64 << 20) as url:
-        yield url
+@pytest.mark.model
+def test_a_cell_tells_its_tokens_and_the_map_agrees_with_transformers(open_page: OpenPage) -> None:
+    with serve(model=SMOLLM, kv_device=64 << 20) as url, httpx.Client(base_url=url, timeout=60) as http:
+        inside = Inside(http, open_page)
+        look(inside)
+        expect_agreement(inside)
+        inside.page.goto("about:blank")
 
 
-def ask(inside: Inside) -> Inside:
-    """A turn about France that stands after the last layer."""
+def look(inside: Inside) -> None:
+    """At the tokens of a cell after a turn about France, and at the path of one of them."""
     inside.arm(inside.layers - 1)
     inside.start(QUESTION)
     inside.expect_pause(inside.layers - 1)
-    return inside
-
-
-@pytest.mark.model
-def test_a_cell_tells_its_tokens_and_draws_the_path_of_one(open_page: OpenPage, real_server: str) -> None:
-    inside = ask(Inside(real_server, open_page))
     last = inside.view["checkpoint"]["end"] - 1
     inside.cell(inside.layers - 1, last).click()
     tops = inside.page.locator(".tops button")
@@ -158,18 +151,18 @@ def test_a_cell_tells_its_tokens_and_draws_the_path_of_one(open_page: OpenPage, 
     expect(chart).to_have_count(0)
 
 
-@pytest.mark.model
-def test_the_map_agrees_with_transformers(open_page: OpenPage, real_server: str) -> None:
-    inside = ask(Inside(real_server, open_page))
+def expect_agreement(inside: Inside) -> None:
+    """The map is that of Transformers, wherever one token is clearly the best."""
     tops, texts = reference()
-    compared = 0
-    for layer, row in enumerate(tops):
-        for position, (best, second, token_id) in enumerate(row):
-            if best - second > CLEAR:
-                expect(inside.cell(layer, position)).to_have_text(visible(texts(token_id)))
-                compared += 1
-    assert compared > len(tops)
-    expect(inside.cell(inside.layers - 1, len(tops[0]) - 1)).to_have_text("·Paris")
+    wanted = {
+        f"cell-{layer}-{position}": visible(texts(token_id))
+        for layer, row in enumerate(tops)
+        for position, (best, second, token_id) in enumerate(row)
+        if best - second > CLEAR
+    }
+    assert len(wanted) > len(tops)
+    assert wanted[f"cell-{len(tops) - 1}-{len(tops[0]) - 1}"] == "·Paris"
+    eventually(lambda: inside.page.evaluate(TEXTS, list(wanted)), list(wanted.values()))
 
 
 def reference() -> tuple[list[list[tuple[float, float, int]]], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Route, expect
@@ -28,9 +29,14 @@ def captured(inside: Inside, prompt: str, layer: int) -> np.ndarray:
     return np.concatenate([tensors[name] for name in sorted(tensors)])
 
 
-@pytest.mark.parametrize("over", ["last", "mean"])
-def test_two_prompts_make_a_vector(open_page: OpenPage, page_server: str, over: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_two_prompts_make_a_vector(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
+    for over in ("last", "mean"):
+        expect_vector(inside, over)
+
+
+def expect_vector(inside: Inside, over: str) -> None:
+    """One is computed, kept and deleted by the page."""
     sessions = {each["id"] for each in inside.get("/v1/sessions?limit=100")["data"]}
     form = inside.page.get_by_role("region", name="A vector from two prompts")
     form.get_by_label("Prompt", exact=True).fill(FIRST)
@@ -54,14 +60,21 @@ def test_two_prompts_make_a_vector(open_page: OpenPage, page_server: str, over: 
     assert f"cheerful-{over}" not in str(inside.get("/v1/vectors"))
 
 
-def test_a_file_becomes_a_vector_that_edits_take(open_page: OpenPage, page_server: str, tmp_path: Path) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_file_becomes_a_vector_that_edits_take(http: httpx.Client, open_page: OpenPage, tmp_path: Path) -> None:
+    inside = Inside(http, open_page, refusals=True)
     size = inside.get("/version")["hidden_size"]
     vector = np.linspace(-1, 1, size, dtype=np.float32)
-    path = tmp_path / "mine.safetensors"
+    path, short = tmp_path / "mine.safetensors", tmp_path / "short.safetensors"
     path.write_bytes(save({"mine": vector}))
+    short.write_bytes(save({"short": vector[:3]}))
     panel = inside.page.get_by_role("region", name="Vectors")
     panel.get_by_label("Name").fill("from-file")
+    panel.get_by_label("Safetensors file").set_input_files(short)
+    panel.get_by_role("button", name="Add the file").click()
+    expect(panel.get_by_label("Safetensors file")).to_have_accessible_description(
+        re.compile(re.escape(f"it must be [{size}], not [3]"))
+    )
+    expect(panel.get_by_label("Name")).to_have_value("from-file")
     panel.get_by_label("Safetensors file").set_input_files(path)
     panel.get_by_role("button", name="Add the file").click()
     expect(panel.get_by_role("row", name="from-file")).to_contain_text(f"{np.linalg.norm(vector):.2f}")
@@ -78,25 +91,8 @@ def test_a_file_becomes_a_vector_that_edits_take(open_page: OpenPage, page_serve
     np.testing.assert_array_equal(after[:-1], before[:-1])
 
 
-def test_a_vector_of_the_wrong_size_is_refused_beside_the_file(
-    open_page: OpenPage, page_server: str, tmp_path: Path
-) -> None:
-    inside = Inside(page_server, open_page, refusals=True)
-    path = tmp_path / "short.safetensors"
-    path.write_bytes(save({"short": np.ones(3, dtype=np.float32)}))
-    panel = inside.page.get_by_role("region", name="Vectors")
-    panel.get_by_label("Name").fill("short")
-    panel.get_by_label("Safetensors file").set_input_files(path)
-    panel.get_by_role("button", name="Add the file").click()
-    size = inside.get("/version")["hidden_size"]
-    expect(panel.get_by_label("Safetensors file")).to_have_accessible_description(
-        re.compile(re.escape(f"it must be [{size}], not [3]"))
-    )
-    expect(panel.get_by_label("Name")).to_have_value("short")
-
-
-def test_a_double_click_keeps_a_vector_once(open_page: OpenPage, page_server: str, tmp_path: Path) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_double_click_keeps_a_vector_once(http: httpx.Client, open_page: OpenPage, tmp_path: Path) -> None:
+    inside = Inside(http, open_page)
     path = tmp_path / "twice.safetensors"
     path.write_bytes(save({"twice": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)}))
     kept: list[str] = []
@@ -117,8 +113,8 @@ def test_a_double_click_keeps_a_vector_once(open_page: OpenPage, page_server: st
     assert [url.rpartition("?")[2] for url in kept if "/v1/vectors" in url] == ["name=twice", "name=once"]
 
 
-def test_a_vector_that_replaces_another_is_told(open_page: OpenPage, page_server: str, tmp_path: Path) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_vector_that_replaces_another_is_told(http: httpx.Client, open_page: OpenPage, tmp_path: Path) -> None:
+    inside = Inside(http, open_page)
     path = tmp_path / "mine.safetensors"
     path.write_bytes(save({"mine": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)}))
     panel = inside.page.get_by_role("region", name="Vectors")
@@ -135,8 +131,8 @@ def test_a_vector_that_replaces_another_is_told(open_page: OpenPage, page_server
     expect(form).to_contain_text("This replaces the vector of that name.")
 
 
-def test_a_vector_that_is_gone_is_offered_no_more(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_a_vector_that_is_gone_is_offered_no_more(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     vector = save({"v": np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)})
     for name in ("first", "second"):
         inside.call("POST", f"/v1/vectors?name={name}", content=vector, headers=FILE)
@@ -155,8 +151,8 @@ def test_a_vector_that_is_gone_is_offered_no_more(open_page: OpenPage, page_serv
     expect(inside.button("Preview")).to_be_disabled()
 
 
-def test_long_norms_are_not_cut(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_long_norms_are_not_cut(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
 
     def lengthen(route: Route) -> None:
         answer = route.fetch().json()
@@ -171,8 +167,8 @@ def test_long_norms_are_not_cut(open_page: OpenPage, page_server: str) -> None:
     assert label.evaluate("text => text.getBBox().x") >= 0
 
 
-def test_norms_and_cosines_are_those_of_the_captures(open_page: OpenPage, page_server: str) -> None:
-    inside = Inside(page_server, open_page)
+def test_norms_and_cosines_are_those_of_the_captures(http: httpx.Client, open_page: OpenPage) -> None:
+    inside = Inside(http, open_page)
     vector = np.ones(inside.get("/version")["hidden_size"], dtype=np.float32)
     inside.call("POST", "/v1/vectors?name=ones", content=save({"ones": vector}), headers=FILE)
     inside.page.reload()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.session.on_session import LONG, OnSession, panel
+from tests.browser.session.on_session import OnSession, panel
 
 pytestmark = pytest.mark.browser
 
@@ -34,8 +34,15 @@ def sessions(on: OnSession) -> set[str]:
 def test_parking_moves_the_kv_away_and_calling_back_brings_it(on: OnSession) -> None:
     on.generate("Hello there", tokens=40)
     page = on.open()
+    field = page.get_by_label("back in")
+    field.fill("soon")
     page.get_by_role("button", name="Park").click()
-    view = on.wait_until(phase="io_wait")
+    expect(field).to_have_accessible_description("back in: a number of seconds from 0 to 86400; got soon")
+    assert on.view()["phase"] == "compute"
+    field.fill("3600")
+    page.get_by_role("button", name="Park").click()
+    on.wait_until(phase="io_wait")
+    expect(field).not_to_have_attribute("aria-invalid", "true")
     expect(page.get_by_role("list", name="Messages")).to_contain_text(f"Session {on.id[-8:]} has phase io_wait: ")
     expect(page.get_by_role("heading", level=1).locator("..")).to_contain_text("KV in host memory")
     view = on.view()
@@ -47,19 +54,6 @@ def test_parking_moves_the_kv_away_and_calling_back_brings_it(on: OnSession) -> 
     on.wait_until(phase="idle")
 
 
-def test_a_return_time_is_a_number_of_seconds(on: OnSession) -> None:
-    page = on.open()
-    field = page.get_by_label("back in")
-    field.fill("soon")
-    page.get_by_role("button", name="Park").click()
-    expect(field).to_have_accessible_description("back in: a number of seconds from 0 to 86400; got soon")
-    assert on.view()["phase"] == "compute"
-    field.fill("30")
-    page.get_by_role("button", name="Park").click()
-    on.wait_until(phase="io_wait")
-    expect(field).not_to_have_attribute("aria-invalid", "true")
-
-
 def test_a_fork_opens_beside_its_origin(on: OnSession) -> None:
     on.generate()
     page = on.open()
@@ -67,20 +61,6 @@ def test_a_fork_opens_beside_its_origin(on: OnSession) -> None:
     expect(page).not_to_have_url(re.compile(on.id))
     child = page.url.split("/")[-1]
     assert on.api.get(f"/v1/sessions/{child}/history").json() == on.history()
-
-
-def test_an_export_is_the_files_content(on: OnSession, tmp_path: Path) -> None:
-    on.generate()
-    page = on.open()
-    page.evaluate("delete window.showSaveFilePicker")
-    with page.expect_download() as waiting:
-        page.get_by_role("button", name="Export", exact=True).click()
-    assert waiting.value.suggested_filename == f"{on.id}.safetensors"
-    waiting.value.save_as(tmp_path / "session")
-    messages = page.get_by_role("list", name="Messages").get_by_role("listitem")
-    expect(messages).to_contain_text([f"is saved as {on.id}.safetensors"])
-    imported = on.api.post("/v1/sessions/import", content=(tmp_path / "session").read_bytes()).raise_for_status().json()
-    assert on.api.get(f"/v1/sessions/{imported['id']}/history").json() == on.history()
 
 
 PICK = """() => {
@@ -93,59 +73,58 @@ SAVED = """async (name) => {
 }"""
 
 
-def test_an_export_goes_straight_to_a_chosen_file(on: OnSession) -> None:
+def test_an_export_is_the_files_content(on: OnSession, tmp_path: Path) -> None:
     on.generate()
     page = on.open()
+    page.evaluate("delete window.showSaveFilePicker")
+    export = page.get_by_role("button", name="Export", exact=True)
+    with page.expect_download() as waiting:
+        export.click()
+    assert waiting.value.suggested_filename == f"{on.id}.safetensors"
+    waiting.value.save_as(tmp_path / "session")
+    messages = page.get_by_role("list", name="Messages").get_by_role("listitem")
+    expect(messages).to_contain_text([f"is saved as {on.id}.safetensors"])
+    expect_same(on, (tmp_path / "session").read_bytes())
+    page.get_by_role("button", name="Close this message").click()
     page.evaluate(PICK)
-    page.get_by_role("button", name="Export", exact=True).click()
-    messages = page.get_by_role("list", name="Messages")
-    expect(messages).to_contain_text(f"Session {on.id[-8:]} is saved as {on.id}.safetensors: ")
-    content = bytes(page.evaluate(SAVED, f"{on.id}.safetensors"))
-    imported = on.api.post("/v1/sessions/import", content=content).raise_for_status().json()
-    assert on.api.get(f"/v1/sessions/{imported['id']}/history").json() == on.history()
-
-
-def test_only_the_export_waits_for_itself(on: OnSession) -> None:
-    on.generate()
-    page = on.open()
+    export.click()
+    expect(messages).to_contain_text([f"Session {on.id[-8:]} is saved as {on.id}.safetensors: "])
+    expect_same(on, bytes(page.evaluate(SAVED, f"{on.id}.safetensors")))
     page.route("**/export", lambda route: None)  # no answer
-    page.evaluate(PICK)
-    page.get_by_role("button", name="Export", exact=True).click()
-    expect(page.get_by_role("button", name="Export", exact=True)).to_be_disabled()
-    page.get_by_role("button", name="Park").click()
+    export.click()
+    expect(export).to_be_disabled()
+    page.get_by_role("button", name="Park").click()  # which does not wait for it
     on.wait_until(phase="io_wait")
 
 
-def test_a_dropped_file_opens_a_session(on: OnSession) -> None:
+def expect_same(on: OnSession, file: bytes) -> None:
+    """An exported file holds the session's history."""
+    imported = on.api.post("/v1/sessions/import", content=file).raise_for_status().json()
+    assert on.api.get(f"/v1/sessions/{imported['id']}/history").json() == on.history()
+
+
+def test_a_file_that_is_dropped_or_chosen_opens_a_session(on: OnSession, tmp_path: Path) -> None:
     on.generate()
-    page = on.open()
-    before = sessions(on)
-    drop(page, on.api.get(f"/v1/sessions/{on.id}/export").content, "session.safetensors")
-    expect(page).not_to_have_url(re.compile(on.id))
-    (imported,) = sessions(on) - before
-    assert page.url.endswith(imported)
-    assert on.api.get(f"/v1/sessions/{imported}/history").json() == on.history()
-
-
-def test_a_chosen_file_opens_a_session(on: OnSession, tmp_path: Path) -> None:
-    on.generate()
-    page = on.open()
-    file = tmp_path / "session.safetensors"
-    file.write_bytes(on.api.get(f"/v1/sessions/{on.id}/export").content)
-    page.get_by_label("Drop an exported session here").set_input_files(file)
-    expect(page).not_to_have_url(re.compile(on.id))
-    expect(page.locator(".token")).to_have_count(on.view()["tokens"])
-
-
-def test_a_file_that_is_no_session_is_refused_in_its_place(on: OnSession) -> None:
     page = on.open(refusals=True)
     before = sessions(on)
     drop(page, b"a letter to a friend", "letter.txt")
-    actions = panel(page, "Actions")
-    expect(actions.get_by_role("alert")).to_contain_text("Not imported: the import failed")
+    alert = panel(page, "Actions").get_by_role("alert")
+    expect(alert).to_contain_text("Not imported: the import failed")
     drop(page, b"", "one", "two")
-    expect(actions.get_by_role("alert")).to_have_text("Not imported: one file at a time, not 2")
+    expect(alert).to_have_text("Not imported: one file at a time, not 2")
     assert sessions(on) == before
+    file = tmp_path / "session.safetensors"
+    file.write_bytes(on.api.get(f"/v1/sessions/{on.id}/export").content)
+    drop(page, file.read_bytes(), file.name)
+    expect(page).not_to_have_url(re.compile(on.id))
+    (dropped,) = sessions(on) - before
+    assert page.url.endswith(dropped)
+    assert on.api.get(f"/v1/sessions/{dropped}/history").json() == on.history()
+    page.get_by_label("Drop an exported session here").set_input_files(file)
+    expect(page).not_to_have_url(re.compile(dropped))
+    (chosen,) = sessions(on) - before - {dropped}
+    assert page.url.endswith(chosen)
+    expect(page.locator(".token")).to_have_count(on.view()["tokens"])
 
 
 def test_closing_asks_first(on: OnSession) -> None:
@@ -158,18 +137,3 @@ def test_closing_asks_first(on: OnSession) -> None:
     page.get_by_role("button", name="Close the session").click()
     expect(page).to_have_url(str(on.api.base_url.join("/#/")))
     assert on.id not in sessions(on)
-
-
-def test_buttons_say_why_they_do_nothing_during_a_turn(on_roomy: OnSession) -> None:
-    page = on_roomy.open()
-    page.get_by_label("Most tokens").fill(str(LONG))
-    page.get_by_text("More", exact=True).click()
-    page.get_by_label("Ignore the end token").check()
-    page.get_by_label("Text").fill("Hello")
-    page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("button", name="Park")).to_be_disabled()
-    expect(page.get_by_role("button", name="Fork")).to_have_attribute(
-        "title", "The session is running: wait, or cancel the turn"
-    )
-    page.get_by_role("button", name="Cancel the turn").click()
-    expect(page.get_by_role("button", name="Fork")).to_be_enabled()

@@ -25,11 +25,6 @@ def test_each_token_is_drawn_where_it_begins_and_ends(on: OnSession) -> None:
     assert tokens(page, ".special") == ["<bos>"]
     page.get_by_label("Show tokens").check()
     expect(page.locator(".boundaries .token")).to_have_count(7)
-
-
-def test_a_pointer_tells_of_a_token(on: OnSession) -> None:
-    on.post("generate", prompt="Hi", max_tokens=0)
-    page = on.open()
     page.locator(".token").nth(2).hover()
     expect(panel(page, "Conversation")).to_contain_text('Position 2 · id 105 · text "i"')
 
@@ -69,31 +64,25 @@ def test_a_click_chooses_and_a_busy_session_is_not_rewound(on: OnSession) -> Non
     button = page.get_by_role("button", name="Rewind to here")
     expect(button).to_be_disabled()
     expect(button).to_have_attribute("title", "The session is paused: only an idle one can be rewound")
-    on.post("cancel")
+    page.get_by_role("button", name="Cancel the turn").click()
+    on.wait_until(state="idle", checkpoint=None)
     expect(button).to_be_enabled()
 
 
-def test_a_turn_of_another_client_appears_at_its_end(on: OnSession) -> None:
+def test_what_another_client_does_is_seen(on: OnSession) -> None:
     page = on.open()
     expect(page.get_by_text("Nothing yet")).to_be_visible()
     on.generate(tokens=5)
     expect(page.locator(".token")).to_have_count(11)
     expect(page.locator(".token.generated")).to_have_count(5)
-
-
-def test_tokens_that_were_cached_are_marked(on: OnSession) -> None:
-    page = on.open()
+    on.post("rewind", to_token=0)
+    expect(page.locator(".token")).to_have_count(0)
     on.generate("Hello", tokens=45)
     expect(page.locator(".token.generated")).to_have_count(45)
     usage = on.generate(" and", tokens=2)["usage"]
+    assert usage["cached_tokens"] > 0
     expect(page.locator(".token.cached")).to_have_count(usage["cached_tokens"])
     expect(panel(page, "Conversation").get_by_role("list")).to_contain_text("cached in the last turn")
-
-
-def test_a_rewind_of_another_client_is_seen(on: OnSession) -> None:
-    on.generate("Hello", tokens=5)
-    page = on.open()
-    expect(page.locator(".token")).to_have_count(11)
     on.post("rewind", to_token=3)
     expect(page.locator(".token")).to_have_count(3)
 

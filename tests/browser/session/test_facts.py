@@ -6,9 +6,9 @@ import re
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from tests.browser.accessibility import expect_no_violations
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import SEE
 from tests.browser.session.on_session import GREEDY, LONG, OnSession, panel
@@ -26,7 +26,8 @@ def fact(page: Page, name: str) -> str:
     return row.get_by_role("definition").inner_text()
 
 
-def test_the_figures_are_those_of_the_api(on: OnSession) -> None:
+def test_the_figures_are_those_of_the_api(http: httpx.Client, open_page: OpenPage) -> None:
+    on = OnSession(http, open_page, metadata={"agent": "tester", "x" * 64: "value"})
     on.generate("Hello", tokens=40)
     page = on.open()
     usage = on.view()["usage"]
@@ -37,19 +38,28 @@ def test_the_figures_are_those_of_the_api(on: OnSession) -> None:
     assert fact(page, "Id") == on.id
     left = fact(page, "Closes by itself")
     assert re.fullmatch("in (29 d 23 h|30 d 0 h) without a turn", left)  # the page's clock may be a second behind
+    name = panel(page, "Facts").get_by_role("term").filter(has_text="xxx")
+    assert name.evaluate("(name) => name.scrollWidth <= name.clientWidth"), "a long name stays in its column"
+    assert fact(page, "x" * 64) == "value"
     on.generate(" and", tokens=2)
     expect(panel(page, "Facts")).to_contain_text("42 tokens")
 
 
-def test_kv_grows_while_a_turn_runs(on_roomy: OnSession) -> None:
+def test_tokens_and_kv_of_anothers_turn_grow_as_they_come(on_roomy: OnSession) -> None:
     page = on_roomy.open()
+    count = panel(page, "Conversation").locator(".number").first
+    expect(count).to_have_text("0 tokens")
     held = page.get_by_role("list", name="KV by tier").locator(".number").first
     body = {"prompt": "Hello", "max_tokens": LONG, **GREEDY, "stream": True}
     with on_roomy.api.stream("POST", f"/v1/sessions/{on_roomy.id}/generate", json=body) as turn:
         answer = turn.iter_lines()
         next(answer)
         expect(held).not_to_have_text("0 B")
-        expect(held).not_to_have_text(held.inner_text())
+        expect(count).not_to_have_text(re.compile("^[0-9]? tokens?$"))
+        tokens, kv = count.inner_text(), held.inner_text()
+        expect(count).not_to_have_text(tokens)
+        expect(held).not_to_have_text(kv)
+        expect(page.get_by_text("Another client runs a turn")).to_be_visible()
         assert on_roomy.view()["state"] == "running"
 
 
@@ -69,23 +79,10 @@ def test_breakpoints_are_listed_and_removed(on: OnSession) -> None:
     page.get_by_role("button", name="Remove all").click()
     expect(panel(page, "Breakpoints")).to_contain_text("None is armed")
     assert on.api.get(f"/v1/sessions/{on.id}/breakpoints").json()["data"] == []
-
-
-def test_breakpoints_of_another_client_appear_and_go(on: OnSession) -> None:
-    page = on.open()
-    expect(panel(page, "Breakpoints")).to_contain_text("None is armed")
-    on.post("breakpoints", layer=1, action="capture")
+    on.post("breakpoints", layer=1, action="capture")  # another client's
     expect(panel(page, "Breakpoints")).to_contain_text("capture after layer 1")
     on.api.delete(f"/v1/sessions/{on.id}/breakpoints").raise_for_status()
     expect(panel(page, "Breakpoints")).to_contain_text("None is armed")
-
-
-def test_long_names_of_metadata_stay_in_their_column(http: httpx.Client, open_page: OpenPage) -> None:
-    page = OnSession(http, open_page, metadata={"x" * 64: "value"}).open()
-    name = panel(page, "Facts").get_by_role("term").filter(has_text="xxx")
-    value = panel(page, "Facts").get_by_role("definition").filter(has_text="value")
-    assert name.evaluate("(name) => name.scrollWidth <= name.clientWidth")
-    assert value.is_visible()
 
 
 def test_the_tree_of_forks_leads_to_each(on: OnSession) -> None:
@@ -108,7 +105,7 @@ def test_the_tree_of_forks_leads_to_each(on: OnSession) -> None:
     expect(tree).to_contain_text("which is closed, at 3")
 
 
-def test_the_timeline_tells_what_a_turn_waited_for(on: OnSession) -> None:
+def test_the_timeline_tells_what_a_turn_waited_for_and_where_it_paused(on: OnSession) -> None:
     page = on.open()
     timeline = panel(page, "Timeline")
     on.generate("Hello there", tokens=40)
@@ -126,22 +123,15 @@ def test_the_timeline_tells_what_a_turn_waited_for(on: OnSession) -> None:
     expect(table).to_contain_text(f"2 tokens generated, {usage['cached_tokens']} of {usage['prompt_tokens']} cached")
     timeline.get_by_label("Time shown").select_option("Last minute")
     expect(page.locator(".span.tier-host")).to_be_visible()
-
-
-def test_a_pause_is_a_mark_of_the_timeline(on: OnSession) -> None:
-    page = on.open()
     on.post("breakpoints", layer=1, action="pause", when={"pass": "decode"})
-    on.generate()
-    timeline = panel(page, "Timeline")
-    timeline.get_by_text("As a table").click()
-    expect(timeline.get_by_role("row").filter(has_text="Paused after layer 1")).to_contain_text("position 6")
+    position = on.generate()["checkpoint"]["first"]
+    expect(timeline.get_by_role("row").filter(has_text="Paused after layer 1")).to_contain_text(f"position {position}")
     expect(timeline.locator(".pause")).to_have_attribute("title", "paused after layer 1")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_screen_is_accessible_at_any_width(on: OnSession, scheme: str) -> None:
+def test_the_screen_is_accessible_in_both_themes_and_fits_any_window(on: OnSession) -> None:
     on.post("breakpoints", layer=1, action="pause", when={"pass": "decode"})
-    page = on.open(color_scheme=scheme)
+    page = on.open()
     on.generate("Hello\nthere", tokens=40)
     page.get_by_label("Show tokens").check()
     page.get_by_text("More", exact=True).click()
@@ -150,8 +140,7 @@ def test_the_screen_is_accessible_at_any_width(on: OnSession, scheme: str) -> No
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    answer = Axe().run(page)
-    assert answer.violations_count == 0, answer.generate_report()
+    expect_no_violations(page)
 
 
 def test_the_server_is_away_and_nothing_is_lost(on: OnSession) -> None:

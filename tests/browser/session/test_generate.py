@@ -24,8 +24,11 @@ def ignore_the_end(page: Page) -> None:
     page.get_by_label("Ignore the end token").check()
 
 
-def test_a_prompt_is_sent_and_its_tokens_appear(on: OnSession) -> None:
+def test_a_prompt_is_sent_and_the_next_turn_goes_on_from_it(on: OnSession) -> None:
     page = on.open()
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_have_text(re.compile("write what comes next"))
+    assert on.view()["tokens"] == 0
     write(page, "Hello", **{"Most tokens": "7"})
     ignore_the_end(page)
     page.get_by_role("button", name="Send").click()
@@ -34,20 +37,13 @@ def test_a_prompt_is_sent_and_its_tokens_appear(on: OnSession) -> None:
     assert on.history()["text"].startswith("<bos>Hello")
     expect(page.locator(".token")).to_have_count(13)
     expect(page.get_by_label("Text")).to_have_value("")
-
-
-def test_an_empty_prompt_is_no_turn(on: OnSession) -> None:
-    on.generate(tokens=2)
-    tokens = on.view()["tokens"]
-    page = on.open()
-    page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("alert")).to_have_text(re.compile("write what comes next"))
-    assert on.view()["tokens"] == tokens
+    before = on.history()["token_ids"]
     page.get_by_label("Go on", exact=True).check()
-    page.get_by_label("Most tokens").fill("3")
-    ignore_the_end(page)
+    expect(page.get_by_label("Text")).to_be_disabled()
+    page.get_by_label("Most tokens").fill("2")
     page.get_by_role("button", name="Send").click()
-    on.wait_until(tokens=tokens + 3)
+    on.wait_until(tokens=15, state="idle")
+    assert on.history()["token_ids"][:13] == before
 
 
 def test_tokens_appear_while_the_turn_runs(on_roomy: OnSession) -> None:
@@ -57,13 +53,17 @@ def test_tokens_appear_while_the_turn_runs(on_roomy: OnSession) -> None:
     page.get_by_label("Text").press("Control+Enter")
     expect(page.locator(".token.generated").nth(5)).to_be_visible()
     assert on_roomy.view()["state"] == "running"
+    fork = page.get_by_role("button", name="Fork")
+    expect(page.get_by_role("button", name="Park")).to_be_disabled()
+    expect(fork).to_have_attribute("title", "The session is running: wait, or cancel the turn")
     page.get_by_role("button", name="Cancel the turn").click()
     view = on_roomy.wait_until(state="idle")
+    expect(fork).to_be_enabled()
     expect(page.locator(".token")).to_have_count(view["tokens"])
     assert view["tokens"] < LONG
 
 
-def test_a_chat_message_has_a_role(on: OnSession) -> None:
+def test_a_chat_message_has_a_role_and_other_fields_go_as_they_are(on: OnSession) -> None:
     page = on.open()
     page.get_by_label("Chat message").check()
     page.get_by_label("Role").select_option("system")
@@ -74,19 +74,12 @@ def test_a_chat_message_has_a_role(on: OnSession) -> None:
     text = on.history()["text"]
     assert "system" in text
     assert "Be brief" in text
-
-
-def test_a_turn_goes_on_from_the_history_as_it_is(on: OnSession) -> None:
-    on.generate(tokens=3)
-    before = on.history()["token_ids"]
-    page = on.open()
-    page.get_by_label("Go on").check()
-    expect(page.get_by_label("Text")).to_be_disabled()
-    page.get_by_label("Most tokens").fill("2")
-    ignore_the_end(page)
+    page.get_by_label("Prompt", exact=True).check()
+    page.get_by_text("More", exact=True).click()
+    write(page, "Hello", **{"Most tokens": "6", "Other fields, as JSON": '{"structured_outputs": {"choice": ["yes"]}}'})
     page.get_by_role("button", name="Send").click()
-    on.wait_until(tokens=len(before) + 2)
-    assert on.history()["token_ids"][: len(before)] == before
+    expect(page.get_by_label("Text")).to_have_value("")
+    assert on.history()["text"].endswith("Helloyes")
 
 
 WRONG = [
@@ -108,28 +101,13 @@ def test_what_is_wrong_is_said_beside_its_field(on: OnSession) -> None:
         expect(field).to_have_accessible_description(re.compile(re.escape(message)))
         expect(page.locator("[aria-invalid]")).to_have_count(1)
         field.fill("")
-    expect(page.get_by_label("Text")).to_have_value("Hello")
-    assert on.view()["tokens"] == 0
-
-
-def test_a_wrong_field_that_is_folded_away_is_shown(on: OnSession) -> None:
-    page = on.open(refusals=True)
-    page.get_by_text("More", exact=True).click()
     write(page, "Hello", **{"Min p": "2"})
     page.get_by_text("More", exact=True).click()
     expect(page.get_by_label("Min p")).to_be_hidden()
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_label("Min p")).to_be_visible()
-
-
-def test_other_fields_go_as_they_are(on: OnSession) -> None:
-    page = on.open()
-    page.get_by_text("More", exact=True).click()
-    write(page, "Hello", **{"Most tokens": "6", "Other fields, as JSON": '{"structured_outputs": {"choice": ["yes"]}}'})
-    page.get_by_role("button", name="Send").click()
-    on.wait_until(state="idle", phase="compute")
-    expect(page.get_by_label("Text")).to_have_value("")
-    assert "yes" in on.history()["text"]
+    expect(page.get_by_label("Min p")).to_be_visible()  # though it was folded away
+    expect(page.get_by_label("Text")).to_have_value("Hello")
+    assert on.view()["tokens"] == 0
 
 
 def test_a_paused_turn_says_so_and_is_resumed(on: OnSession) -> None:
@@ -167,26 +145,6 @@ def test_a_turn_is_the_same_on_both_screens(on: OnSession) -> None:
     on.wait_until(state="idle", tokens=11)
     page.go_back()
     expect(page.locator(".token.generated")).to_have_count(5)
-
-
-def test_a_paused_turn_is_cancelled(on: OnSession) -> None:
-    on.post("breakpoints", layer=1, action="pause", when={"pass": "prefill"})
-    on.generate()
-    page = on.open()
-    page.get_by_role("button", name="Cancel the turn").click()
-    on.wait_until(state="idle", checkpoint=None)
-
-
-def test_a_draft_outlives_a_look_at_another_screen(on: OnSession) -> None:
-    page = on.open()
-    write(page, "Half a thought", Seed="7")
-    page.get_by_role("link", name="Inside the model", exact=True).first.click()
-    expect(page.get_by_role("heading", name="Inside the model")).to_be_visible()
-    expect(page.get_by_label("Text")).to_have_value("Half a thought")
-    page.go_back()
-    expect(page.get_by_role("region", name="Facts")).to_be_visible()
-    expect(page.get_by_label("Text")).to_have_value("Half a thought")
-    expect(page.get_by_label("Seed")).to_have_value("7")
 
 
 def test_a_session_that_is_closed_during_a_turn_is_gone(on_roomy: OnSession) -> None:

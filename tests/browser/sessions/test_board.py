@@ -10,7 +10,6 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import OpenPage
 from tests.browser.filling import open_session, signal, wait_until
-from tests.serving import serve
 
 pytestmark = pytest.mark.browser
 
@@ -36,19 +35,6 @@ def test_a_session_moves_between_the_lanes_with_its_kv(
     assert lane is not None
     assert drawn is not None
     assert lane["y"] < drawn["y"] < lane["y"] + lane["height"]
-
-
-def test_cells_are_as_large_as_their_bytes(open_page: OpenPage) -> None:
-    areas = []
-    with serve() as url, httpx.Client(base_url=url) as http:  # beside many sessions the smallest cells are alike
-        small, large = (open_session(http, tokens=tokens, name=f"of {tokens}") for tokens in (128, 512))
-        page = open_page(url)
-        for session in (small, large):
-            box = cells(page, session).bounding_box()
-            assert box is not None
-            areas.append(box["width"] * box["height"])
-        page.goto("about:blank")
-    assert areas[1] / areas[0] == pytest.approx(4, rel=0.25)
 
 
 def test_arrow_keys_go_from_cell_to_cell_and_enter_opens(
@@ -86,34 +72,31 @@ def test_the_tooltip_tells_what_a_session_holds(open_page: OpenPage, page_server
     expect(tip).to_have_count(0)
 
 
-def test_lanes_tell_budgets_with_units(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
-    open_session(http, tokens=40)
+def test_cells_are_as_large_as_their_bytes(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    small, large = (open_session(http, tokens=tokens, name=f"of {tokens}") for tokens in (128, 512))
     page = open_page(page_server)
-    expect(page.get_by_role("region", name="Device tier")).to_contain_text(
-        re.compile(r"KiB owned.*free of 4\.0 MiB.*weights")
-    )
-    expect(page.get_by_role("region", name="Host tier")).to_contain_text("free of 16 MiB")
-    expect(page.get_by_role("region", name="Disk tier")).to_contain_text("No disk tier")
+    areas = []
+    for session in (small, large):
+        box = cells(page, session).bounding_box()
+        assert box is not None
+        areas.append(box["width"] * box["height"])
+    assert areas[1] / areas[0] == pytest.approx(4, rel=0.25)
 
 
-def test_an_empty_lane_says_how_it_is_filled(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+def test_lanes_and_charts_tell_of_memory_with_units(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
     page = open_page(page_server)
     device, host = (page.get_by_role("region", name=f"{tier} tier") for tier in ("Device", "Host"))
     expect(device).to_contain_text("Empty. Open a session and send it a prompt")
     expect(host).to_contain_text("Empty. Park a session")
-    open_session(http, tokens=40)
-    expect(device).not_to_contain_text("Empty.")
-
-
-def test_the_last_minutes_are_told_in_words_too(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
+    expect(host).to_contain_text("free of 16 MiB")
+    expect(page.get_by_role("region", name="Disk tier")).to_contain_text("No disk tier")
     session = open_session(http, tokens=40)
-    page = open_page(page_server)
+    expect(device).not_to_contain_text("Empty.")
+    expect(device).to_contain_text(re.compile(r"KiB owned.*free of 4\.0 MiB.*weights"))
     charts = page.get_by_role("region", name="The last 10 minutes")
     expect(charts.get_by_role("img", name=re.compile("^Device memory .* now 48 KiB owned"))).to_be_visible()
     expect(charts.get_by_role("img", name=re.compile("^Turns .* 0 running and 0 waiting"))).to_be_visible()
     signal(http, session, "io_wait")
-    expect(
-        charts.get_by_role("img", name=re.compile("^Moves .* to host: .* copies have run at .* MiB"))
-    ).to_be_visible()
-    moves = charts.get_by_role("figure").filter(has_text="Moves").get_by_role("img")
+    moves = charts.get_by_role("img", name=re.compile("^Moves .* to host: .* copies have run at .* MiB"))
+    expect(moves).to_be_visible()
     expect(moves.locator("text").first).to_have_text("0 MiB/s")

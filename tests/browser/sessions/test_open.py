@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
-import time
 
 import httpx
 import pytest
-from playwright.sync_api import FilePayload, Page, Route, expect
+from playwright.sync_api import APIResponse, FilePayload, Page, Route, expect
 
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import OpenPage, close_all
 from tests.browser.filling import open_session
-from tests.serving import serve
 
 pytestmark = pytest.mark.browser
 
@@ -34,9 +32,17 @@ def drop(page: Page, name: str, content: bytes) -> None:
 
 
 def test_a_session_is_opened_with_labels(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
-    page = open_page(page_server)
+    page = open_page(page_server, refusals=True)
     page.get_by_role("button", name="New session").click()
     form = page.get_by_role("dialog", name="New session")
+    form.get_by_label("Metadata").fill(f"{'n' * 65}: ada")
+    form.get_by_role("button", name="Open the session").click()
+    expect(form.get_by_role("alert")).to_contain_text("64")
+    expect(form.get_by_label("Metadata")).to_have_value(f"{'n' * 65}: ada")
+    form.get_by_role("button", name="Cancel").click()
+    expect(form).to_be_hidden()
+    assert http.get("/v1/sessions").json()["data"] == []
+    page.get_by_role("button", name="New session").click()
     form.get_by_label("Metadata").fill("name: ada\nno colon")
     form.get_by_role("button", name="Open the session").click()
     expect(form.get_by_role("alert")).to_contain_text('"no colon" has no "name: value"')
@@ -49,55 +55,37 @@ def test_a_session_is_opened_with_labels(open_page: OpenPage, page_server: str, 
     expect(page.get_by_role("region", name="Table of sessions")).to_contain_text("team: <b>blue</b>")
 
 
-def test_a_refused_session_says_so_and_keeps_the_text(
-    open_page: OpenPage, page_server: str, http: httpx.Client
-) -> None:
-    page = open_page(page_server, refusals=True)
-    page.get_by_role("button", name="New session").click()
-    form = page.get_by_role("dialog", name="New session")
-    form.get_by_label("Metadata").fill(f"{'n' * 65}: ada")
-    form.get_by_role("button", name="Open the session").click()
-    expect(form.get_by_role("alert")).to_contain_text("64")
-    expect(form.get_by_label("Metadata")).to_have_value(f"{'n' * 65}: ada")
-    form.get_by_role("button", name="Cancel").click()
-    expect(form).to_be_hidden()
-    assert http.get("/v1/sessions").json()["data"] == []
-
-
 def test_a_session_that_is_closed_before_its_answer_comes_is_not_there(
     open_page: OpenPage, page_server: str, http: httpx.Client
 ) -> None:
     page = open_page(page_server)
     expect(page.get_by_role("main")).to_contain_text("No session is open.")
 
-    def answer_late(route: Route) -> None:
-        answer = route.fetch()
-        http.delete(f"/v1/sessions/{answer.json()['id']}").raise_for_status()
-        time.sleep(1)  # the page hears of the end
-        route.fulfill(response=answer)
-
-    page.route("**/v1/sessions", answer_late)
+    held: list[tuple[Route, APIResponse]] = []
+    page.route("**/v1/sessions", lambda route: held.append((route, route.fetch())))
     page.get_by_role("button", name="New session").click()
     page.get_by_role("button", name="Open the session").click()
+    expect(page.locator("tbody tr[data-id]")).to_have_count(1)
+    close_all(http)
+    expect(page.locator("tbody tr[data-id]")).to_have_count(0)
+    route, answer = held[0]
+    route.fulfill(response=answer)
     expect(page.get_by_role("heading", name="There is no such session")).to_be_visible()
     page.get_by_role("link", name="Sessions", exact=True).click()
     expect(page.get_by_role("main")).to_contain_text("No session is open.")
 
 
-def test_an_exported_file_is_dropped_into_another_servers_page(
-    open_page: OpenPage, page_server: str, http: httpx.Client
-) -> None:
+def test_an_exported_file_is_dropped_on_the_page(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
     session = open_session(http, tokens=40, name="emigrant")
     file = http.get(f"/v1/sessions/{session}/export").content
-    with serve() as url, httpx.Client(base_url=url) as other:
-        page = open_page(url, refusals=True)
-        drop(page, "emigrant.safetensors", file)
-        page.get_by_role("list", name="Imports").get_by_role("link").click()
-        expect(page).to_have_url(re.compile("#/sessions/ses_"))
-        [arrived] = other.get("/v1/sessions").json()["data"]
-        assert page.url.endswith(arrived["id"])
-        assert (arrived["tokens"], arrived["metadata"]) == (40, {"name": "emigrant"})
-        page.goto("about:blank")
+    http.delete(f"/v1/sessions/{session}").raise_for_status()
+    page = open_page(page_server)
+    drop(page, "emigrant.safetensors", file)
+    page.get_by_role("list", name="Imports").get_by_role("link").click()
+    expect(page).to_have_url(re.compile("#/sessions/ses_"))
+    [arrived] = http.get("/v1/sessions").json()["data"]
+    assert page.url.endswith(arrived["id"])
+    assert (arrived["tokens"], arrived["metadata"]) == (40, {"name": "emigrant"})
 
 
 def test_a_file_that_is_no_session_says_so(open_page: OpenPage, page_server: str, http: httpx.Client) -> None:
