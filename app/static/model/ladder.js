@@ -39,7 +39,7 @@ function Rung({ layer, standing, marks, tab, arm }) {
   const { pauses, captures, edits } = marks;
   const place = standing === null ? "" : layer === standing ? "here" : layer < standing ? "passed" : "";
   return html`<li class=${place}>
-    <button type="button" tabindex=${tab ? 0 : -1} aria-pressed=${pauses.length > 0}
+    <button tabindex=${tab ? 0 : -1} aria-pressed=${pauses.length > 0}
       aria-label=${spoken(layer, marks, place)}
       title=${pauses.length ? `Remove the pause after layer ${layer}` : `Pause after layer ${layer}`}
       onClick=${() => arm(layer)}>

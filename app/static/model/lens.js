@@ -39,12 +39,10 @@ function Tools({ desk }) {
       <fieldset class="row tight">
         <legend class="hidden">A pause that a click on a layer arms</legend>
         <span class="dim">Click a layer to pause</span>
-        <label><span class="hidden">Pause</span>
-          <select aria-label="How often to pause" value=${how.once ? "once" : "each"}
-            onChange=${(event) => setHow({ once: event.target.value === "once" })}>
-            <option value="once">once</option><option value="each">each time</option>
-          </select>
-        </label>
+        <select aria-label="How often to pause" value=${how.once ? "once" : "each"}
+          onChange=${(event) => setHow({ once: event.target.value === "once" })}>
+          <option value="once">once</option><option value="each">each time</option>
+        </select>
         <label>in
           <select aria-label="In which pass to pause" value=${how.pass}
             onChange=${(event) => setHow({ pass: event.target.value })}>
@@ -57,7 +55,7 @@ function Tools({ desk }) {
       <label>
         <input type="checkbox" checked=${watched} onChange=${watch} />
         Watch all layers</label>
-      <button type="button" onClick=${() => attempt("Clear", () => clearCaptures(desk))}
+      <button onClick=${() => attempt("Clear", () => clearCaptures(desk))}
         title="Forget what was captured, on the server too">Clear the map</button>
       <p class="row key dim" aria-hidden="true">
         <i class="mark pause"></i>pauses <i class="mark capture"></i>captures <i class="mark edit"></i>edits
@@ -100,7 +98,7 @@ function Top({ desk, token }) {
   const isPinned = pinned?.tokenId === token.tokenId && pinned.position === position;
   const pin = () => (desk.pinned.value = isPinned ? null : { tokenId: token.tokenId, text: token.text, position });
   return html`<li>
-    <button type="button" aria-pressed=${isPinned} onClick=${pin} title="Draw this token's path over the layers">
+    <button aria-pressed=${isPinned} onClick=${pin} title="Draw this token's path over the layers">
       <code>${visible(token.text)}</code><span class="bar" style=${{ "--p": `${100 * token.p}%` }}></span>
       <span class="number">${percent(token.p)}</span>
     </button>
