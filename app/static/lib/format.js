@@ -1,6 +1,4 @@
 // Numbers as people read them, always with units.
-
-import { isAway } from "../state/connection.js";
 import { second } from "./clock.js";
 
 const ENGLISH = new Intl.NumberFormat("en-US");
@@ -36,10 +34,8 @@ export function coarse(count) {
 
 export const milliseconds = (count) => seconds(count / 1000);
 
-/** When a pause ends, of `checkpoint`: people should not be surprised. Nothing if it does not end by itself, or while the
- * server is away: it may have taken the pause with it. */
-export const timeLeft = ({ expires_at: at }) =>
-  at && !isAway() && `The pause ends by itself in ${seconds(Math.max(1, Math.floor(at - second.value)))}.`;
+/** How long it is until a Unix time in seconds, in whole seconds: at least one. */
+export const until = (time) => seconds(Math.max(1, Math.floor(time - second.value)));
 
 /** The positions of a checkpoint. */
 export const positions = ({ first, end }) =>

@@ -1,8 +1,8 @@
 // The screen inside the model: one session, layer by layer.
 import { useEffect } from "preact/hooks";
-import { counted, positions, shortId, timeLeft } from "../lib/format.js";
+import { counted, positions, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Foreign, isForeign } from "../session/screen.js";
+import { Foreign, isForeign, TimeLeft } from "../session/screen.js";
 import { Loading } from "../shell/states.js";
 import { server } from "../state/connection.js";
 import { historyOf, loadHistory } from "../state/history.js";
@@ -59,7 +59,7 @@ function Standing({ desk }) {
       <h1>Inside the model</h1>
       <a href=${linkTo(desk.id)} class="mono" title=${desk.id}>${shortId(desk.id)}</a>
       <p role="status"><${Place} view=${view} /></p>
-      ${view.checkpoint && html`<p class="dim left">${timeLeft(view.checkpoint)}</p>`}
+      ${view.checkpoint && html`<p class="dim left"><${TimeLeft} ...${view.checkpoint} /></p>`}
     </header>
   `;
 }

@@ -1,8 +1,8 @@
 // The screen of one session: its parts, which session it is, and what must not be overlooked.
-import { place, positions, shortId, timeLeft } from "../lib/format.js";
+import { place, positions, shortId, until } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { CloseButton } from "../shell/close.js";
-import { server } from "../state/connection.js";
+import { isAway, server } from "../state/connection.js";
 import { linkTo } from "../state/route.js";
 import { sessionOf, stateWord } from "../state/sessions.js";
 import { Actions } from "./actions.js";
@@ -52,11 +52,15 @@ function PauseBanner({ view }) {
   const layers = server.value?.num_layers;
   return html`
     <section class="paused panel row" aria-label="Paused">
-      <p><strong>Paused after layer ${layer}${layers && ` of ${layers - 1}`}</strong>, at ${positions(view.checkpoint)} (${pass}). <span class="number">${timeLeft(view.checkpoint)}</span></p>
+      <p><strong>Paused after layer ${layer}${layers && ` of ${layers - 1}`}</strong>, at ${positions(view.checkpoint)} (${pass}). <span class="number"><${TimeLeft} ...${view.checkpoint} /></span></p>
       <a href=${linkTo(view.id, "model")}>Look inside the model</a>
     </section>
   `;
 }
+
+/** When a pause ends: people should not be surprised. Nothing if it does not end by itself, or while the server is away: it
+ * may have taken the pause with it. */
+export const TimeLeft = ({ expires_at: at }) => at && !isAway() && `The pause ends by itself in ${until(at)}.`;
 
 /** Whether the server has refused to tell what the session holds. */
 export const isForeign = ({ id, tenant }) => tenant !== null && historyOf(id).value.error?.status === 404;
