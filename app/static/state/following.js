@@ -7,8 +7,8 @@ import { note } from "./happenings.js";
 import { takeMemory } from "./memory.js";
 import { say } from "./notices.js";
 import { forgetEverything } from "./per_key.js";
-import { grow, put, remove, replaceAll, running, sessionOf } from "./sessions.js";
-import { lose } from "./turns.js";
+import { grow, put, remove, replaceAll, running } from "./sessions.js";
+import { settle } from "./turns.js";
 
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 5000;
@@ -132,9 +132,8 @@ function take({ name, data }, place) {
 function takeSnapshot({ time, sessions, has_more }, place) {
   place.parts.push(...sessions);
   if (has_more) return;
-  const lost = place.parts.filter(({ id, state }) => state === "idle" && sessionOf(id).peek()?.checkpoint);
+  place.parts.forEach(settle);
   replaceAll(place.parts);
-  for (const { id } of lost) lose(id);
   for (const session of place.parts) note(session.id, "session", { time, change: "seen", session });
   place.parts = [];
 }

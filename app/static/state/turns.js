@@ -5,11 +5,12 @@ import { historyOf, loadHistory } from "./history.js";
 import { perSession } from "./per_key.js";
 import { sessionOf, stand } from "./sessions.js";
 
-const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null, unsend: null };
+const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null, promptEnd: 0, unsend: null };
 
 /** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
  * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, and `usage` what the turn has cost
- * so far where it is paused. `unsend` is called if its prompt is lost. */
+ * so far where it is paused. `unsend` is called if its prompt is lost: once it has paused, the history of a turn has at
+ * least `promptEnd` tokens. */
 export const turnOf = perSession(AT_REST);
 
 /** Most turns of this tab at once. Each has a connection while it runs, and a browser has six for a server: two are for
@@ -27,18 +28,21 @@ export const generate = (id, body, sent, unsend) => run(id, "generate", body, { 
  * `{ids, text}`. */
 export const resume = (id, until = null, onPiece = null) => run(id, "resume", until === null ? {} : { until }, { onPiece });
 
-/** The turn that was paused is over, and nobody has told how: unless this page itself has taken it on meanwhile. */
-export function lose(id) {
+/** A snapshot comes with this view. If a turn is over since, nobody has told how: of a paused one the page must, unless it
+ * has taken it on itself. */
+export function settle({ id, state, tokens }) {
+  const before = sessionOf(id).peek();
+  if (state !== "idle" || !before || before.state === "idle") return;
   const turn = turnOf(id);
-  const { verb, usage, unsend } = turn.peek();
-  if (verb === null || usage !== null) turn.value = { ...turn.peek(), usage: null, error: LOST };
-  if (sessionOf(id).peek().tokens < usage?.prompt_tokens) unsend?.();
+  const { verb, usage, promptEnd, unsend } = turn.peek();
+  if (before.checkpoint && (verb === null || usage)) turn.value = { ...turn.peek(), usage: null, error: LOST };
+  if (tokens < promptEnd) unsend?.();
 }
 
 /** End the turn, whoever started it. What it has generated stays. */
 export const cancel = (id) => call("POST", `/v1/sessions/${id}/cancel`);
 
-async function run(id, verb, body, { sent = "", unsend = turnOf(id).peek().unsend, onPiece }) {
+async function run(id, verb, body, { sent = "", unsend, onPiece }) {
   const turn = turnOf(id);
   if (turn.peek().running) return false;
   const error = whyNoTurn.peek() && new ApiError(0, { message: whyNoTurn.peek() });
@@ -47,13 +51,15 @@ async function run(id, verb, body, { sent = "", unsend = turnOf(id).peek().unsen
     return false;
   }
   under.value += 1;
-  turn.value = { ...AT_REST, running: true, verb, sent, unsend, text: verb === "resume" ? turn.peek().text : "" };
+  const kept = verb === "resume" ? turn.peek() : { ...AT_REST, unsend };
+  turn.value = { ...kept, running: true, verb, sent, error: null, usage: null };
   const drawn = drawing(turn);
   let rest;
   try {
     const end = await follow(`/v1/sessions/${id}/${verb}`, body, (piece) => (drawn.take(piece), onPiece?.(piece)));
     if (end.checkpoint) stand(id, end.checkpoint);
-    rest = { text: end.text, usage: end.status === "paused" ? end.usage : null };
+    const usage = end.status === "paused" ? end.usage : null;
+    rest = { text: end.text, usage, promptEnd: usage?.prompt_tokens };
   } catch (error) {
     rest = { error: error instanceof ApiError ? error : AWAY };
   }
@@ -61,8 +67,7 @@ async function run(id, verb, body, { sent = "", unsend = turnOf(id).peek().unsen
   drawn.stop();
   // The history takes the place of the pieces where it is on the screen.
   if (sessionOf(id).peek() !== null && historyOf(id).peek().tokens !== null) await loadHistory(id);
-  turn.value = { ...AT_REST, verb, unsend: rest.usage ? unsend : null, text: turn.peek().text, ...rest };
-  if (rest.error === AWAY) unsend?.();
+  turn.value = { ...turn.peek(), running: false, pieces: [], ...rest };
   return !rest.error;
 }
 

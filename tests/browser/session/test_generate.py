@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.filling import SEE, anew
 from tests.browser.session.on_session import LONG, OnSession
 
 pytestmark = pytest.mark.browser
@@ -145,6 +146,26 @@ def test_a_turn_is_the_same_on_both_screens(on: OnSession) -> None:
     on.wait_until(state="idle", tokens=11)
     page.go_back()
     expect(page.locator(".token.generated")).to_have_count(5)
+
+
+def test_a_resume_that_breaks_off_brings_the_prompt_back_only_if_it_is_lost(on: OnSession) -> None:
+    on.post("breakpoints", layer=2, action="pause", when={"pass": "decode"})
+    page = on.open()
+    write(page, "Hello")
+    ignore_the_end(page)
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("region", name="Paused")).to_be_visible()
+    page.route("**/resume", lambda route: route.fulfill(body="", content_type="text/event-stream"))
+    page.get_by_role("button", name="Resume to the end").click()
+    expect(page.get_by_role("alert")).to_have_text("The server went away during the turn.")
+    expect(page.get_by_label("Text")).to_have_value("")
+    assert on.history()["text"].startswith("<bos>Hello")
+    page.evaluate(SEE, "hidden")
+    on.post("cancel")
+    on.post("rewind", to_token=0)  # as after a restart of a server that had not kept the turn
+    page.route("**/v1/events", anew)
+    page.evaluate(SEE, "visible")
+    expect(page.get_by_label("Text")).to_have_value("Hello")
 
 
 def test_a_session_that_is_closed_during_a_turn_is_gone(on_roomy: OnSession) -> None:
