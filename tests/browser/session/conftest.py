@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import OpenPage, close_all
 from tests.browser.session.on_session import OnSession
 from tests.serving import serve
 
@@ -29,9 +29,14 @@ def roomy_server(roomy_model: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def on_roomy(roomy_server: str, open_page: OpenPage) -> Iterator[OnSession]:
-    """A session of that server; it is closed in the end."""
+def roomy(roomy_server: str) -> Iterator[httpx.Client]:
+    """A client of that server, whose sessions are closed behind the test's pages: one that is open asks for them."""
     with httpx.Client(base_url=roomy_server, timeout=TIMEOUT_S) as api:
-        on = OnSession(api, open_page)
-        yield on
-        api.delete(f"/v1/sessions/{on.id}")
+        yield api
+        close_all(api)
+
+
+@pytest.fixture
+def on_roomy(roomy: httpx.Client, open_page: OpenPage) -> OnSession:
+    """A session of that server."""
+    return OnSession(roomy, open_page)
