@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from app.gpu.linear.onednn import onednn_multiplies
+from app.gpu.linear.cpu.onednn import onednn_multiplies
 from benchmarks import kernels
 
 

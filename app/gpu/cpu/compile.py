@@ -19,7 +19,7 @@ from numba.core.runtime.nrt import rtsys
 from app.gpu.cpu.compilations import COMPILATIONS
 
 ELEMENTS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
-"""What stands for a tensor's dtype inside a kernel; see `cpu_intrinsics.widen`."""
+"""What stands for a tensor's dtype inside a kernel; see `intrinsics.widen`."""
 
 POOL_ELEMENTS = {**ELEMENTS, torch.float8_e4m3fn: np.uint8}
 """The same of a pool of KV."""

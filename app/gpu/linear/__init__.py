@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from app.gpu.linear.base import Linear, MakeLinear, Products
+from app.gpu.linear.cpu.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from app.gpu.linear.cuda.eight_bits_linear import Float8Linear, Int8Linear
 from app.gpu.linear.dense import DenseLinear, TritonLinear
 from app.gpu.linear.eight_bits import FLOAT8, INT8
 from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
-from app.gpu.linear.onednn import PackedLinear, StoredLinear, onednn_multiplies
 from app.gpu.linear.tiled import tiled_maker
 
 
@@ -38,7 +38,7 @@ def linear_maker(
         return partial(_make_on_cuda, dtype, batch_invariant)
     if dtype is torch.float32:
         # They import Numba, which only a CPU needs.
-        from app.gpu.linear.panels import PanelLinear, multiply_as_kept, multiply_in_bfloat16
+        from app.gpu.linear.cpu.layers import PanelLinear, multiply_as_kept, multiply_in_bfloat16
 
         match products:
             case Products.FLOAT32:

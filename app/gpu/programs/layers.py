@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from app.gpu.attention.batch import Batch
-from app.gpu.attention.cpu import PAGED_TOKENS, token_tables
+from app.gpu.attention.cpu.paged import PAGED_TOKENS, token_tables
 from app.gpu.cpu.program import Program
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack

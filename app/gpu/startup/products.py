@@ -47,6 +47,6 @@ def attends_in_bfloat16(model: ResolvedModel, products: Products) -> bool:
 
 
 def _has_instruction() -> bool:
-    from app.gpu.linear.cpu_pairs import multiplies_pairs  # imports Numba, which only a CPU needs
+    from app.gpu.linear.cpu.pairs import multiplies_pairs  # imports Numba, which only a CPU needs
 
     return multiplies_pairs()

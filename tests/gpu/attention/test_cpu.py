@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 
-from app.gpu.attention import cpu_kernels
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import make_batch
-from app.gpu.attention.cpu import PagedCpuAttention, batch_invariant_attention, bfloat16_attention
-from app.gpu.attention.cpu_store import store
+from app.gpu.attention.cpu import kernels
+from app.gpu.attention.cpu.paged import PagedCpuAttention, batch_invariant_attention, bfloat16_attention
+from app.gpu.attention.cpu.store import store
 from app.gpu.attention.pool_rows import from_rows
 from tests.gpu.attention.drawing import DEVICES, MIXED, Inputs, Shape, any_shape, assert_agrees, chunks, draw_inputs
 from tests.gpu.oracle import rounded
@@ -86,11 +86,11 @@ def test_the_rest_of_the_batch_does_not_change_a_bit_of_a_decode_row() -> None:
 
 def test_a_machine_without_a_writable_cache_compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.core.caching.CodeLibraryCacheImpl._locator_classes", [])
-    cpu_kernels.attend_kernel.cache_clear()
+    kernels.attend_kernel.cache_clear()
     try:
         assert_agrees("cpu", Shape([(40, 1)]))
     finally:
-        cpu_kernels.attend_kernel.cache_clear()
+        kernels.attend_kernel.cache_clear()
 
 
 POOLS = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]

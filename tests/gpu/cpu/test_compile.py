@@ -16,7 +16,7 @@ import app.gpu
 from app.gpu.cpu import compile as cpu_compile
 from app.gpu.cpu.compile import c_function, compiled_features
 from app.gpu.cpu.intrinsics import pointer
-from app.gpu.linear import cpu_tile
+from app.gpu.linear.cpu import tile as tiles
 
 CODEGEN: Any = JITCPUCodegen
 
@@ -64,7 +64,7 @@ def test_instructions_that_numba_is_told_to_use_decide_about_tiles(
     told: str, tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", told)
-    assert cpu_tile._shape_of_tiles() == tile
+    assert tiles._shape_of_tiles() == tile
     assert "amx-bf16" not in compiled_features()
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import Batch
-from app.gpu.attention.cpu import PagedCpuAttention
+from app.gpu.attention.cpu.paged import PagedCpuAttention
 
 POISON = 1
 """For inputs that were not filled again: a token, a block, a position that are there, and somebody else's."""

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from app.gpu.cpu.compile import c_function
 from app.gpu.cpu.intrinsics import pointer
-from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
-from app.gpu.linear.cpu_tile import unpack
-from app.gpu.linear.cpu_weights import PANEL
+from app.gpu.linear.cpu.layers import PanelLinear
+from app.gpu.linear.cpu.packing import to_panels
+from app.gpu.linear.cpu.panels import PanelShape, multiply, multiply_from_file
+from app.gpu.linear.cpu.tile import unpack
+from app.gpu.linear.cpu.weights import PANEL
 from app.gpu.linear.matrix import BlockMatrix
-from app.gpu.linear.packing import to_panels
-from app.gpu.linear.panels import PanelLinear
 from tests.gpu.linear.blocks import EXTREME, HALVES, draw_blocks
 
 KINDS = list(HALVES)

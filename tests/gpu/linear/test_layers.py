@@ -9,8 +9,8 @@ from torch import Tensor
 from app.domain.errors import FieldOutOfRange
 from app.gpu.linear import linear_maker
 from app.gpu.linear.base import Linear
+from app.gpu.linear.cpu.packing import to_panels
 from app.gpu.linear.dense import DenseLinear
-from app.gpu.linear.packing import to_panels
 from app.gpu.linear.tiled import tiled_maker
 
 CPU = torch.device("cpu")

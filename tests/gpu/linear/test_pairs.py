@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
-from app.gpu.linear.cpu_tile import ROWS
-from app.gpu.linear.cpu_weights import PANEL
-from app.gpu.linear.packing import PAIRED, to_pairs
-from app.gpu.linear.panels import PairLinear, PanelLinear, multiply_as_kept, multiply_in_bfloat16
+from app.gpu.linear.cpu.layers import PairLinear, PanelLinear, multiply_as_kept, multiply_in_bfloat16
+from app.gpu.linear.cpu.packing import PAIRED, to_pairs
+from app.gpu.linear.cpu.panels import PanelShape, multiply, multiply_from_file
+from app.gpu.linear.cpu.tile import ROWS
+from app.gpu.linear.cpu.weights import PANEL
 from app.gpu.weight_files.layout import host_bytes
 from tests.gpu.linear.blocks import draw_blocks
 

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.domain.errors import WeightsLost
-from app.gpu.linear import cpu_panels
-from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
-from app.gpu.linear.cpu_tile import ROWS
-from app.gpu.linear.cpu_weights import PANEL
-from app.gpu.linear.packing import DENSE
-from app.gpu.linear.packing import to_panels as pack
-from app.gpu.linear.panels import PanelLinear
+from app.gpu.linear.cpu.layers import PanelLinear
+from app.gpu.linear.cpu.packing import DENSE
+from app.gpu.linear.cpu.packing import to_panels as pack
+from app.gpu.linear.cpu.panels import PanelShape, multiply, multiply_from_file
+from app.gpu.linear.cpu.tile import ROWS
+from app.gpu.linear.cpu.weights import PANEL
 from app.gpu.linear.weight import Weight
 from app.gpu.weight_files.layout import host_bytes
 
@@ -63,7 +62,7 @@ def test_a_product_from_a_file_has_the_bits_of_one_from_memory(
         part_bytes=st.integers(1, 1 << 16),
     )
     def agree(rows: int, outputs: int, inputs: int, offset: int, part_bytes: int) -> None:
-        monkeypatch.setattr(cpu_panels, "PART_BYTES", part_bytes)
+        monkeypatch.setattr("app.gpu.linear.cpu.panels.PART_BYTES", part_bytes)
         x, weight = draw(rows, inputs), draw(outputs, inputs).to(dtype)
         panels = to_panels(weight)
         y = multiply(x, panels, shape_of(panels))

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from app.gpu.attention.batch import Batch, make_batch
-from app.gpu.attention.cpu import PAGED_TOKENS, PagedCpuAttention
+from app.gpu.attention.cpu.paged import PAGED_TOKENS, PagedCpuAttention
 from app.gpu.attention.pool_rows import to_rows
 from app.gpu.cpu.program import Program
 from app.gpu.kv_pools.device import KVPool

@@ -13,8 +13,8 @@ from torch import Tensor
 import app.gpu.weight_files.file
 from app.gpu.device.streams import CpuStreams
 from app.gpu.linear.base import Linear
-from app.gpu.linear.packing import to_panels
-from app.gpu.linear.panels import PanelLinear
+from app.gpu.linear.cpu.layers import PanelLinear
+from app.gpu.linear.cpu.packing import to_panels
 from app.gpu.linear.weight import Weight
 from app.gpu.weight_files.file import BundleFile
 from app.gpu.weight_files.header import Section

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from app.domain.errors import WeightsLost
-from app.gpu.linear.packing import to_panels
-from app.gpu.linear.panels import PanelLinear
+from app.gpu.linear.cpu.layers import PanelLinear
+from app.gpu.linear.cpu.packing import to_panels
 from app.gpu.linear.weight import Weight
 from app.gpu.weight_files.file import BundleFile
 from app.gpu.weight_files.header import sections_of

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from app.gpu.cpu.elementwise import add_, to_bfloat16
 from app.gpu.linear.base import bias_of, cells
-from app.gpu.linear.cpu_panels import PanelShape, multiply, multiply_from_file
+from app.gpu.linear.cpu.packing import PanelFormat, to_pairs, to_panels
+from app.gpu.linear.cpu.panels import PanelShape, multiply, multiply_from_file
 from app.gpu.linear.matrix import Matrix
-from app.gpu.linear.packing import PanelFormat, to_pairs, to_panels
 from app.gpu.linear.weight import Weight
 
 

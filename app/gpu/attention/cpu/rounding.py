@@ -1,4 +1,4 @@
-"""A Numba kernel that writes keys and values to a pool of float8: see `cpu_store`, and `float8` for the rule.
+"""A Numba kernel that writes keys and values to a pool of float8: see `store`, and `float8` for the rule.
 
 It looks at bits and adds powers of two, so fast mathematics change nothing.
 """

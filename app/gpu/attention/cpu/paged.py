@@ -8,9 +8,9 @@ from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import Batch, RowShape
-from app.gpu.attention.cpu_kernels import PADDING, SPLIT, Arguments, attend_kernel
-from app.gpu.attention.cpu_prompts import attend_prompts
-from app.gpu.attention.cpu_store import store
+from app.gpu.attention.cpu.kernels import PADDING, SPLIT, Arguments, attend_kernel
+from app.gpu.attention.cpu.prompts import attend_prompts
+from app.gpu.attention.cpu.store import store
 from app.gpu.attention.pool_rows import FLOAT8, from_rows
 from app.gpu.cpu.openmp import run_on_torch_threads
 

@@ -5,8 +5,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from app.gpu.linear.cpu_pairs import Pairs, is_paired, multiply_pairs, prefetch_run, round_to_pairs
-from app.gpu.linear.cpu_weights import INT32, INT64, PANEL, Dense, Loads, Use, Weights, for_range
+from app.gpu.linear.cpu.pairs import Pairs, is_paired, multiply_pairs, prefetch_run, round_to_pairs
+from app.gpu.linear.cpu.weights import INT32, INT64, PANEL, Dense, Loads, Use, Weights, for_range
 
 ROUNDED = "rounded_"
 """What the name of the quants begins with in records for products in bfloat16; then comes that in all others."""

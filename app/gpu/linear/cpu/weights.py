@@ -64,7 +64,7 @@ class Loads:
 
 
 class Dense(Loads):
-    """See `Weights`. A panel is `[inputs, PANEL]`: float32, or half types as `cpu_intrinsics.widen` has them."""
+    """See `Weights`. A panel is `[inputs, PANEL]`: float32, or half types as `intrinsics.widen` has them."""
 
     def __init__(self, dtype: Any, builder: Any, lanes: int, vectors: int) -> None:
         super().__init__(builder, lanes, vectors)

@@ -1,7 +1,7 @@
 """A Numba kernel: attention of prompts over paged keys and values, with the tiles that linear layers are made of.
 
 A work item is a run of queries of one prompt with one key-value head. It goes through the keys in tiles (see
-`cpu_tiles`), with a state of its own for each `SPLIT` of them, which are folded in order. A prompt that is one run has
+`tiles`), with a state of its own for each `SPLIT` of them, which are folded in order. A prompt that is one run has
 an item for each split, and the thread that finishes the last folds them all (flash-decoding). Threads draw items from
 an atomic counter.
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import RowShape
-from app.gpu.attention.cpu_tiles import (
+from app.gpu.attention.cpu.tiles import (
     KEYS,
     UNBOUNDED,
     add_values,
@@ -39,10 +39,10 @@ from app.gpu.attention.cpu_tiles import (
 from app.gpu.cpu.compile import POOL_ELEMENTS, c_function, inlined
 from app.gpu.cpu.intrinsics import fetch_add, pointer
 from app.gpu.cpu.openmp import run_on_torch_threads
-from app.gpu.linear.cpu_pairs import HALVES
-from app.gpu.linear.cpu_product import takes_bfloat16
-from app.gpu.linear.cpu_tile import LANES, ROWS
-from app.gpu.linear.cpu_weights import PANEL
+from app.gpu.linear.cpu.pairs import HALVES
+from app.gpu.linear.cpu.product import takes_bfloat16
+from app.gpu.linear.cpu.tile import LANES, ROWS
+from app.gpu.linear.cpu.weights import PANEL
 
 SPLIT = 10 * KEYS
 """Keys of one state: enough to pay for the fold, few enough to spread one long context over the cores."""

@@ -9,7 +9,7 @@ import torch
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from app.gpu.attention.cpu_rounding import rounding_kernel
+from app.gpu.attention.cpu.rounding import rounding_kernel
 from app.gpu.attention.pool_rows import FLOAT8
 from app.gpu.cpu.compile import ELEMENTS, c_function
 from app.gpu.cpu.intrinsics import convert, fetch_add, pointer

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 
 from app.gpu.cpu.compile import compiled_features
-from app.gpu.linear.cpu_weights import FLOAT, INT32, INT64, PANEL, Loads, Use, for_range
+from app.gpu.linear.cpu.weights import FLOAT, INT32, INT64, PANEL, Loads, Use, for_range
 
 _FIELD = "halves"
 HALVES = np.dtype([(_FIELD, np.uint16, (PANEL, 2))])

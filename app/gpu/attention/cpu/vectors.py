@@ -11,11 +11,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from app.gpu.attention.cpu_scores import LEAST_EXPONENT, LOWEST
+from app.gpu.attention.cpu.scores import LEAST_EXPONENT, LOWEST
 from app.gpu.cpu.intrinsics import widened_float8
-from app.gpu.linear.cpu_pairs import round_to_pairs
-from app.gpu.linear.cpu_tile import LANES
-from app.gpu.linear.cpu_weights import Dense
+from app.gpu.linear.cpu.pairs import round_to_pairs
+from app.gpu.linear.cpu.tile import LANES
+from app.gpu.linear.cpu.weights import Dense
 
 _INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _INTEGERS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, LANES)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numba.np.numpy_support import carray
 
-from app.gpu.attention.cpu_scores import LEAST_EXPONENT, LOWEST, ONE, ZERO, bounded, query_scale
-from app.gpu.attention.cpu_vectors import make_softmax, round_run, widen_run
+from app.gpu.attention.cpu.scores import LEAST_EXPONENT, LOWEST, ONE, ZERO, bounded, query_scale
+from app.gpu.attention.cpu.vectors import make_softmax, round_run, widen_run
 from app.gpu.cpu.compile import exp2, inlined
 from app.gpu.cpu.intrinsics import pointer
-from app.gpu.linear.cpu_product import takes_bfloat16
-from app.gpu.linear.cpu_tile import COLUMNS, LANES, ROWS, make_column_tile, make_tile
-from app.gpu.linear.cpu_weights import PANEL
+from app.gpu.linear.cpu.product import takes_bfloat16
+from app.gpu.linear.cpu.tile import COLUMNS, LANES, ROWS, make_column_tile, make_tile
+from app.gpu.linear.cpu.weights import PANEL
 
 KEYS = 48
 """In a tile: whole strips."""

@@ -15,9 +15,9 @@ from app.gpu.cpu.compile import c_function, inlined
 from app.gpu.cpu.intrinsics import fetch_add, pointer
 from app.gpu.cpu.openmp import run_on_torch_threads
 from app.gpu.cpu.reading import PART_BYTES, read_part
-from app.gpu.linear.cpu_product import multiply_panel
-from app.gpu.linear.cpu_weights import PANEL
-from app.gpu.linear.packing import PanelFormat
+from app.gpu.linear.cpu.packing import PanelFormat
+from app.gpu.linear.cpu.product import multiply_panel
+from app.gpu.linear.cpu.weights import PANEL
 
 _MakeKernel = Callable[[Any], Callable[[int], None]]
 

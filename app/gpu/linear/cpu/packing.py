@@ -11,9 +11,9 @@ from torch import Tensor
 from app.gpu.cpu.compile import ELEMENTS
 from app.gpu.cpu.openmp import lone_threads
 from app.gpu.linear.block_fields import KINDS
-from app.gpu.linear.cpu_blocks import ROUNDED as ROUNDED_QUANTS
-from app.gpu.linear.cpu_pairs import HALVES
-from app.gpu.linear.cpu_weights import PANEL
+from app.gpu.linear.cpu.blocks import ROUNDED as ROUNDED_QUANTS
+from app.gpu.linear.cpu.pairs import HALVES
+from app.gpu.linear.cpu.weights import PANEL
 from app.gpu.linear.matrix import BlockMatrix, Matrix, dense_of
 
 _ROWS = 8 * PANEL

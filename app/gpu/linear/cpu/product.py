@@ -7,10 +7,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from app.gpu.cpu.compile import inlined
-from app.gpu.linear.cpu_blocks import is_in_pairs, multiplies_rounded
-from app.gpu.linear.cpu_pairs import HALVES
-from app.gpu.linear.cpu_tile import COLUMNS, ROWS, make_scratch, make_tile, unpack
-from app.gpu.linear.cpu_weights import PANEL
+from app.gpu.linear.cpu.blocks import is_in_pairs, multiplies_rounded
+from app.gpu.linear.cpu.pairs import HALVES
+from app.gpu.linear.cpu.tile import COLUMNS, ROWS, make_scratch, make_tile, unpack
+from app.gpu.linear.cpu.weights import PANEL
 
 _SLICE = 512
 """Inputs of which many rows are multiplied at a time: with a panel's outputs a part of the second-level cache."""

@@ -10,9 +10,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from app.gpu.cpu.compile import compiled_features
-from app.gpu.linear.cpu_blocks import weights_of
-from app.gpu.linear.cpu_pairs import is_paired
-from app.gpu.linear.cpu_weights import INT64, PANEL, Weights
+from app.gpu.linear.cpu.blocks import weights_of
+from app.gpu.linear.cpu.pairs import is_paired
+from app.gpu.linear.cpu.weights import INT64, PANEL, Weights
 
 _INT32, _FLOAT = ir.IntType(32), ir.FloatType()
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numba.np.numpy_support import carray
 
-from app.gpu.attention.cpu_scores import LEAST_EXPONENT, LOWEST, ZERO, bounded, query_scale
+from app.gpu.attention.cpu.scores import LEAST_EXPONENT, LOWEST, ZERO, bounded, query_scale
 from app.gpu.attention.pool_rows import columns_of
 from app.gpu.cpu.compile import POOL_ELEMENTS, c_function, exp2, inlined
 from app.gpu.cpu.intrinsics import fetch_add, pointer, prefetch, scale_of, widen
