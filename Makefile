@@ -64,7 +64,7 @@ test-clients: setup  ## make clients from the OpenAPI document with standard gen
 test-frameworks: model  ## run agents of the common frameworks, unmodified, against a server
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m frameworks tests/clients/frameworks
 
-test-browser: setup  ## drive the page in Chromium, which must be installed
+test-browser: setup  ## drive the page in chromium-headless-shell, which must be installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser \
 		--numprocesses auto --maxprocesses 2 --dist worksteal
 
