@@ -36,8 +36,8 @@ export function Conversation({ view }) {
   `;
 }
 
-/** Asks for the history where it is not the one that the view tells of. While this page runs the turn, its tokens come
- * by themselves. */
+/** Asks for the history where it is not the one that the view tells of: views of two changes may come as one. While this
+ * page runs the turn, its tokens come by themselves. */
 function useFreshHistory(view, tokens) {
   const end = lastOf(happeningsOf(view.id).value, isEnd);
   const own = turnOf(view.id).value.running;
@@ -45,7 +45,7 @@ function useFreshHistory(view, tokens) {
   useEffect(() => void ((own && tokens !== null) || loadHistory(view.id)), [end]);
   useEffect(() => {
     if (!own && !isMoving && tokens !== null && tokens.length !== view.tokens) loadHistory(view.id);
-  }, [view.tokens, isMoving]);
+  }, [view, tokens?.length]);
 }
 
 const isEnd = (happening) =>
