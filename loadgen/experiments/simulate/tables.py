@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
 from loadgen.experiments.simulate.measuring.validating import PERCENTILES
 from loadgen.experiments.simulate.outcome import Outcome
@@ -118,7 +119,8 @@ def costs_table(report: SimulateReport) -> TextTable:
         "KV, disk to host": costs.from_disk_bytes_per_s,
     }
     rows = [
-        *((f"a token of each of {count} sessions", in_seconds(seconds)) for count, seconds in costs.decode_s),
+        *((f"a step of {count} sessions that decode", in_seconds(seconds)) for count, seconds in costs.decode_s),
+        *((f"tokens of a step with {count}, mean of turns", f"{fmean(turns):.2f}") for count, turns in costs.decoded),
         *((f"a step with {tokens} prompt tokens", in_seconds(seconds)) for tokens, seconds in costs.prompt_s),
         ("the rest of a turn's first token", in_seconds(costs.first_byte_s)),
         ("a first turn's more", in_seconds(costs.opening_s)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 
 from rich.console import Console
 
@@ -11,6 +12,7 @@ from loadgen.experiments.simulate.costs import Costs, Points
 from loadgen.experiments.simulate.measuring.probing import REPEATS, STAGGER, Probe, earlier_turns
 from loadgen.load.corpus import Corpus
 from loadgen.load.workload import Signals, Workload
+from loadgen.sampling import sampling
 from loadgen.targets import TargetSpec
 from loadgen.targets.djinn import DjinnTarget
 from loadgen.targets.subject import Subject
@@ -52,13 +54,14 @@ async def calibrate(
     probe = Probe(target, subject, corpus, load, tokens)
     try:
         await target.prepare(context + max(PROMPTS) + tokens)
-        console.print(f"{spec.name}: decoding with {', '.join(map(str, rows))} sessions", markup=False)
-        decode = [(count, await probe.decode_s(count)) for count in rows]
-        console.print(f"{spec.name}: prompts of {', '.join(map(str, PROMPTS))} tokens", markup=False)
-        resumed = {tokens: await probe.resumed_s(tokens) for tokens in (1, *PROMPTS)}
-        opening_s = max(0.0, await probe.opened_s(PROMPTS[1]) - resumed[PROMPTS[1]])
-        console.print(f"{spec.name}: moves of KV", markup=False)
-        bytes_per_token, rates = await probe.moves()
+        async with sampling(spec):  # as beside the turns that are simulated: it takes time of the same cores
+            console.print(f"{spec.name}: decoding with {', '.join(map(str, rows))} sessions", markup=False)
+            decode = {count: await probe.decode(count) for count in rows}
+            console.print(f"{spec.name}: prompts of {', '.join(map(str, PROMPTS))} tokens", markup=False)
+            resumed = {tokens: await probe.resumed(tokens) for tokens in (1, *PROMPTS)}
+            opening_s = max(0.0, await probe.opened_s(2) - resumed[1][0])  # two tokens to compute in either
+            console.print(f"{spec.name}: moves of KV", markup=False)
+            bytes_per_token, rates = await probe.moves()
     finally:
         await target.close()
         await subject.close()
@@ -66,17 +69,19 @@ async def calibrate(
 
 
 def _costs(
-    decode: list[tuple[int, float]],
-    resumed: dict[int, float],
+    decode: dict[int, tuple[float, tuple[float, ...]]],
+    resumed: dict[int, tuple[float, float]],
     opening_s: float,
     bytes_per_token: int,
     rates: dict[str, float],
     context: int,
 ) -> Costs:
-    first_byte_s = max(0.0, resumed[1] - decode[0][1])
-    prompts: Points = ((1, decode[0][1]), *((n + 1, max(0.0, resumed[n] - first_byte_s)) for n in PROMPTS))
+    plain_s = median(second_s for _, second_s in resumed.values())
+    first_byte_s = max(0.0, resumed[1][0] - plain_s)
+    prompts: Points = ((1, plain_s), *((n + 1, max(0.0, resumed[n][0] - first_byte_s)) for n in PROMPTS))
     return Costs(
-        decode_s=tuple(decode),
+        decode_s=tuple((count, seconds) for count, (seconds, _) in decode.items()),
+        decoded=tuple((count, turns) for count, (_, turns) in decode.items()),
         prompt_s=prompts,
         first_byte_s=first_byte_s,
         opening_s=opening_s,

@@ -20,6 +20,10 @@ from loadgen.targets.djinn import DjinnAgent, DjinnTarget
 from loadgen.targets.subject import Subject
 
 REPEATS = 5
+REST_S = 0.3
+"""Of the server before a turn, as before most that somebody comes back for. A turn with one new token had its first
+after 19 ms then, and after 16 ms right behind another turn.
+"""
 STAGGER = 2
 """Tokens more for each session that decodes beside another: the last one begins while the first still goes on."""
 DECODES, DECODED = 3, 16
@@ -45,12 +49,12 @@ class Probe:
         self._earlier = earlier_turns(load)
         self._completion = load.completion_tokens
 
-    async def decode_s(self, count: int) -> float:
-        """Seconds per token of `count` sessions that decode at once, while all of them do.
+    async def decode(self, count: int) -> tuple[float, tuple[float, ...]]:
+        """Seconds of a step in which `count` sessions decode, and the tokens of a step that each turn had, ascending.
 
         They are in the middle of their turns: the longer a history is, the more of what follows can be drafted.
         """
-        earlier, found = self._earlier, []
+        earlier, seconds, decoded = self._earlier, list[float](), list[float]()
         for _ in range(max(DECODES, DECODED // count)):
             agents = [self._target.new_agent() for _ in range(count)]
             prompts = await self._prompts(count, sum(earlier) + self._resume_tokens)
@@ -65,28 +69,33 @@ class Probe:
                 )
             finally:
                 await _close(agents)
-            found.append(_per_token(clocks, tokens))
-        return median(found)
+            seconds.append(_step_s(clocks))
+            decoded += [(tokens - 1) / max(1, len(clock.token_times_s) - 1) for clock in clocks]
+        return median(seconds), tuple(sorted(decoded))
 
-    async def resumed_s(self, tokens: int) -> float:
-        """Seconds to the first token of a turn with so many new tokens, in a session that is on the device."""
+    async def resumed(self, tokens: int) -> tuple[float, float]:
+        """Seconds to the first token of a turn with so many new tokens, in a session that is on the device, and from
+        there to the second, which is the turn's last and so is not drafted.
+        """
         found = []
         for prompt in await self._prompts(REPEATS, self._context + tokens):
             agent = self._target.new_agent()
             try:
                 await agent.run_turn(prompt[: self._context], 1, TurnClock())
-                found.append(await _first_s(agent, prompt[self._context :]))
+                await asyncio.sleep(REST_S)
+                found.append(await _two_tokens(agent, prompt[self._context :]))
             finally:
                 await agent.close()
-        return median(found)
+        return median(first for first, _ in found), median(second for _, second in found)
 
     async def opened_s(self, tokens: int) -> float:
-        """The same for the first turn of a session."""
+        """Seconds to the first token of a session's first turn, with so many tokens."""
         found = []
         for prompt in await self._prompts(REPEATS, tokens):
             agent = self._target.new_agent()
+            await asyncio.sleep(REST_S)
             try:
-                found.append(await _first_s(agent, prompt))
+                found.append((await _two_tokens(agent, prompt))[0])
             finally:
                 await agent.close()
         return median(found)
@@ -144,10 +153,12 @@ def _places(memory: MemoryMap) -> str:
     return f"{memory.sessions_by_tier} {memory.moves}"
 
 
-async def _first_s(agent: DjinnAgent, prompt: TokenIds) -> float:
+async def _two_tokens(agent: DjinnAgent, prompt: TokenIds) -> tuple[float, float]:
+    """Seconds to the first token, and from there to the second."""
     clock = TurnClock()
     await agent.run_turn(prompt, 2, clock)
-    return clock.token_times_s[0]
+    first, last = clock.token_times_s[0], clock.token_times_s[-1]
+    return first, last - first
 
 
 async def _close(agents: Sequence[DjinnAgent]) -> None:
@@ -155,16 +166,12 @@ async def _close(agents: Sequence[DjinnAgent]) -> None:
         await agent.close()
 
 
-def _per_token(clocks: Sequence[TurnClock], generated: int) -> float:
-    """Seconds per token between the last first token and the first last one. An event may have several tokens."""
+def _step_s(clocks: Sequence[TurnClock]) -> float:
+    """Seconds of a step between the last first token and the first last one. Each event has the tokens of a step."""
     started = [[clock.started + at for at in clock.token_times_s] for clock in clocks]
     begin, end = max(times[0] for times in started), min(times[-1] for times in started)
-    rates = []
-    for times in started:
-        inside = [at for at in times if begin <= at <= end]
-        tokens = (len(inside) - 1) * (generated - 1) / max(1, len(times) - 1)
-        if tokens >= 1:
-            rates.append((inside[-1] - inside[0]) / tokens)
-    if not rates:
+    inside = [[at for at in times if begin <= at <= end] for times in started]
+    steps = [(times[-1] - times[0]) / (len(times) - 1) for times in inside if len(times) > 1]
+    if not steps:
         raise NotAsMeant("the sessions did not decode at the same time: too few tokens for so many sessions")
-    return median(rates)
+    return median(steps)

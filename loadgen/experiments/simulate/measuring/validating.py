@@ -79,12 +79,12 @@ async def validate(
     Raises `LoadgenError` if a turn failed: what it would have cost the others is not known.
     """
     found, measured_of_all, simulated_of_all = list[Validation](), list[Samples](), list[Samples]()
-    for seed in seeds:
+    for number, seed in enumerate(seeds):
         seeded = replace(load, seed=seed)
         trace = plan_trace(seeded)
         attempt = Attempt(spec)
         busy_s, own_s = _busy_s(), time.process_time()
-        await measure(attempt, spec, Plan(seeded, trace, corpus, Measurement()), 0, lambda run, clocks: None)
+        await measure(attempt, spec, Plan(seeded, trace, corpus, Measurement()), number, lambda run, clocks: None)
         others_s = _busy_s() - busy_s - (time.process_time() - own_s)
         if attempt.run.failures or len(attempt.run.turns) < planned_turns(trace):
             first = attempt.run.failures[0].message if attempt.run.failures else "the run was interrupted"

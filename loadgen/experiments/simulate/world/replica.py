@@ -14,7 +14,7 @@ from itertools import count
 
 from simpy import Environment, Event
 
-from loadgen.experiments.simulate.costs import Costs, StepTimes
+from loadgen.experiments.simulate.costs import SOON, Costs, StepTimes
 from loadgen.experiments.simulate.plan import ClusterPlan
 from loadgen.experiments.simulate.world.session import Session, Tier, Turn
 from loadgen.experiments.simulate.world.shares import in_order, share
@@ -23,8 +23,6 @@ from loadgen.experiments.simulate.world.tiers import Tiers
 
 MARGIN_S, MARGIN_STEPS = 0.1, 2
 """How long before its return a session's KV is to be there: so many seconds, and so many steps."""
-SOON = 1e-9
-"""Of a step: what rounding may make of a whole number."""
 
 
 class Replica:
@@ -194,7 +192,8 @@ class Replica:
             if not turn.pending:
                 turn.first_s = now
                 self._prompts.remove(turn)
-                heapq.heappush(self._rows, (self._step + turn.completion - 1, next(self._order), turn))
+                steps = self._steps.needed(len(self._rows) + 1, turn.completion - 1, turn.luck)
+                heapq.heappush(self._rows, (self._step + steps, next(self._order), turn))
         while self._rows and self._rows[0][0] <= self._step:
             self._finish(heapq.heappop(self._rows)[2])
         self._begin()

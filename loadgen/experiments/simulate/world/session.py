@@ -54,7 +54,8 @@ class Turn:
     """One turn: `new` tokens, then `completion` generated ones. `pending` tokens are to be computed before the first.
 
     `admitted`: it has room on the device, and runs. `expected`: its replica looks again when its KV is there.
-    `recomputed` are tokens of the history that had to be computed again.
+    `recomputed` are tokens of the history that had to be computed again. `luck`, from 0 to below 1, is its place among
+    turns by how much of them can be drafted.
     """
 
     session: Session
@@ -63,6 +64,7 @@ class Turn:
     completion: int
     sent_s: float
     done: Event
+    luck: float
     first_s: float = 0.0
     pending: int = 0
     passed_over: int = 0

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 COME_BACK_S = 0.1
 """How long before its next turn an agent says that it comes back, as in `density`."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, without their whole parts, spread evenly from 0 to 1 however many they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class _World:
         self._front = Front(self.env, plan, policy, costs, self.tally)
         Operations(self.env, plan, costs, self._front, self.tally).start()
         self._over = self.env.event()
-        self._alive = 0
+        self._alive = self._turns = 0
         self._all_have_come = False
 
     def run(self, trace: Iterable[AgentPlan]) -> None:
@@ -92,7 +94,9 @@ class _World:
             sent_s = env.now + away_s
             yield env.timeout(away_s + first_byte_s + early_s)
             new = planned.new_tokens - (0 if number else self._cached_tokens)
-            turn = Turn(session, number, new, planned.completion_tokens, sent_s, env.event())
+            self._turns += 1
+            luck = self._turns * GOLDEN % 1
+            turn = Turn(session, number, new, planned.completion_tokens, sent_s, env.event(), luck)
             self._front.submit(turn)
             yield turn.done
             early_s = 0.0

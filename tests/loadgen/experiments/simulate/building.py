@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.experiments.simulate.costs import Costs, Points
+from loadgen.experiments.simulate.costs import Costs, Drafts, Points
 from loadgen.load.trace import AgentPlan, TurnPlan
 
 DECODE: Points = ((1, 0.02), (8, 0.04))
+ONE_EACH: Drafts = ((1, (1.0,)),)
 PROMPT: Points = ((1, 0.02), (512, 0.5))
 
 
-def costs(decode_s: Points = DECODE, prompt_s: Points = PROMPT, first_byte_s: float = 0.0) -> Costs:
+def costs(
+    decode_s: Points = DECODE, prompt_s: Points = PROMPT, first_byte_s: float = 0.0, decoded: Drafts = ONE_EACH
+) -> Costs:
     """A server whose KV moves at 1 GB/s, 10 kB of each token."""
     return Costs(
         decode_s=decode_s,
+        decoded=decoded,
         prompt_s=prompt_s,
         first_byte_s=first_byte_s,
         opening_s=0.0,

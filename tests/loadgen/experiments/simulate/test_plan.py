@@ -58,9 +58,16 @@ def test_many_agents_arrive_in_order_and_at_their_rate() -> None:
 def test_step_times_lie_between_the_measured_points() -> None:
     steps = StepTimes(costs(((1, 0.02), (3, 0.04)), ((1, 0.02), (101, 0.12))), 4, 200)
 
-    assert steps.decode[1:] == pytest.approx([0.02, 0.03, 0.04, 0.05])
+    assert [steps.mixed(rows, 0) for rows in range(5)] == pytest.approx([0.0, 0.02, 0.03, 0.04, 0.05])
     assert steps.mixed(0, 51) == pytest.approx(0.07)
-    assert steps.mixed(2, 49) == pytest.approx(0.03 + 0.05 - 0.001 + 0.0, abs=0.002)
+    assert steps.mixed(2, 51) == pytest.approx(0.03 + 0.07)
+
+
+def test_turns_have_the_drafts_of_those_that_were_measured_beside_no_more_others() -> None:
+    steps = StepTimes(costs(decoded=((2, (1.0, 4.0)), (4, (1.0, 2.0)))), 8, 200)
+
+    assert [steps.needed(rows, 8, luck=0.9) for rows in (1, 2, 3, 4, 8)] == [2, 2, 2, 4, 4]
+    assert [steps.needed(2, tokens, luck=0.4) for tokens in (0, 1, 8)] == [0, 1, 8]
 
 
 def test_costs_without_points_are_refused() -> None:
@@ -68,9 +75,15 @@ def test_costs_without_points_are_refused() -> None:
         costs(decode_s=())
 
 
+def test_turns_without_a_token_of_a_step_are_refused() -> None:
+    with pytest.raises(LoadgenError, match="at least one token of a step"):
+        costs(decoded=((1, (0.5,)),))
+
+
 def test_costs_of_several_measurements_are_their_means() -> None:
     slow = replace(costs(((1, 0.03), (8, 0.06))), from_disk_bytes_per_s=None)
     mean = mean_of([costs(), slow])
     assert [rows for rows, _ in mean.decode_s] == [1, 8]
     assert [seconds for _, seconds in mean.decode_s] == pytest.approx([0.025, 0.05])
+    assert mean.decoded == ((1, (1.0, 1.0)),)
     assert (mean.bytes_per_token, mean.from_disk_bytes_per_s) == (10_000, None)

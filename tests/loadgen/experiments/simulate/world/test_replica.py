@@ -14,7 +14,7 @@ from loadgen.experiments.simulate.world.tally import Tally
 from loadgen.load.trace import AgentPlan
 from loadgen.load.workload import Signals
 
-from ..building import agent, costs
+from ..building import ONE_EACH, agent, costs
 
 
 def run(agents: list[AgentPlan], signals: Signals = Signals.ETA, made: Costs | None = None, **sizes: Any) -> Tally:
@@ -30,6 +30,27 @@ def test_a_turn_alone_takes_its_steps() -> None:
 
     assert tally.ttft_s[0] == pytest.approx(0.1 + steps.mixed(0, 512) + steps.mixed(0, 88))
     assert tally.tpot_s[0] == pytest.approx(0.02)
+
+
+def test_drafts_shorten_the_turns_that_have_them() -> None:
+    """Of ten tokens after the first, half of the turns have two and a half a step, so that four steps are enough."""
+    drafted = costs(decoded=((1, (1.0, 2.5)),))
+
+    tally = run([agent(10.0 * n, completion=11) for n in range(8)], made=drafted)
+
+    assert sorted(tally.tpot_s) == pytest.approx([4 * 0.02 / 10] * 4 + [0.02] * 4)
+
+
+def test_a_prompt_beside_turns_that_decode_takes_its_time_and_theirs() -> None:
+    made = costs()
+    steps = StepTimes(made, 8, 512)
+
+    tally = run([agent(0.0, completion=100), agent(1.0)], made=made)
+
+    step_s, alone_s = steps.mixed(1, 0), steps.mixed(0, 100)
+    assert step_s == pytest.approx(0.02)
+    waited_s = tally.ttft_s[0] - alone_s - step_s
+    assert 0 <= waited_s <= step_s
 
 
 def test_prompts_slow_those_down_that_decode() -> None:
@@ -49,7 +70,7 @@ def test_a_short_prompt_passes_a_long_one() -> None:
 
 def test_kv_that_is_announced_is_back_when_its_turn_comes() -> None:
     """A GB of KV moves in ten seconds: who says nothing of the return waits for them."""
-    slow = Costs(((1, 0.02),), ((1, 0.02), (512, 0.02)), 0.0, 0.0, 10**7, 1e8, 1e8)
+    slow = Costs(((1, 0.02),), ONE_EACH, ((1, 0.02), (512, 0.02)), 0.0, 0.0, 10**7, 1e8, 1e8)
     told, late = (
         run([agent(0.0, [60.0])], signals, slow, device_tokens=2000).ttft_s[1]
         for signals in (Signals.ETA, Signals.READY)
