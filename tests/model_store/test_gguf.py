@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from app.domain.errors import UnknownModel
 from app.model_store.errors import ConversionFailed
 from app.model_store.export import export_model
-from app.model_store.gguf.conversion import cached_gguf, convert_gguf
+from app.model_store.gguf.cached import cached_gguf
+from app.model_store.gguf.conversion import convert_gguf
 from app.model_store.gguf.index import weight_files
 from tests.model_store.conftest import TinyModel
 from tests.model_store.tiny_gguf import CHAT_TEMPLATE, rounded, tiny_model, write_gguf

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from app.model_store.errors import BrokenModel
-from app.model_store.gguf.conversion import cached_gguf
+from app.model_store.gguf.cached import cached_gguf
 from app.model_store.model_tokenizer import ModelTokenizer
 from app.model_store.saved import SAVED, read_config, read_tokenizer
 from tests.model_store.conftest import TinyModel

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.model_store.errors import BrokenModel
-from app.model_store.gguf.conversion import cached_gguf
+from app.model_store.gguf.cached import cached_gguf
 from app.model_store.gguf.tensors import GgufTensors
 from app.model_store.sizes import stored_sizes
 from tests.model_store.conftest import TinyModel

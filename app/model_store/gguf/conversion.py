@@ -6,45 +6,19 @@ pre-tokenizer) or refused (scaled rotary embeddings, missing and unknown tensors
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.domain.errors import UnknownModel
 from app.model_store.errors import ConversionFailed, ModelStoreError
 from app.model_store.gguf.layout import index_tensors, is_read_in_place
 from app.model_store.gguf.tokenizer import convert_tokenizer
-from app.model_store.install import install_once, require_free_space
+from app.model_store.install import require_free_space
 from app.model_store.saved import save
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
-
-_FORM = 4
-"""Of the folders, so that one of another form is never read."""
-
-
-def cached_gguf(path: Path, cache_dir: Path) -> Path:
-    """The folder of the GGUF file at `path`, which refers to it; made if it is not in the cache yet.
-
-    The cache is keyed by place, size and time of change, so that starting again does not read the whole file.
-    Raises UnknownModel if there is no such file, ConversionFailed or StoreFull.
-    """
-    source = path.expanduser().resolve()
-    if not source.is_file():
-        raise UnknownModel(f"there is no GGUF file {path}", param="model")
-    state = source.stat()
-    folder = gguf_folder(cache_dir, source.stem, f"{source}\0{state.st_size}\0{state.st_mtime_ns}")
-    install_once(folder, lambda scratch: convert_gguf(source, scratch))
-    return folder
-
-
-def gguf_folder(cache_dir: Path, name: str, identity: str) -> Path:
-    """Where the folder of a GGUF file is, once it is made. `identity` tells files of the same name apart."""
-    key = hashlib.sha256(f"{_FORM}\0{identity}".encode()).hexdigest()[:12]
-    return cache_dir.expanduser() / "gguf" / f"{name}-{key}"
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
