@@ -91,7 +91,10 @@ def _where(thread: threading.Thread, loops: Sequence[asyncio.AbstractEventLoop])
         print(loop, "at", loop.time(), file=text)
         for task in asyncio.all_tasks(loop):
             print(task, file=text)
-            task.print_stack(file=text)
+            coroutine: Any = task.get_coro()
+            while frame := getattr(coroutine, "cr_frame", None):  # a task's own stack ends at its outermost coroutine
+                print("  ", frame.f_code.co_qualname, "at line", frame.f_lineno, file=text)
+                coroutine = coroutine.cr_await
     return text.getvalue()
 
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from tests.serving import serve
 
-SHELL = "chromium-headless-shell"
+BROWSER = "chromium-headless-shell"
 """Draws pages as Chromium does and has no windows: the tests take four fifths of the time."""
 ARGUMENTS = [
     "--no-sandbox",  # CI runs as root
@@ -35,8 +35,8 @@ OpenPage = Callable[..., Page]
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One Chromium for all tests; each page has a profile of its own."""
-    path = shutil.which(SHELL)
-    assert path is not None, f"the tests of the page need Chromium without windows: apt-get install {SHELL}"
+    path = shutil.which(BROWSER)
+    assert path is not None, f"the tests of the page need Chromium without windows: apt-get install {BROWSER}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser

@@ -1,4 +1,4 @@
-"""The frame around every screen: which server this is, keys, and a server that goes and comes."""
+"""The frame around every screen: which server this is, the keyboard's help, and a server that goes and comes."""
 
 from __future__ import annotations
 
@@ -41,6 +41,18 @@ def test_the_page_says_which_server_it_shows_and_takes_any_address(
     expect(page).to_have_title(re.compile("^Session .* · Djinn$"))
     page.goto(f"{page_server}/#/sessions/gone")
     expect(page.get_by_role("link", name="See all 1 session", exact=True)).to_be_visible()
+
+
+def test_the_theme_is_chosen_or_the_systems(open_page: OpenPage, page_server: str) -> None:
+    page = open_page(page_server, color_scheme="dark")
+    colors = []
+    for theme in ("system", "light", "dark", "system"):
+        button = page.get_by_role("button", name=f"Theme: {theme}")
+        expect(button).to_be_visible()
+        colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        button.click()
+    system, light, dark, again = colors
+    assert light != dark == system == again
 
 
 def test_a_server_that_restarts_comes_back_with_the_true_state(open_page: OpenPage, tmp_path: Path) -> None:

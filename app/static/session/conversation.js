@@ -45,7 +45,7 @@ function useFreshHistory(view, tokens) {
   useEffect(() => void ((own && tokens !== null) || loadHistory(view.id)), [end]);
   useEffect(() => {
     if (!own && !isMoving && tokens !== null && tokens.length !== view.tokens) loadHistory(view.id);
-  }, [view, tokens?.length]);
+  }, [view, own, tokens?.length]);
 }
 
 const isEnd = (happening) =>

@@ -36,7 +36,7 @@ export function settle({ id, state, tokens }) {
   const turn = turnOf(id);
   const { verb, usage, promptEnd, unsend } = turn.peek();
   if (before.checkpoint && (verb === null || usage)) turn.value = { ...turn.peek(), usage: null, error: LOST };
-  if (tokens < promptEnd) unsend?.();
+  if ((before.checkpoint || verb === "resume") && tokens < promptEnd) unsend?.();
 }
 
 /** End the turn, whoever started it. What it has generated stays. */
@@ -59,7 +59,7 @@ async function run(id, verb, body, { sent = "", unsend, onPiece }) {
     const end = await follow(`/v1/sessions/${id}/${verb}`, body, (piece) => (drawn.take(piece), onPiece?.(piece)));
     if (end.checkpoint) stand(id, end.checkpoint);
     const usage = end.status === "paused" ? end.usage : null;
-    rest = { text: end.text, usage, promptEnd: usage?.prompt_tokens };
+    rest = { text: end.text, usage, promptEnd: usage?.prompt_tokens, unsend: usage && turn.peek().unsend };
   } catch (error) {
     rest = { error: error instanceof ApiError ? error : AWAY };
   }

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MS, OpenPage
-from tests.browser.filling import SEE, eventually
+from tests.browser.filling import SEE
 from tests.browser.model.inside import PROMPT, Inside
 from tests.serving import serve
 
@@ -29,8 +29,9 @@ def test_a_pause_is_armed_and_removed_by_pointer_and_by_keyboard(http: httpx.Cli
     inside.rung(1).click()
     expect(inside.rung(1)).to_have_attribute("aria-pressed", "false")
     assert not inside.get(f"{inside.path}/breakpoints")["data"]
-    inside.rung(1).dblclick()
-    eventually(lambda: len(inside.breakpoints("pause")), 0)
+    with inside.page.expect_response(lambda response: response.request.method == "DELETE"):
+        inside.rung(1).dblclick()
+    assert not inside.breakpoints("pause")
     inside.arm(2)
     assert [each["layers"] for each in inside.breakpoints("pause")] == [[2]]
     inside.page.get_by_label("How often to pause").select_option("each time")
@@ -59,8 +60,8 @@ def test_a_turn_pauses_and_goes_on_step_by_step(http: httpx.Client, open_page: O
     expect(inside.page.get_by_role("status").filter(has_text=f"decode of position {length}")).to_be_visible()
     assert inside.expect_pause(inside.layers - 1)["pass"] == "decode"
     inside.button("To the end").click()
-    history = inside.get(f"{inside.path}/history")
     assert inside.expect_idle()["tokens"] > length
+    history = inside.get(f"{inside.path}/history")
     shown = inside.page.locator(".said")
     expect(shown).not_to_be_empty()
     assert history["text"].endswith(str(shown.text_content()))

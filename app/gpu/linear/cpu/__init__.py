@@ -1,1 +1,1 @@
-"""Products of CPUs: kernels in Numba that multiply weights in panels, whichever type they have."""
+"""Dense layers of CPUs: kernels in Numba over weights in panels, and oneDNN's for half types."""

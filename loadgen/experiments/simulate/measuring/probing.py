@@ -21,7 +21,7 @@ from loadgen.targets.subject import Subject
 
 REPEATS = 5
 REST_S = 0.3
-"""Of the server before a turn, as before most that somebody comes back for. A turn with one new token had its first
+"""Of the server before a turn, as before most resumed turns. A turn with one new token had its first
 after 19 ms then, and after 16 ms right behind another turn.
 """
 STAGGER = 2
