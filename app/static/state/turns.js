@@ -8,8 +8,8 @@ import { sessionOf, stand } from "./sessions.js";
 const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null, promptEnd: 0, unsend: null };
 
 /** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
- * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, and `usage` what the turn has cost
- * so far where it is paused. `unsend` is called if its prompt is lost: once it has paused, the history of a turn has at
+ * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, and `usage` what a paused turn has
+ * cost. `unsend` is called if its prompt is lost: once it has paused, the history of a turn has at
  * least `promptEnd` tokens. */
 export const turnOf = perSession(AT_REST);
 
@@ -28,8 +28,8 @@ export const generate = (id, body, sent, unsend) => run(id, "generate", body, { 
  * `{ids, text}`. */
 export const resume = (id, until = null, onPiece = null) => run(id, "resume", until === null ? {} : { until }, { onPiece });
 
-/** A snapshot comes with this view. If a turn is over since, nobody has told how: of a paused one the page must, unless it
- * has taken it on itself. */
+/** A snapshot has this view. If a turn is over since, nobody has told how: of a paused one the page must, unless it went on
+ * with it. */
 export function settle({ id, state, tokens }) {
   const before = sessionOf(id).peek();
   if (state !== "idle" || !before || before.state === "idle") return;
