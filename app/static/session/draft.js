@@ -17,7 +17,7 @@ export const FIELDS = [
   { name: "frequency_penalty", label: "Frequency penalty", hint: "0" },
 ];
 
-const FRESH = { kind: "prompt", role: "user", text: "", values: { max_tokens: "128" }, stop: "", ignoreEos: false, other: "" };
+const FRESH = { kind: "prompt", role: "user", text: "", values: { max_tokens: "128" }, stop: "", ignoreEos: false, other: "", more: false };
 
 /** The signal of a session's draft. `kind` is `prompt`, `message` or `nothing` (go on from the history as it is). */
 export const draftOf = perSession(FRESH);

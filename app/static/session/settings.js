@@ -1,25 +1,24 @@
-// The fields that say how a turn chooses its tokens and where it ends, with what is wrong below each.
+// How a turn chooses its tokens and where it ends, with what is wrong below each field.
 import { html } from "../lib/html.js";
 import { Field, isAbout } from "../shell/controls.js";
 import { FIELDS } from "./draft.js";
 
 const MAIN = FIELDS.filter((each) => each.main);
 const REST = FIELDS.filter((each) => !each.main);
-const HIDDEN = [...REST.map((each) => each.name), "ignore_eos", "other"];
 
 export function Settings({ draft, change, error }) {
   const field = ({ name, label, hint }) => html`<${Setting}
     key=${name} name=${name} label=${label} hint=${hint} value=${draft.values[name] ?? ""} error=${error}
     onInput=${(text) => change({ values: { ...draft.values, [name]: text } })}
   />`;
-  const isWrongBelow = HIDDEN.some((name) => isAbout(error, name));
+  const isBelow = Boolean(error && (draft.other || REST.some(({ name }) => isAbout(error, name))));
   return html`
     <div class="fields">
       ${MAIN.map(field)}
       <${Setting} rows="1" name="stop" label="Stop at" hint="one text a line" value=${draft.stop} error=${error}
         onInput=${(stop) => change({ stop })} />
     </div>
-    <details open=${isWrongBelow}>
+    <details open=${draft.more || isBelow} onToggle=${({ target }) => change({ more: target.open })}>
       <summary>More</summary>
       <div class="fields">
         ${REST.map(field)}

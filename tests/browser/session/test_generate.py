@@ -107,6 +107,10 @@ def test_what_is_wrong_is_said_beside_its_field(on: OnSession) -> None:
     expect(page.get_by_label("Min p")).to_be_hidden()
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_label("Min p")).to_be_visible()  # though it was folded away
+    write(page, "Hello", **{"Min p": "", "Other fields, as JSON": '{"nope": 1}'})
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_contain_text("nope")
+    expect(page.get_by_label("Other fields, as JSON")).to_be_visible()
     expect(page.get_by_label("Text")).to_have_value("Hello")
     assert on.view()["tokens"] == 0
 
