@@ -1,5 +1,6 @@
 """Converting a GGUF file in a process of its own, which gives its memory back."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def convert_apart(source: Path, folder: Path) -> None:
 
 
 def _main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the process that asked tells of a Ctrl-C
     try:
         convert_gguf(*map(Path, sys.argv[1:]))
     except errors.ModelStoreError as error:
