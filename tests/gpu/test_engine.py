@@ -236,12 +236,12 @@ def test_commands_that_make_no_sense_name_the_reason(driver: Driver) -> None:
 def test_slow_steps_make_prefetches_begin_earlier(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is due while a step runs has to wait for its end."""
     stack, margin = driver.engine._runner.stack, driver.placement.margin
-    layer, before = stack.layer, margin.seconds
+    embed, before = stack.embed, margin.seconds
 
-    def slow_layer(*arguments: Any) -> Any:
-        time.sleep(0.1)
-        return layer(*arguments)
+    def slow_embed(*arguments: Any) -> Any:
+        time.sleep(0.4)
+        return embed(*arguments)
 
-    monkeypatch.setattr(stack, "layer", slow_layer)
+    monkeypatch.setattr(stack, "embed", slow_embed)
     driver.generate(prompt(3, 6), 1)
-    assert margin.seconds >= before + 0.1 * stack.num_layers
+    assert margin.seconds >= before + 0.4

@@ -34,7 +34,7 @@ def test_a_step_that_fails_ends_its_turns_and_leaves_the_engine_running(
     before = prompt(3, 6) + driver.tokens(first)
     turn = driver.submit(session, prompt(9, 6), 10)
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._runner.stack, "layer", lambda *_: 1 / 0)
+        patch.setattr(driver.engine._runner.stack, "head", lambda *_: 1 / 0)
         [failed] = driver.engine.step()[-1:]
     assert "division" in str(failed)
     assert turn not in [event for event in driver.events if driver.ended(event)]
@@ -50,7 +50,7 @@ def raise_cuda_error(*_: object) -> None:
 def test_an_error_that_the_device_survives_ends_turns_only(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = driver.submit(driver.open(), prompt(3, 6), 4)
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._runner.stack, "layer", raise_cuda_error)
+        patch.setattr(driver.engine._runner.stack, "head", raise_cuda_error)
         [failed] = driver.engine.step()[-1:]
     assert isinstance(failed, Failed)
     assert failed.ticket == turn
@@ -59,7 +59,7 @@ def test_an_error_that_the_device_survives_ends_turns_only(driver: Driver, monke
 
 def test_a_device_that_does_not_recover_ends_the_engine(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.submit(driver.open(), prompt(3, 6), 4)
-    monkeypatch.setattr(driver.engine._runner.stack, "layer", raise_cuda_error)
+    monkeypatch.setattr(driver.engine._runner.stack, "head", raise_cuda_error)
     monkeypatch.setattr(health, "probe", raise_cuda_error)
     with pytest.raises(DeviceLost, match="does not recover: CUDA error: an illegal memory access"):
         driver.engine.step()

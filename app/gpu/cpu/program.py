@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import types
 from numba.np.numpy_support import carray
+from numpy.typing import NDArray
 
 from app.gpu.cpu.compile import c_function, inlined
 from app.gpu.cpu.intrinsics import call, fetch_add, fetch_subtract, load, pointer, relax, store
@@ -25,7 +26,7 @@ class Launch:
     """A kernel's address, and its arguments as it finds them."""
 
     function: int
-    arguments: bytes
+    arguments: ctypes.Structure
 
 
 class _Arguments(ctypes.Structure):
@@ -50,17 +51,34 @@ class Program:
     """Launches in their order. Whoever makes one keeps the memory that they work on."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
-        sizes = [-(-len(each.arguments) // _ALIGNMENT) * _ALIGNMENT for each in launches]
+        self._launches = launches
+        sizes = [-(-ctypes.sizeof(each.arguments) // _ALIGNMENT) * _ALIGNMENT for each in launches]
         self._starts = np.cumsum([0, *sizes])
         self._fresh = np.zeros(self._starts[-1], np.uint8)
         for start, each in zip(self._starts.tolist(), launches, strict=False):
-            self._fresh[start : start + len(each.arguments)] = np.frombuffer(each.arguments, np.uint8)
+            self._fresh[start : start + ctypes.sizeof(each.arguments)] = np.frombuffer(bytes(each.arguments), np.uint8)
+        self._fields: dict[str, NDArray[np.int64]] = {}
         memory = np.empty(len(self._fresh) + _ALIGNMENT, np.uint8)
         self._used = memory[-memory.ctypes.data % _ALIGNMENT :][: len(self._fresh)]
         places = self._used.ctypes.data + self._starts[:-1]
         functions = np.array([each.function for each in launches], np.int64)
         self._operations = np.ascontiguousarray(np.stack((functions, places), axis=1))
         self._inside = np.zeros((len(launches), _ALIGNMENT // 8), np.int64)
+
+    def set(self, field: str, number: int) -> None:
+        """Have all launches whose arguments have an int64 of that name find `number` there from now on."""
+        if field not in self._fields:
+            self._fields[field] = self._find(field)
+        self._fresh.view(np.int64)[self._fields[field]] = number
+
+    def _find(self, field: str) -> NDArray[np.int64]:
+        """Where in the arguments of all launches the field is, counted in int64."""
+        places = [
+            start + getattr(type(each.arguments), field).offset
+            for start, each in zip(self._starts.tolist(), self._launches, strict=False)
+            if hasattr(type(each.arguments), field)
+        ]
+        return np.array(places, np.int64) // 8
 
     def run(self, first: int, end: int) -> None:
         """Run launches `[first, end)` on PyTorch's threads, each when the one before it is done. A thread may come to a

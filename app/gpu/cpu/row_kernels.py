@@ -18,14 +18,15 @@ from app.gpu.cpu.intrinsics import fetch_add, narrow, pointer, widen
 
 
 class RowArguments(ctypes.Structure):
-    """What a kernel reads. `x` `[rows, width]` has rows `x_stride` elements apart, `out` is dense; addresses are bytes.
+    """What a kernel reads. Rows of `x` `[tokens, width]` are `x_stride` elements apart, `out` is dense; addresses are
+    bytes.
 
-    `next_item` counts the chunks of `chunk` rows that threads have drawn. `weight`, whose rows are `weight_stride`
+    `next_item` counts the chunks of `chunk` tokens that threads have drawn. `weight`, whose rows are `weight_stride`
     elements apart, `bias`, `positions` and `heads` serve the kernels that name them.
     """
 
     _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("next_item", "rows", "chunk", "width", "x", "x_stride", "out")),
+        *((name, ctypes.c_int64) for name in ("next_item", "tokens", "chunk", "width", "x", "x_stride", "out")),
         *((name, ctypes.c_int64) for name in ("weight", "weight_stride", "bias", "positions", "heads")),
         ("eps", ctypes.c_float),
     ]
@@ -118,9 +119,9 @@ def _each_row(address: int, element: Any, made: Any, row: Any) -> None:
     positions = carray(pointer(a.positions), _UNBOUNDED, np.int64)
     while True:
         first = fetch_add(address) * a.chunk
-        if first >= a.rows:
+        if first >= a.tokens:
             return
-        for index in range(first, min(first + a.chunk, a.rows)):
+        for index in range(first, min(first + a.chunk, a.tokens)):
             row(a, index, x[index * a.x_stride :], out, weight, bias, positions)
 
 

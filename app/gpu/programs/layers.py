@@ -1,56 +1,24 @@
-"""Layers of a resident model over few tokens, as programs; anything else runs as it always has."""
+"""Layers of a resident model as programs; whatever they cannot do runs as it always has."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from app.gpu.attention.batch import Batch
-from app.gpu.attention.cpu.paged import PAGED_TOKENS, token_tables
+from app.gpu.attention.batch import Batch, RowShape
+from app.gpu.attention.cpu.paged import count_short
+from app.gpu.attention.cpu.prompts import PlacedPrompts, PromptArguments
 from app.gpu.cpu.program import Program
 from app.gpu.kv_pools.device import KVPool
 from app.gpu.models.base import LayerStack
+from app.gpu.programs.inputs import MOST_SHORT, Inputs
 from app.gpu.programs.recording import Arena, NotRecordable, Recording
 from app.gpu.programs.run import layer_by_layer
 
 logger = logging.getLogger(__name__)
-
-MOST_TOKENS = 64
-"""In a program. With more, what a step takes is products, whichever way they are launched."""
-
-
-class _Inputs:
-    """Memory that all programs read a batch from. Block tables keep entries of earlier steps past a token's context,
-    where attention does not look.
-    """
-
-    def __init__(self, tokens: int, blocks: int, hidden_size: int, dtype: torch.dtype) -> None:
-        self._hidden = torch.empty(tokens, hidden_size, dtype=dtype)
-        self._positions, self._blocks, self._offsets = torch.zeros(3, tokens, dtype=torch.int64)
-        self._tables = torch.zeros(tokens, blocks, dtype=torch.int32)
-        self._contexts = torch.zeros(tokens, dtype=torch.int32)
-
-    def first(self, tokens: int) -> tuple[Tensor, Batch]:
-        """The residual stream and the batch of the first `tokens` tokens, as views, each a row of its own."""
-        return self._hidden[:tokens], Batch(
-            rows=(),
-            decodes=tokens,
-            positions=self._positions[:tokens],
-            slot_blocks=self._blocks[:tokens],
-            slot_offsets=self._offsets[:tokens],
-            block_tables=self._tables[:tokens],
-            contexts=self._contexts[:tokens],
-        )
-
-    def fill(self, batch: Batch) -> None:
-        tokens = len(batch.positions)
-        tables = token_tables(batch, len(batch.rows))
-        self._positions[:tokens] = batch.positions
-        self._blocks[:tokens] = batch.slot_blocks
-        self._offsets[:tokens] = batch.slot_offsets
-        self._tables[:tokens, : tables.shape[1]] = tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +29,73 @@ class _Recorded:
     starts: list[int]
     hidden: list[Tensor]
     state: list[Tensor]
+    heads: int
+    """Of queries, where prompts attend; else 0."""
 
 
 class RecordedLayers:
-    """A `RunLayers` on a CPU, in inference mode. It records layers when a count of tokens comes for the first time."""
+    """A `RunLayers` on a CPU, in inference mode. It records layers once for short rows, and once for prompts beside
+    them; before each run it tells the program how many there are.
+    """
 
+    @torch.inference_mode()
     def __init__(
-        self, stack: LayerStack, pool: KVPool, max_model_len: int, on_layer: Callable[[], None] | None = None
+        self,
+        stack: LayerStack,
+        pool: KVPool,
+        max_model_len: int,
+        max_step_tokens: int,
+        on_layer: Callable[[], None] | None = None,
     ) -> None:
-        """`stack` keeps its weights where they are; `max_model_len` bounds positions. `on_layer` is called before each
-        layer that runs without a program.
+        """`stack` keeps its weights where they are; `max_model_len` bounds positions, `max_step_tokens` the tokens of a
+        call. `on_layer` is called before each layer of prompts, and before each one that runs without a program.
         """
-        self._stack, self._pool = stack, pool
+        self._stack, self._pool, self._on_layer = stack, pool, on_layer
         self._layer_by_layer = layer_by_layer(stack, pool, on_layer)
-        self._inputs = _Inputs(MOST_TOKENS, -(-max_model_len // pool.block_size), stack.hidden_size, stack.dtype)
+        blocks = -(-max_model_len // pool.block_size)
+        self._inputs = Inputs(max_step_tokens, blocks, stack.hidden_size, stack.dtype)
         self._arenas = Arena(), Arena()
-        self._recorded: dict[int, _Recorded] = {}
-        self._recordable = True
+        # The one with the most tokens first: then the memory of the other lies within its own.
+        self._mixed = self._record(*self._inputs.mixed())
+        self._short = self._record(*self._inputs.short())
 
     def __call__(self, lo: int, hi: int, hidden: Tensor, batch: Batch) -> Tensor:
         """See `RunLayers`."""
-        tokens = len(hidden)
-        if not self._recordable or tokens > MOST_TOKENS or any(row.length > PAGED_TOKENS for row in batch.rows):
+        short = count_short(batch)
+        has_prompts = short < len(batch.rows)
+        recorded = self._mixed if has_prompts else self._short
+        if recorded is None or not self._inputs.have_room(batch, short):
             return self._layer_by_layer(lo, hi, hidden, batch)
-        self._inputs.fill(batch)
-        if tokens not in self._recorded and not (self._makes_room() and self._record(tokens)):
-            return self._layer_by_layer(lo, hi, hidden, batch)
-        recorded = self._recorded[tokens]
-        recorded.hidden[lo].copy_(hidden)
-        recorded.program.run(recorded.starts[lo], recorded.starts[hi])
-        return recorded.hidden[hi]
+        tokens, program = len(hidden), recorded.program
+        recorded.hidden[lo][:tokens] = hidden
+        program.set("queries", self._inputs.fill(batch, short))
+        program.set("tokens", tokens)
+        if has_prompts:
+            self._run_prompts(recorded, lo, hi, batch.rows[short:])
+        else:
+            program.run(recorded.starts[lo], recorded.starts[hi])
+        return recorded.hidden[hi][:tokens]
 
-    def _makes_room(self) -> bool:
-        """Record the most tokens first: then the memory of all other counts lies within theirs. Returns whether that
-        could be done.
-        """
-        return bool(self._recorded) or self._record(MOST_TOKENS)
+    def _run_prompts(self, recorded: _Recorded, lo: int, hi: int, rows: Sequence[RowShape]) -> None:
+        """Run the layers of the program for prompts one by one: it takes long, and somebody asks how far it is."""
+        stack = self._stack
+        placed = PlacedPrompts(
+            rows,
+            range(MOST_SHORT, MOST_SHORT + len(rows)),
+            heads=recorded.heads,
+            kv_heads=stack.kv_heads,
+            head_dim=stack.head_dim,
+        )
+        for field, number in placed.arguments().items():
+            recorded.program.set(field, number)
+        for start, end in pairwise(recorded.starts[lo : hi + 1]):
+            if self._on_layer is not None:
+                self._on_layer()
+            recorded.program.run(start, end)
 
-    def _record(self, tokens: int) -> bool:
-        """Returns whether that could be done."""
-        recording, (hidden, batch) = Recording(), self._inputs.first(tokens)
+    def _record(self, hidden: Tensor, batch: Batch) -> _Recorded | None:
+        """None if the model, or its attention, needs other kernels."""
+        recording = Recording()
         starts, stream = [0], [hidden]
         try:
             for layer in range(self._stack.num_layers):
@@ -109,7 +104,7 @@ class RecordedLayers:
                 starts.append(len(recording.launches))
         except NotRecordable as reason:
             logger.info("layers run without programs: %s", reason)
-            self._recordable = False
-            return False
-        self._recorded[tokens] = _Recorded(Program(recording.launches), starts, stream, recording.state)
-        return True
+            return None
+        launched = (each.arguments for each in recording.launches)
+        heads = next((each.heads for each in launched if isinstance(each, PromptArguments)), 0)
+        return _Recorded(Program(recording.launches), starts, stream, recording.state, heads)

@@ -82,7 +82,7 @@ class Recording(TorchDispatchMode):
 
     def launched(self, function: int, arguments: ctypes.Structure) -> None:
         """See `Recorder`."""
-        self.launches.append(Launch(function, bytes(arguments)))
+        self.launches.append(Launch(function, arguments))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -28,21 +28,22 @@ def make_runner(
     stack, limit = loaded.stack, kv.max_model_len
     largest = DecodeLimits(settings.max_running, -(-limit // settings.block_size), stack.vocab_size)
     graphs, runs = _record(stack, kv.pool, largest, recorder)
-    run_layers = _choose_layers(loaded, kv.pool, limit, on_layer, can_record=recorder is None)
+    run_layers = _choose_layers(loaded, settings, kv, on_layer, can_record=recorder is None)
     whole = stack if loaded.ranks is None else LeadingStack(loaded.ranks, stack)
     return Runner(whole, kv.pool, loaded.streams, run_layers, graphs, runs)
 
 
 def _choose_layers(
-    loaded: LoadedModel, pool: KVPool, max_model_len: int, on_layer: Callable[[], None], *, can_record: bool
+    loaded: LoadedModel, settings: EngineSettings, kv: KV, on_layer: Callable[[], None], *, can_record: bool
 ) -> RunLayers:
     """How layers run: recorded where that saves time and their weights stay where they are, and here."""
+    pool = kv.pool
     if loaded.ranks is not None:
         return LeadingLayers(loaded.ranks, layer_by_layer(loaded.stack, pool, on_layer))
     if can_record and loaded.streams.on_host and loaded.streamed is None:
         from app.gpu.programs.layers import RecordedLayers  # imports Numba, which only a CPU needs
 
-        return RecordedLayers(loaded.stack, pool, max_model_len, on_layer)
+        return RecordedLayers(loaded.stack, pool, kv.max_model_len, settings.max_step_tokens, on_layer)
     return layer_by_layer(loaded.stack, pool, on_layer)
 
 

@@ -26,7 +26,7 @@ from app.gpu.programs.run import layer_by_layer
 from app.model_store.resolve import resolve
 from tests.gpu.models.oracle import CASES
 
-BLOCK_SIZE, BLOCKS, POSITIONS = 16, 80, 600
+BLOCK_SIZE, BLOCKS, POSITIONS, STEP_TOKENS = 16, 80, 600, 200
 CPU = torch.device("cpu")
 Span = tuple[int, int]
 
@@ -67,7 +67,8 @@ def pools(stack: LayerStack, dtype: torch.dtype | None = None) -> tuple[KVPool, 
     return one, other
 
 
-spans = st.lists(st.tuples(st.integers(0, 300), st.integers(1, PAGED_TOKENS + 2)), min_size=1, max_size=3).map(
+lengths = st.one_of(st.integers(1, PAGED_TOKENS + 2), st.integers(1, 90))
+spans = st.lists(st.tuples(st.integers(0, 300), lengths), min_size=1, max_size=3).map(
     lambda rows: sorted(rows, key=lambda row: row[1] != 1)
 )
 
@@ -82,7 +83,7 @@ def test_any_steps_give_the_same_bits(
     stack: LayerStack, steps: list[tuple[list[Span], int, int]], kv_dtype: torch.dtype
 ) -> None:
     one, other = pools(stack, kv_dtype)
-    recorded, plain = RecordedLayers(stack, one, POSITIONS), layer_by_layer(stack, other)
+    recorded, plain = RecordedLayers(stack, one, POSITIONS, STEP_TOKENS), layer_by_layer(stack, other)
     for rows, lo, seed in steps:
         hidden, batch = make_step(stack, rows, seed)
         found = recorded(lo, stack.num_layers, hidden, batch)
@@ -91,31 +92,30 @@ def test_any_steps_give_the_same_bits(
 
 
 @torch.inference_mode()
-def test_all_counts_of_tokens_share_the_memory_of_the_largest(stack: LayerStack) -> None:
-    recorded, memory = RecordedLayers(stack, pools(stack)[0], POSITIONS), set[int]()
-    for tokens in range(1, 9):
-        recorded(0, stack.num_layers, *make_step(stack, [(20, 1)] * tokens, seed=1))
+def test_no_count_of_tokens_needs_memory_of_its_own(stack: LayerStack) -> None:
+    recorded, memory = RecordedLayers(stack, pools(stack)[0], POSITIONS, STEP_TOKENS), set[int]()
+    for length in (1, 5, 60, STEP_TOKENS):
+        recorded(0, stack.num_layers, *make_step(stack, [(20, 1), (0, length)], seed=1))
         memory.add(sum(page.numel() for arena in recorded._arenas for page in arena._pages))
     assert len(memory) == 1
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
-def test_decode_steps_run_as_a_program(
-    stack: LayerStack, kv_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[tuple[int, int]] = []
-    run = Program.run
+def test_steps_run_as_programs(stack: LayerStack, kv_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, run, layers = list[tuple[int, int]](), Program.run, stack.num_layers
 
     def counting(program: Program, first: int, end: int) -> None:
         runs.append((first, end))
         run(program, first, end)
 
     monkeypatch.setattr(Program, "run", counting)
-    recorded = RecordedLayers(stack, pools(stack, kv_dtype)[0], POSITIONS)
-    for length in (1, 5, PAGED_TOKENS + 1):
-        recorded(0, stack.num_layers, *make_step(stack, [(20, 1), (40, length)], seed=1))
-    assert len(runs) == 2  # the third row is a prompt
+    recorded = RecordedLayers(stack, pools(stack, kv_dtype)[0], POSITIONS, STEP_TOKENS)
+    # A prompt runs layer by layer, as one asks how far it is. A step that has no room in the programs does without.
+    for length, expected in ((1, 1), (5, 1), (PAGED_TOKENS + 1, layers), (STEP_TOKENS, layers), (STEP_TOKENS + 1, 0)):
+        runs.clear()
+        recorded(0, layers, *make_step(stack, [(20, 1), (40, length)], seed=1))
+        assert len(runs) == expected
 
 
 def test_an_operator_that_computes_is_never_recorded() -> None:
@@ -135,6 +135,6 @@ def test_a_model_that_needs_other_kernels_runs_without(name: str, dtype: torch.d
     stack = load(name, dtype)
     one, other = pools(stack)
     hidden, batch = make_step(stack, [(20, 1), (40, 3)], seed=1)
-    found = RecordedLayers(stack, one, POSITIONS)(0, stack.num_layers, hidden, batch)
+    found = RecordedLayers(stack, one, POSITIONS, STEP_TOKENS)(0, stack.num_layers, hidden, batch)
     assert torch.equal(found, layer_by_layer(stack, other)(0, stack.num_layers, hidden, batch))
     assert torch.equal(one.data, other.data)

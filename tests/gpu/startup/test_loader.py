@@ -32,5 +32,5 @@ def test_what_is_compiled_beforehand_is_what_turns_will_run(tiny_llama: TinyMode
     """A token and a prompt, over blocks of the size that was set: kernels may be compiled for it."""
     stack = Watched(tiny_llama.stack)
     replace(tiny_llama, stack=stack).engine()
-    assert stack.block_sizes == [BLOCK]
+    assert set(stack.block_sizes) == {BLOCK}
     assert [min(stack.rows), max(stack.rows) > 1] == [1, True]

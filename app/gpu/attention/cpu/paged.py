@@ -9,7 +9,7 @@ from torch import Tensor
 from app.gpu.attention.base import AttentionSpec
 from app.gpu.attention.batch import Batch, RowShape
 from app.gpu.attention.cpu.kernels import PADDING, SPLIT, Arguments, attend_kernel
-from app.gpu.attention.cpu.prompts import attend_prompts
+from app.gpu.attention.cpu.prompts import PlacedPrompts, attend_prompts
 from app.gpu.attention.cpu.store import store
 from app.gpu.attention.pool_rows import FLOAT8, from_rows
 from app.gpu.cpu.openmp import run_on_torch_threads
@@ -43,34 +43,36 @@ class PagedCpuAttention:
         if query.dtype is not torch.float32 and kv.dtype is not FLOAT8:
             key, value = key.to(kv.dtype), value.to(kv.dtype)
         store(_dense_heads(key), _dense_heads(value), kv, batch.slot_blocks, batch.slot_offsets)
-        short = self._count_short(batch)
-        if short == len(batch.rows):
-            return _attend_paged(query, kv, token_tables(batch, short), batch.positions, spec)
+        short = count_short(batch, self._paged_tokens)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        first = batch.rows[short].start
+        first = batch.rows[short].start if short < len(batch.rows) else len(query)
         if first:
             tables = token_tables(batch, short)
-            output[:first] = _attend_paged(query[:first], kv, tables, batch.positions[:first], spec)
-        prompts = []
+            _attend_paged(query[:first], kv, tables, batch.positions[:first], spec, output[:first])
+        prompts = list[int]()
         for index, row in enumerate(batch.rows[short:], short):
             tokens = slice(row.start, row.start + row.length)
             half = query.dtype is not torch.float32
             if row.length <= self._paged_tokens or (half and spec.softcap is not None):
                 tables = batch.block_tables[index].expand(row.length, -1)
-                output[tokens] = _attend_paged(query[tokens], kv, tables, batch.positions[tokens], spec)
+                _attend_paged(query[tokens], kv, tables, batch.positions[tokens], spec, output[tokens])
             elif not half:
                 prompts.append(index)
             else:
                 keys, values = _context(row, key[tokens], value[tokens], kv, batch.block_tables[index])
                 output[tokens] = _attend_tiles(query[tokens], keys, values, row, spec)
         if prompts:
-            rows, tables = [batch.rows[index] for index in prompts], batch.block_tables[prompts]
-            attend_prompts(_dense_heads(query), kv, rows, tables, spec, output, in_bfloat16=self._in_bfloat16)
+            rows = [batch.rows[index] for index in prompts]
+            placed = PlacedPrompts(rows, prompts, heads=query.shape[1], kv_heads=kv.shape[2], head_dim=query.shape[2])
+            attend_prompts(
+                _dense_heads(query), kv, placed, batch.block_tables, spec, output, in_bfloat16=self._in_bfloat16
+            )
         return output
 
-    def _count_short(self, batch: Batch) -> int:
-        """How many of the first rows attend one query at a time. None after them has one token, few have few."""
-        return sum(1 for _ in takewhile(lambda row: row.length <= self._paged_tokens, batch.rows))
+
+def count_short(batch: Batch, most: int = PAGED_TOKENS) -> int:
+    """How many of the first rows have at most so many tokens. None after them has one token, few have few."""
+    return sum(1 for _ in takewhile(lambda row: row.length <= most, batch.rows))
 
 
 def token_tables(batch: Batch, rows: int) -> Tensor:
@@ -91,12 +93,16 @@ def bfloat16_attention() -> PagedCpuAttention:
     return PagedCpuAttention(in_bfloat16=True)
 
 
-def _attend_paged(query: Tensor, kv: Tensor, tables: Tensor, positions: Tensor, spec: AttentionSpec) -> Tensor:
-    """Attend with `query` `[queries, heads, head_dim]` at `positions`, over blocks of `tables` `[queries, blocks]`."""
+def _attend_paged(
+    query: Tensor, kv: Tensor, tables: Tensor, positions: Tensor, spec: AttentionSpec, output: Tensor
+) -> None:
+    """Attend with `query` `[queries, heads, head_dim]` at `positions`, over blocks of `tables` `[queries, blocks]`, to
+    `output`, dense, of the query's shape and dtype.
+    """
     queries, heads, head_dim = query.shape
     _, _, kv_heads, block_size, _ = kv.shape
     wide = _dense_heads(query.float())
-    output = torch.empty(wide.shape)
+    attended = output if output.dtype is torch.float32 else torch.empty(wide.shape)
     window = spec.window or NO_WINDOW
     splits = -(-min(tables.shape[1] * block_size, window) // SPLIT)
     workspace = torch.empty(queries * splits * heads * (head_dim + PADDING))
@@ -119,12 +125,13 @@ def _attend_paged(query: Tensor, kv: Tensor, tables: Tensor, positions: Tensor, 
         positions=positions.data_ptr(),
         workspace=workspace.data_ptr(),
         finished=finished.data_ptr(),
-        output=output.data_ptr(),
+        output=attended.data_ptr(),
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
     )
     run_on_torch_threads(attend_kernel(kv.dtype, head_dim).address, arguments)
-    return output.to(query.dtype)
+    if attended is not output:
+        output.copy_(attended)
 
 
 def _dense_heads(x: Tensor) -> Tensor:

@@ -50,39 +50,72 @@ RUN_LANES = 192
 """Queries of a run times the query heads that share its key-value head, at most, unless one query has more."""
 
 
-class _Arguments(ctypes.Structure):
+class PromptArguments(ctypes.Structure):
     """What the kernel reads. Tensors are given by address; strides and offsets count elements.
 
-    query: `[tokens, heads, head_dim]` float32. spans: `[rows, 4]` int64: a prompt's first token, tokens and context,
-    and where its states begin in `states`, float32, if it is one run of at most `queries`. pool: one layer's `[blocks,
-    2, kv_heads, block_size, columns]`, with all keys and values. tables: `[rows, blocks]` int32. output: as `query`,
-    dense. finished: `[rows, kv_heads]` int64 zeros. `window` is at least 1, `softcap` 0 is off, `next_item` is 0.
+    query: `[tokens, heads, head_dim]` float32. prompts, spans, states, folded: see `PlacedPrompts`. A prompt is one run
+    if it has at most `run` queries. pool: one layer's `[blocks, 2, kv_heads, block_size, columns]`, with all keys
+    and values. tables: `[rows, blocks]` int32. output: as `query`, dense. `window` is at least 1, `softcap` 0 is off,
+    `next_item` is 0.
     """
 
     _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("next_item", "rows", "spans", "queries", "window")),
+        *((name, ctypes.c_int64) for name in ("next_item", "prompts", "spans", "states", "folded", "run", "window")),
         *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "block_size", "columns")),
         *((name, ctypes.c_int64) for name in ("query", "query_stride", "output")),
         *((name, ctypes.c_int64) for name in ("pool", "block_stride", "value_offset", "head_stride")),
-        *((name, ctypes.c_int64) for name in ("tables", "table_stride", "states", "finished")),
+        *((name, ctypes.c_int64) for name in ("tables", "table_stride")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     ]
 
 
-_ARGUMENTS = np.dtype(_Arguments)
+_ARGUMENTS = np.dtype(PromptArguments)
+
+
+class PlacedPrompts:
+    """Rows that attend as prompts: where their tokens are, and memory for what several threads find out of one.
+
+    spans: `[prompts, 5]` int64: a prompt's first token, tokens and context, its row of the block tables, and where its
+    states begin in `states`, float32, if it is one run. folded: `[prompts, kv_heads]` int64 zeros, and zeros again when
+    the kernel is done.
+    """
+
+    def __init__(
+        self, rows: Sequence[RowShape], tables: Sequence[int], *, heads: int, kv_heads: int, head_dim: int
+    ) -> None:
+        """`tables[i]` is the row of the block tables that `rows[i]` has."""
+        group = heads // kv_heads
+        self.run = max(1, RUN_LANES // group)
+        self.spans, floats = np.empty((len(rows), 5), np.int64), 0
+        for index, (row, table) in enumerate(zip(rows, tables, strict=True)):
+            self.spans[index] = row.start, row.length, row.context, table, floats
+            if row.length <= self.run:
+                lanes = -(-row.length * group // LANES) * LANES
+                floats += -(-row.context // SPLIT) * kv_heads * (-(-head_dim // ROWS) * ROWS + 2) * lanes
+        self.states = np.empty(floats, np.float32)
+        self.folded = np.zeros((len(rows), kv_heads), np.int64)
+
+    def arguments(self) -> dict[str, int]:
+        """Fields of `PromptArguments`."""
+        return {
+            "prompts": len(self.spans),
+            "spans": self.spans.ctypes.data,
+            "states": self.states.ctypes.data,
+            "folded": self.folded.ctypes.data,
+        }
 
 
 def attend_prompts(
     query: Tensor,
     kv: Tensor,
-    rows: Sequence[RowShape],
+    prompts: PlacedPrompts,
     tables: Tensor,
     spec: AttentionSpec,
     output: Tensor,
     *,
     in_bfloat16: bool,
 ) -> None:
-    """Attend with the tokens of `rows`, whose blocks are in `tables` `[rows, blocks]` int32, over all keys that they
+    """Attend with the tokens of `prompts`, whose blocks are in `tables` `[rows, blocks]` int32, over all keys that they
     see. `query` `[tokens, heads, head_dim]` float32 has dense heads; `output` is dense, of the same shape.
 
     With `in_bfloat16` queries, keys, values and their weights are rounded to it before they are multiplied, unless the
@@ -91,14 +124,9 @@ def attend_prompts(
     _, heads, head_dim = query.shape
     _, _, kv_heads, block_size, columns = kv.shape
     block_stride, value_offset, head_stride, *_ = kv.stride()
-    group = heads // kv_heads
-    queries = max(1, RUN_LANES // group)
-    spans, states = _place_rows(rows, queries, group, head_dim, kv_heads)
-    finished = np.zeros((len(rows), kv_heads), np.int64)
-    arguments = _Arguments(
-        rows=len(rows),
-        spans=spans.ctypes.data,
-        queries=queries,
+    arguments = PromptArguments(
+        **prompts.arguments(),
+        run=prompts.run,
         window=spec.window or UNBOUNDED,
         heads=heads,
         kv_heads=kv_heads,
@@ -113,28 +141,15 @@ def attend_prompts(
         head_stride=head_stride,
         tables=tables.data_ptr(),
         table_stride=tables.stride(0),
-        states=states.ctypes.data,
-        finished=finished.ctypes.data,
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
     )
     run_on_torch_threads(_compiled(kv.dtype, head_dim, in_bfloat16 and head_dim % 2 == 0).address, arguments)
 
 
-def _place_rows(rows: Sequence[RowShape], queries: int, group: int, head_dim: int, kv_heads: int) -> tuple[Any, Any]:
-    """`spans` and `states` of `_Arguments`."""
-    spans, floats = np.empty((len(rows), 4), np.int64), 0
-    for index, row in enumerate(rows):
-        spans[index] = row.start, row.length, row.context, floats
-        if row.length <= queries:
-            lanes = -(-row.length * group // LANES) * LANES
-            floats += -(-row.context // SPLIT) * kv_heads * (-(-head_dim // ROWS) * ROWS + 2) * lanes
-    return spans, np.empty(floats, np.float32)
-
-
 @functools.cache
 def _compiled(dtype: torch.dtype, head_dim: int, in_bfloat16: bool) -> Any:
-    """The kernel for a pool of `dtype`, as a C function of the address of an `_Arguments`."""
+    """The kernel for a pool of `dtype`, as a C function of the address of `PromptArguments`."""
     element, kind = POOL_ELEMENTS[dtype], HALVES if in_bfloat16 else np.float32
 
     def attend(arguments: int) -> None:
@@ -149,25 +164,26 @@ def _attend(arguments: int, element: Any, kind: Any, head_dim: int) -> None:
     for.
     """
     a = carray(pointer(arguments), 1, _ARGUMENTS)[0]
-    spans = carray(pointer(a.spans), (a.rows, 4), np.int64)
-    lines, lanes = -(-head_dim // ROWS) * ROWS + 2, _lanes(a, a.queries)
+    spans = carray(pointer(a.spans), (a.prompts, 5), np.int64)
+    folded = carray(pointer(a.folded), (a.prompts, a.kv_heads), np.int64)
+    lines, lanes = -(-head_dim // ROWS) * ROWS + 2, _lanes(a, a.run)
     query = np.zeros((-(-lanes // PANEL), head_dim, PANEL), np.float32)
     keys, values = np.zeros(KEYS * head_dim, np.float32), np.zeros(KEYS * head_dim + ROWS, np.float32)
     scores, factors = np.zeros((KEYS, PANEL), np.float32), np.empty((2, LANES), np.float32)
     own, results = np.empty(lines * lanes, np.float32), np.empty(lines * lanes, np.float32)
     while True:
         item, row = fetch_add(arguments), 0
-        while row < a.rows and item >= _items(a, spans[row]):
+        while row < a.prompts and item >= _items(a, spans[row]):
             item -= _items(a, spans[row])
             row += 1
-        if row == a.rows:
+        if row == a.prompts:
             break
         head, part, token, count = item % a.kv_heads, item // a.kv_heads, spans[row, 0], spans[row, 1]
         first = spans[row, 2] - count
-        one_run = count <= a.queries
+        one_run = count <= a.run
         if not one_run:
-            start = (-(-count // a.queries) - 1 - part) * a.queries
-            token, first, count = token + start, first + start, min(a.queries, count - start)
+            start = (-(-count // a.run) - 1 - part) * a.run
+            token, first, count = token + start, first + start, min(a.run, count - start)
         take_queries(a, token, count, head, query, head_dim)
         if takes_bfloat16(kind):
             round_queries(query, head_dim)
@@ -176,29 +192,30 @@ def _attend(arguments: int, element: Any, kind: Any, head_dim: int) -> None:
         lo, splits = _splits(a, first, count)
         states = own.ctypes.data
         if one_run:
-            states = a.states + (spans[row, 3] + head * splits * merged.size) * 4
-        table = carray(pointer(a.tables + row * a.table_stride * 4), UNBOUNDED, np.int32)
-        folded = 0
+            states = a.states + (spans[row, 4] + head * splits * merged.size) * 4
+        table = carray(pointer(a.tables + spans[row, 3] * a.table_stride * 4), UNBOUNDED, np.int32)
+        done = 0
         for split in range(part, part + 1) if one_run else range(splits):
             state = _states(states, split if one_run else 0, lines, merged.shape[1])
             begin(state)
             _attend_split(
                 a, element, kind, table, head, lo + split, first, count, query, keys, values, scores, state, head_dim
             )
-            whole = not one_run or fetch_add(a.finished + (row * a.kv_heads + head) * 8) == splits - 1
+            whole = not one_run or fetch_add(a.folded + (row * a.kv_heads + head) * 8) == splits - 1
             for index in range(splits if one_run else 1) if whole else range(0):
                 fold(merged, _states(states, index, lines, merged.shape[1]), factors)
-                folded += 1
-        if folded == splits:
+                done += 1
+        if done == splits:
             give_output(a, token, count, head, merged, head_dim)
+            folded[row, head] = 0
 
 
 @inlined
 def _items(a: Any, span: Any) -> Any:
     """Of a prompt: its splits if it is one run, or else its runs, for each key-value head."""
     length = span[1]
-    if length > a.queries:
-        return a.kv_heads * -(-length // a.queries)
+    if length > a.run:
+        return a.kv_heads * -(-length // a.run)
     return a.kv_heads * _splits(a, span[2] - length, length)[1]
 
 

@@ -23,7 +23,7 @@ _MakeKernel = Callable[[Any], Callable[[int], None]]
 
 
 class _Arguments(ctypes.Structure):
-    """What the kernels read. `x` `[rows, inputs]` has rows `x_bytes` apart; `out` `[rows, panels * PANEL]` is dense.
+    """What kernels read: `x` `[tokens, inputs]` has rows `x_bytes` apart; `out` `[tokens, panels * PANEL]` is dense.
 
     `next_part` counts the parts of `part` panels of `panel_bytes` that threads have drawn. `weight` is an address, or
     an offset in `file`; then each thread reads its parts into memory of its own: `next_thread` counts those that have
@@ -31,9 +31,9 @@ class _Arguments(ctypes.Structure):
     """
 
     _fields_: ClassVar = [
-        *((name, ctypes.c_int64) for name in ("next_part", "next_thread", "short", "rows", "inputs", "panels", "part")),
-        *((name, ctypes.c_int64) for name in ("panel_bytes", "x", "x_bytes", "weight", "out", "file", "scratch")),
-        ("threads", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("next_part", "next_thread", "short", "tokens", "inputs", "panels")),
+        *((name, ctypes.c_int64) for name in ("part", "panel_bytes", "x", "x_bytes", "weight", "out", "file")),
+        *((name, ctypes.c_int64) for name in ("scratch", "threads")),
     ]
 
 
@@ -80,7 +80,7 @@ def _run(kernel: _MakeKernel, x: Tensor, shape: PanelShape, **more: int) -> tupl
     x = x if x.stride(1) == 1 else x.contiguous()
     y = x.new_empty(x.shape[0], shape.panels * PANEL, dtype=torch.float32)
     arguments = _Arguments(
-        rows=x.shape[0],
+        tokens=x.shape[0],
         inputs=shape.inputs,
         panels=shape.panels,
         part=shape.part,
@@ -165,4 +165,4 @@ def _from_file(address: int, element: Any) -> None:
 def _multiply(element: Any, a: Any, weight: Any, panel: Any) -> None:
     """All rows with the panel at address `weight`."""
     out, out_bytes = a.out + panel * PANEL * 4, a.panels * PANEL * 4
-    multiply_panel(element, a.rows, a.x, a.x_bytes, weight, a.inputs, a.panel_bytes, out, out_bytes)
+    multiply_panel(element, a.tokens, a.x, a.x_bytes, weight, a.inputs, a.panel_bytes, out, out_bytes)
