@@ -1,5 +1,6 @@
 """The processor by the instructions that decide how fast it multiplies: figures from different ones do not compare."""
 
+import os
 import re
 from pathlib import Path
 
@@ -22,14 +23,20 @@ FLAGS = (
 """Those that count, in the words of Linux: first x86's, then ARM's."""
 NO_FLAGS = "no vector flags known"
 CPUINFO = Path("/proc/cpuinfo")
+MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+"""Variables that keep PyTorch and oneDNN from using all instructions there are."""
 
 
 def processor_flags() -> tuple[str, ...]:
-    """Those of `FLAGS` that this machine's processor has; none where the kernel does not tell."""
+    """Those of `FLAGS` that this machine's processor has; none where the kernel does not tell. The last one is
+    `masked_avx2` or the like where one of `MASKS` is set.
+    """
+    masks = [os.environ[name] for name in MASKS if name in os.environ]
+    masked = tuple(f"masked_{mask.lower()}" for mask in masks[:1])
     try:
-        return flags_in(CPUINFO.read_text("utf-8"))
+        return flags_in(CPUINFO.read_text("utf-8")) + masked
     except OSError:
-        return ()
+        return masked
 
 
 def flags_in(cpuinfo: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.processes import processor
-from loadgen.processes.processor import flags_in, processor_flags
+from loadgen.processes.processor import MASKS, flags_in, processor_flags
 from loadgen.results.origin import machine
 
 X86 = "processor\t: 0\nmodel name\t: a bf16 sve processor\nflags\t\t: fpu avx f16c fma {}\nbogomips\t: 4890.00\n"
@@ -35,3 +35,13 @@ def test_a_machine_is_shown_by_its_flags(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "cpuinfo").unlink()
     assert processor_flags() == ()
     assert str(machine()).startswith("no vector flags known, ")
+
+
+def test_a_processor_of_which_a_part_is_masked_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text(X86.format("avx2 avx512f"))
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    for name in MASKS:
+        monkeypatch.delenv(name, raising=False)
+    assert processor_flags() == ("avx2", "avx512f")
+    monkeypatch.setenv(MASKS[-1], "AVX2")
+    assert processor_flags() == ("avx2", "avx512f", "masked_avx2")
