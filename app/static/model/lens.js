@@ -3,7 +3,7 @@
 import { percent } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { visible } from "../lib/tokens.js";
-import { Failure } from "../shell/states.js";
+import { Failure } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
 import { clearCaptures, toggleWatch, watchOf } from "./arming.js";

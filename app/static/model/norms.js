@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { call } from "../lib/api.js";
 import { short } from "../lib/format.js";
 import { html } from "../lib/html.js";
-import { Failure } from "../shell/states.js";
+import { Failure } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { LineChart } from "./line_chart.js";
 import { isVector, VectorOptions } from "./vectors.js";

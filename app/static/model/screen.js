@@ -3,7 +3,7 @@ import { useEffect } from "preact/hooks";
 import { counted, positions, shortId } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Foreign, isForeign, TimeLeft } from "../session/screen.js";
-import { Loading } from "../shell/states.js";
+import { Loading } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { historyOf, loadHistory } from "../state/history.js";
 import { linkTo } from "../state/route.js";

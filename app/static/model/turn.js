@@ -2,8 +2,7 @@
 import { useState } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { Composer } from "../session/composer.js";
-import { Button } from "../shell/controls.js";
-import { Failure } from "../shell/states.js";
+import { Button, Failure } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { attempt } from "../state/notices.js";
 import { cancel, resume, whyNoTurn } from "../state/turns.js";

@@ -2,8 +2,7 @@
 import { call, download } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { read } from "../lib/safetensors.js";
-import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
-import { Failure, useAction } from "../shell/states.js";
+import { Button, errorElse, errorOf, Failure, Field, useAction } from "../shell/controls.js";
 import { server } from "../state/connection.js";
 import { keepVector, NameField } from "./vectors.js";
 

@@ -3,8 +3,7 @@ import { useState } from "preact/hooks";
 import { call, upload } from "../lib/api.js";
 import { html } from "../lib/html.js";
 import { writeVector } from "../lib/safetensors.js";
-import { Button, errorElse, errorOf, Field } from "../shell/controls.js";
-import { Failure, Loading, useAction } from "../shell/states.js";
+import { Button, errorElse, errorOf, Failure, Field, Loading, useAction } from "../shell/controls.js";
 import { attempt, say } from "../state/notices.js";
 import { perKey } from "../state/per_key.js";
 

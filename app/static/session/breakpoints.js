@@ -3,8 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { html } from "../lib/html.js";
 import { disarm, refresh } from "../model/arming.js";
 import { deskOf } from "../model/desk.js";
-import { Button } from "../shell/controls.js";
-import { Failure, Loading, useAction } from "../shell/states.js";
+import { Button, Failure, Loading, useAction } from "../shell/controls.js";
 import { happeningsOf, isSeen, lastOf } from "../state/happenings.js";
 import { linkTo } from "../state/route.js";
 

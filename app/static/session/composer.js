@@ -1,7 +1,6 @@
 // Where a turn is written and sent, and where it is cancelled or resumed.
 import { html } from "../lib/html.js";
-import { Button, errorElse, isAbout, told, Wrong } from "../shell/controls.js";
-import { Failure, useAction } from "../shell/states.js";
+import { Button, errorElse, Failure, isAbout, told, useAction, Wrong } from "../shell/controls.js";
 import { cancel, generate, resume, turnOf, whyNoTurn } from "../state/turns.js";
 import { bodyOf, draftOf, FIELDS } from "./draft.js";
 import { Settings } from "./settings.js";

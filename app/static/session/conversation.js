@@ -5,7 +5,7 @@ import { call } from "../lib/api.js";
 import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { Confirm } from "../shell/dialog.js";
-import { Failure, Loading } from "../shell/states.js";
+import { Failure, Loading } from "../shell/controls.js";
 import { happeningsOf, isSeen, lastOf } from "../state/happenings.js";
 import { historyOf, isIn, loadHistory, marksOf } from "../state/history.js";
 import { TokenWindow } from "./token_window.js";

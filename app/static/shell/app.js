@@ -13,7 +13,7 @@ import { CloseDialog } from "./close.js";
 import { Header } from "./header.js";
 import { Help } from "./help.js";
 import { keepPage } from "./import.js";
-import { Empty } from "./states.js";
+import { Empty } from "./controls.js";
 
 export function App() {
   const place = useRef(null);

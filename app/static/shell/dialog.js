@@ -1,8 +1,7 @@
 // Dialogs, among them one that asks before something that cannot be undone.
 import { useEffect, useRef } from "preact/hooks";
 import { html } from "../lib/html.js";
-import { Button } from "./controls.js";
-import { Failure, useAction } from "./states.js";
+import { Button, Failure, useAction } from "./controls.js";
 
 /** Open for as long as it is drawn. `onClose` is called when there is nothing more to show, or another screen; the keys
  * go back to where they were then. */

@@ -1,9 +1,8 @@
 // Opens a new session, with labels if one likes.
 import { call } from "../../lib/api.js";
 import { html } from "../../lib/html.js";
-import { Button } from "../../shell/controls.js";
+import { Button, Failure, useAction } from "../../shell/controls.js";
 import { Dialog } from "../../shell/dialog.js";
-import { Failure, useAction } from "../../shell/states.js";
 import { perKey } from "../../state/per_key.js";
 import { go, linkTo } from "../../state/route.js";
 import { add } from "../../state/sessions.js";
