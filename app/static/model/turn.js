@@ -8,12 +8,13 @@ import { attempt } from "../state/notices.js";
 import { cancel, resume, whyNoTurn } from "../state/turns.js";
 
 export function Turn({ desk }) {
-  const { running, text, verb } = desk.turn.value;
+  const { running, text, verb, over } = desk.turn.value;
   const view = desk.session.value;
   const isUnderWay = view.state === "paused" || (running && verb === "resume");
   return html`
     <section class="panel turn stack" aria-labelledby="turn-title">
       <h2 id="turn-title">Turn</h2>
+      <${Failure} error=${over} />
       ${isUnderWay
         ? html`<${Steps} desk=${desk} />`
         : html`<${Composer} view=${view} title=${null} buttons=${Start} />`}

@@ -16,10 +16,9 @@ export function Composer({ view, title = "Generate", buttons: Buttons = Controls
   const draft = draftOf(view.id);
   const turn = turnOf(view.id);
   const change = (changed) => (draft.value = { ...draft.value, ...changed });
-  const send = async (event) => {
-    event?.preventDefault();
-    if (view.state !== "idle" || turn.value.running) return;
-    await sendDraft(view.id, draft, turn);
+  const send = (event) => {
+    event.preventDefault();
+    if (view.state === "idle" && !turn.value.running) sendDraft(view.id, draft, turn);
   };
   const onKeyDown = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send(event);
@@ -37,7 +36,7 @@ export function Composer({ view, title = "Generate", buttons: Buttons = Controls
   `;
 }
 
-async function sendDraft(id, draft, turn) {
+function sendDraft(id, draft, turn) {
   const sent = draft.value;
   let body;
   try {
@@ -47,9 +46,13 @@ async function sendDraft(id, draft, turn) {
     return;
   }
   const { kind, role, text } = sent;
-  const unsend = () => draft.value.text || (draft.value = { ...draft.value, kind, role, text });
-  const well = await generate(id, body, kind === "nothing" ? "" : text, unsend);
-  if (well && draft.value.text === text) draft.value = { ...draft.value, text: "" };
+  const isPrompt = kind !== "nothing";
+  const tell = (isThere) => {
+    if (draft.value.text !== (isThere ? text : "")) return false;
+    draft.value = { ...draft.value, ...(isThere ? { text: "" } : { kind, role, text }) };
+    return true;
+  };
+  generate(id, body, isPrompt ? text : "", isPrompt ? tell : null);
 }
 
 function Input({ draft, change, error }) {

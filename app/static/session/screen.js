@@ -2,6 +2,7 @@
 import { place, positions, shortId, until } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { CloseButton } from "../shell/close.js";
+import { Failure } from "../shell/controls.js";
 import { isAway, server } from "../state/connection.js";
 import { linkTo } from "../state/route.js";
 import { sessionOf, stateWord } from "../state/sessions.js";
@@ -13,14 +14,16 @@ import { Facts } from "./facts.js";
 import { Forks } from "./forks.js";
 import { historyOf } from "../state/history.js";
 import { Timeline } from "./timeline.js";
+import { turnOf } from "../state/turns.js";
 
 export function SessionScreen({ id }) {
   const view = sessionOf(id).value;
   const foreign = isForeign(view);
+  const { over } = turnOf(id).value;
   return html`
     <div class="session">
       <${Heading} view=${view} />
-      ${view.checkpoint && html`<${PauseBanner} view=${view} />`}
+      ${view.checkpoint ? html`<${PauseBanner} view=${view} />` : over && html`<div class="paused panel"><${Failure} error=${over} /></div>`}
       <div class="talk stack">
         ${foreign ? html`<${Foreign} view=${view} />` : html`<${Conversation} view=${view} /><${Composer} view=${view} />`}
       </div>

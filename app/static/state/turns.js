@@ -1,16 +1,17 @@
 // The turn that this page runs in each session. It goes on while another screen is open.
 import { computed, signal } from "@preact/signals";
 import { ApiError, call, stream } from "../lib/api.js";
+import { counted } from "../lib/format.js";
 import { historyOf, loadHistory } from "./history.js";
 import { perSession } from "./per_key.js";
 import { sessionOf, stand } from "./sessions.js";
 
-const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, usage: null, promptEnd: 0, unsend: null };
+const AT_REST = { running: false, verb: null, sent: "", text: "", pieces: [], error: null, over: null, usage: null, asked: null };
 
 /** The signal of it. `verb` is `generate` or `resume`, `sent` what the turn was asked, `text` what it has generated. While
- * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, and `usage` what a paused turn has
- * cost. `unsend` is called if its prompt is lost: once it has paused, the history of a turn has at
- * least `promptEnd` tokens. */
+ * it runs, `pieces` has `{ids, text}` of each event. `error` is why the last one failed, `over` says what became of a pause
+ * that ended unheard, and `usage` is what a paused turn has cost. `asked` is `{end, tell}`: with its prompt the history has
+ * at least `end` tokens, and `tell` is told whether that is so. It answers whether this has changed the prompt's field. */
 export const turnOf = perSession(AT_REST);
 
 /** Most turns of this tab at once. Each has a connection while it runs, and a browser has six for a server: two are for
@@ -21,60 +22,94 @@ const under = signal(0);
 /** Why this tab can begin or resume no turn now, or null. */
 export const whyNoTurn = computed(() => (under.value < MOST ? null : `This tab runs ${MOST} turns, the most it can: wait for the end of one`));
 
-/** Start a turn with a body of `generate`. `sent` is its text for people. True if it has ended or paused well. */
-export const generate = (id, body, sent, unsend) => run(id, "generate", body, { sent, unsend });
+/** Start a turn with a body of `generate`. `sent` is its text for people, `tell` that of `asked`. */
+export const generate = (id, body, sent, tell) => run(id, "generate", body, { sent, tell });
 
 /** Go on with a paused turn. `until` is that of `resume`: null goes on to the next breakpoint. `onPiece` is told of each
  * `{ids, text}`. */
 export const resume = (id, until = null, onPiece = null) => run(id, "resume", until === null ? {} : { until }, { onPiece });
 
-/** A snapshot has this view. If a turn is over since, nobody has told how: of a paused one the page must, unless it went on
- * with it. */
+/** A snapshot has this view. If a pause is over since, nobody has told how: the page must, unless it went on with it. */
 export function settle({ id, state, tokens }) {
-  const before = sessionOf(id).peek();
-  if (state !== "idle" || !before || before.state === "idle") return;
-  const turn = turnOf(id);
-  const { verb, usage, promptEnd, unsend } = turn.peek();
-  if (before.checkpoint && (verb === null || usage)) turn.value = { ...turn.peek(), usage: null, error: LOST };
-  if ((before.checkpoint || verb === "resume") && tokens < promptEnd) unsend?.();
+  const [turn, before] = [turnOf(id), sessionOf(id).peek()];
+  const { running, verb, usage, asked } = turn.peek();
+  if (running || state !== "idle" || !before?.checkpoint) return;
+  const said = fate(asked, tokens);
+  const over = verb === null || usage ? { message: OVER + left(before.tokens, tokens) + said } : null;
+  turn.value = { ...turn.peek(), usage: null, asked: null, over };
+}
+
+const OVER = "The paused turn is over: it ended while this page did not hear the server. ";
+const left = (before, now) =>
+  `${before > now ? `Lost with it, as at a restart: ${counted(before - now, "token")}. ` : ""}Still here: ${counted(now, "token")}.`;
+
+/** Have it told whether a history of so many tokens has the prompt; what there is to say of that. */
+function fate(asked, tokens) {
+  const isThere = tokens >= asked?.end;
+  if (!asked?.tell?.(isThere)) return "";
+  return isThere ? " The session has the prompt." : " The prompt is in its field again.";
 }
 
 /** End the turn, whoever started it. What it has generated stays. */
 export const cancel = (id) => call("POST", `/v1/sessions/${id}/cancel`);
 
-async function run(id, verb, body, { sent = "", unsend, onPiece }) {
+async function run(id, verb, body, { sent = "", tell, onPiece }) {
   const turn = turnOf(id);
-  if (turn.peek().running) return false;
+  if (turn.peek().running) return;
   const error = whyNoTurn.peek() && new ApiError(0, { message: whyNoTurn.peek() });
   if (error) {
     turn.value = { ...turn.peek(), error };
-    return false;
+    return;
   }
   under.value += 1;
-  const kept = verb === "resume" ? turn.peek() : { ...AT_REST, unsend };
-  turn.value = { ...kept, running: true, verb, sent, error: null, usage: null };
+  const kept = verb === "resume" ? turn.peek() : { ...AT_REST, asked: { tell, end: sessionOf(id).peek()?.tokens + 1 } };
+  turn.value = { ...kept, running: true, verb, sent, error: null, over: null, usage: null };
   const drawn = drawing(turn);
   let rest;
   try {
     const end = await follow(`/v1/sessions/${id}/${verb}`, body, (piece) => (drawn.take(piece), onPiece?.(piece)));
     if (end.checkpoint) stand(id, end.checkpoint);
     const usage = end.status === "paused" ? end.usage : null;
-    rest = { text: end.text, usage, promptEnd: usage?.prompt_tokens, unsend: usage && turn.peek().unsend };
+    tell?.(true);
+    rest = { text: end.text, usage, asked: usage && { ...turn.peek().asked, end: usage.prompt_tokens } };
   } catch (error) {
     rest = { error: error instanceof ApiError ? error : AWAY };
   }
   under.value -= 1;
   drawn.stop();
+  if (rest.error) rest = await learn(id, turn, rest.error);
   // The history takes the place of the pieces where it is on the screen.
   if (sessionOf(id).peek() !== null && historyOf(id).peek().tokens !== null) await loadHistory(id);
   turn.value = { ...turn.peek(), running: false, pieces: [], ...rest };
-  return !rest.error;
 }
 
-const LOST = new ApiError(0, {
-  message: "The paused turn is over: it ended while this page did not hear the server. One that restarts loses such a turn.",
-});
 const AWAY = new ApiError(0, { message: "The server went away during the turn." });
+
+/** A turn has failed. What else there is to know of it, as soon as it runs no more. */
+async function learn(id, turn, error) {
+  turn.value = { ...turn.peek(), error };
+  const { verb, asked } = turn.peek();
+  const isRefused = error.status >= 400 && error.status < 500;
+  const view = isRefused ? null : await atRest(id);
+  if (view === null) return { asked: verb === "resume" ? asked : null };
+  const said = fate(asked, view.tokens);
+  return { asked: view.checkpoint && asked, error: said ? new ApiError(0, { message: error.message + said }) : error };
+}
+
+const LOOK_MS = 500;
+
+/** The session, as soon as the server is there and no turn is under way; null if it does not tell. */
+async function atRest(id) {
+  for (;;) {
+    try {
+      const view = await call("GET", `/v1/sessions/${id}`);
+      if (view.state === "idle" || view.state === "paused") return view;
+    } catch ({ status }) {
+      if (!(status === 0 || status >= 500)) return null;
+    }
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+  }
+}
 
 /** Read a streamed turn; the data of its last event. */
 async function follow(path, body, onPiece) {

@@ -101,14 +101,20 @@ def test_a_paused_turn_that_was_lost_with_the_server_is_explained(open_page: Ope
     with serve(state_dir=tmp_path / "state") as url, httpx.Client(base_url=url, timeout=60) as http:
         inside = Inside(http, open_page, refusals=True)
         inside.pause_at(1)
+        length = inside.view["tokens"]
         expect(inside.page.get_by_text("The pause ends by itself in")).to_be_visible()
     expect(inside.page.get_by_text("The pause ends by itself in")).to_have_count(0)
     with serve(state_dir=tmp_path / "state", port=int(url.rpartition(":")[2])):
         turn = inside.page.get_by_role("region", name="Turn", exact=True)
         expect(turn.get_by_role("alert")).to_contain_text("The paused turn is over", timeout=WAIT_MS)
         expect(inside.page.get_by_label("Text", exact=True)).to_have_value(PROMPT)
-        inside.start(tokens=1)
-        expect(turn.get_by_role("alert")).to_have_count(0)
+        inside.page.get_by_role("link", name=inside.id[-8:], exact=True).click()
+        told = inside.page.get_by_role("alert")
+        expect(told).to_contain_text(f"Lost with it, as at a restart: {length} tokens. Still here: 0 tokens.")
+        expect(told).to_contain_text("The prompt is in its field again.")
+        expect(told).to_be_in_viewport()
+        inside.page.get_by_role("button", name="Send").click()
+        expect(told).to_have_count(0)
         inside.page.goto("about:blank")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.filling import SEE, anew
 from tests.browser.session.on_session import LONG, OnSession
@@ -170,6 +170,37 @@ def test_a_resume_that_breaks_off_brings_the_prompt_back_only_if_it_is_lost(on: 
     page.route("**/v1/events", anew)
     page.evaluate(SEE, "visible")
     expect(page.get_by_label("Text")).to_have_value("Hello")
+
+
+def test_a_turn_that_breaks_off_empties_its_field_only_if_the_session_has_the_prompt(on: OnSession) -> None:
+    page = on.open(refusals=True)
+    view = re.compile(f"/v1/sessions/{on.id}$")
+
+    def break_off(route: Route) -> None:
+        page.route(view, lambda call: call.abort())
+        text = route.fetch().text()
+        route.fulfill(body=text.rpartition("event: ")[0], content_type="text/event-stream")
+
+    page.route("**/generate", break_off, times=1)
+    write(page, "Hello")
+    ignore_the_end(page)
+    send, alert = page.get_by_role("button", name="Send"), page.get_by_role("alert")
+    send.click()
+    expect(alert).to_have_text("The server went away during the turn.")
+    expect(send).to_be_disabled()  # it would be sent twice, maybe
+    page.unroute(view)
+    expect(alert).to_have_text("The server went away during the turn. The session has the prompt.")
+    expect(page.get_by_label("Text")).to_have_value("")
+    expect(page.locator(".token")).to_have_count(10)
+    page.route("**/generate", lambda route: route.abort(), times=1)
+    write(page, "Once more")
+    send.click()
+    expect(alert).to_have_text("The server is away.")
+    expect(send).to_be_enabled()
+    expect(page.get_by_label("Text")).to_have_value("Once more")
+    send.click()
+    expect(alert).to_have_count(0)
+    assert on.history()["text"].count("Once more") == 1
 
 
 def test_a_session_that_is_closed_during_a_turn_is_gone(on_roomy: OnSession) -> None:
