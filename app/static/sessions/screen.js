@@ -1,16 +1,17 @@
-// The screen of all sessions: the board, the charts and the tables.
+// The screen of all sessions: how many there are, how to get one, the filters, the board, the charts and the tables.
 import { useEffect } from "preact/hooks";
-import { bytes, number } from "../lib/format.js";
+import { bytes, counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { Button } from "../shell/controls.js";
 import { DropZone } from "../shell/import.js";
 import { memory } from "../state/memory.js";
+import { ids } from "../state/sessions.js";
 import { Board } from "./board/board.js";
 import { Charts } from "./charts/charts.js";
-import { keepListing } from "./listing.js";
-import { CreateDialog } from "./open/create.js";
-import { importAll, Imports } from "./open/import.js";
+import { chosen, clear, counts, FACETS, isFiltered, keepListing, listed, order, text, toggle } from "./listing.js";
+import { CreateDialog, creating } from "./open/create.js";
+import { importAll, ImportButton, Imports } from "./open/import.js";
 import { Table } from "./table/table.js";
-import { Toolbar } from "./toolbar.js";
 
 export function SessionsScreen() {
   useEffect(keepListing, []);
@@ -21,6 +22,53 @@ export function SessionsScreen() {
     <${Tenants} />
     <${DropZone} take=${importAll} /><${CreateDialog} />
   </div>`;
+}
+
+const Toolbar = () => html`
+  <div class="row heading">
+    <h1>Sessions</h1>
+    <p class="dim" role="status"><${Shown} /></p>
+    <div class="row ends">
+      <${ImportButton} />
+      <${Button} class="primary" onClick=${() => (creating.value = true)}>New session<//>
+    </div>
+  </div>
+  <div class="filters" role="group" aria-label="Filters">
+    <input
+      type="search" id="search" placeholder="Find an id or a tag" aria-label="Find an id or a tag" value=${text.value}
+      onInput=${(event) => (text.value = event.target.value)}
+    />
+    ${FACETS.map((facet) => html`<${Facet} key=${facet.key} facet=${facet} />`)}
+    <button class="quiet" disabled=${!isFiltered()} onClick=${clear}>Clear the filters</button>
+    <${BiggestFirst} />
+  </div>
+`;
+
+function Shown() {
+  const total = ids.value.length;
+  return isFiltered() ? `${number(listed.value.length)} of ${counted(total, "session")}` : counted(total, "session");
+}
+
+const Facet = ({ facet: { key, title, values } }) => html`<fieldset class="facet">
+  <legend>${title}</legend>
+  ${values.map(
+    (value) => html`<button key=${value} aria-pressed=${chosen.value[key].includes(value)} onClick=${() => toggle(key, value)}>
+      ${value} <span class="count">${number(counts.value[key]?.[value] ?? 0)}</span>
+    </button>`,
+  )}
+</fieldset>`;
+
+function BiggestFirst() {
+  const isOn = order.value.by === "bytes" && order.value.down;
+  return html`<button class="biggest" aria-pressed=${isOn} onClick=${sortBiggestFirst}>Biggest first</button>`;
+}
+
+/** The answer is in the first row, so it comes into view. */
+function sortBiggestFirst() {
+  order.value = { by: "bytes", down: true };
+  const table = document.querySelector(".table-frame");
+  table.scrollTop = 0;
+  table.scrollIntoView({ block: "nearest" });
 }
 
 function Tenants() {

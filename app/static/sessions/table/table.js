@@ -5,8 +5,7 @@ import { Button } from "../../shell/controls.js";
 import { ids } from "../../state/sessions.js";
 import { clear, listed, order, sortBy } from "../listing.js";
 import { creating } from "../open/create.js";
-import { COLUMNS } from "./columns.js";
-import { Row } from "./row.js";
+import { COLUMNS, Row } from "./row.js";
 
 /** Pixels of a row; the stylesheet says the same. */
 const ROW = 38;
